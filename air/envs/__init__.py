@@ -1,0 +1,1 @@
+"""Environments: where agents work and are scored. See base.py for the contract."""

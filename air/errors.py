@@ -1,0 +1,19 @@
+"""Errors a user can act on, and the one that means the machinery failed rather than the agent."""
+
+from __future__ import annotations
+
+
+class AirError(Exception):
+    """What was seen and why, then what to change. The command line prints it without a traceback."""
+
+    def __init__(self, problem: str, fix: str = "") -> None:
+        super().__init__(problem if not fix else f"{problem}\n  fix: {fix}")
+        self.problem = problem
+        self.fix = fix
+
+
+class InfraError(Exception):
+    """Infrastructure trouble (a dead worker, a lost sandbox, a lost server): never a reward.
+
+    The sampler retries the episode and, if that does not help, drops and counts it.
+    """

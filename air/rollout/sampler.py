@@ -1,0 +1,290 @@
+"""Many episodes at once: groups for training, runs for evaluation, one code path for both.
+
+Every episode that ends reaches `save` exactly once, before anything else is done with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from air.engine.base import Engine, Sampling
+from air.envs.base import Environment
+from air.rollout.agents import PolicyAgent
+from air.rollout.episode import FINISH_S, EpisodeDefect, run_episode
+from air.rollout.schedule import Names, Planned, TaskSchedule, episode_seed
+from air.rollout.transcript import Strategy, Tokenizer
+from air.rollout.wave import Wave
+from air.types import Agent, Group, Task, Trajectory
+
+Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
+AgentFactory = Callable[[Environment, Task, int], Agent]  # a fresh agent for a task and an episode's seed
+Place = tuple[int, int]  # the group's index in the step, the sample's number in the group
+
+EVALUATION = -1  # in place of the step in an evaluation's seeds: every evaluation meets the same draws
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    sampling: Sampling
+    rollouts_per_example: int
+    seed: int = 0
+    max_concurrent: int = 64
+    strategy: Strategy = "interleaved"
+    parser: str = "auto"
+    deadline_s: float = 3600.0
+    finish_s: float = FINISH_S
+    retries: int = 2  # after an infra_error
+    retry_wait_s: float = 1.0  # doubled each time
+    online_difficulty_filtering: bool = False
+    oversampling_factor: float = 1.0  # at most this many times the planned groups are sampled
+    reward_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by environment
+
+
+@dataclass(frozen=True)
+class Dropped:
+    group: Group
+    reason: Literal["infra_error", "no_signal"]
+
+
+@dataclass(frozen=True)
+class Collected:
+    groups: tuple[Group, ...]
+    dropped: tuple[Dropped, ...]
+    stats: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    trajectories: tuple[Trajectory, ...]  # scored ones, by task and then by sample
+    lost: tuple[Trajectory, ...]  # infra_error after all retries: they have no score
+    stats: Mapping[str, float]
+
+
+class Sampler:
+    """`schedule` is where replacements for groups without signal come from. A sampler without an engine can
+    still evaluate agents that it is given."""
+
+    def __init__(
+        self,
+        engine: Engine | None,
+        tokenizer: Tokenizer | None,
+        envs: Mapping[str, Environment],
+        settings: RolloutSettings,
+        save: Save,
+        schedule: TaskSchedule | None = None,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._envs = envs
+        self._settings = settings
+        self._save = save
+        self._schedule = schedule
+        self._names = Names()
+
+    async def collect(
+        self,
+        step: int,
+        plan: Sequence[Planned],
+        version: int,
+        finished: Mapping[Place, Trajectory] | None = None,
+    ) -> Collected:
+        """A group for each planned task. `finished` are the episodes of this step that a killed run has left.
+
+        With online_difficulty_filtering a group without signal is replaced by one of a spare task, until
+        each planned group has signal or oversampling_factor times as many have been sampled.
+        """
+        settings = self._settings
+        spares: list[Planned] = []
+        if settings.online_difficulty_filtering and self._schedule:
+            count = int(settings.oversampling_factor * len(plan)) - len(plan)
+            spares = self._schedule.spares(step, len(plan), max(count, 0))
+        round = _Round(self, settings, step, version, [*plan, *spares], finished or {}, seed_step=step)
+        round.spare = iter(range(len(plan), len(plan) + len(spares)))
+        await round.run(len(plan))
+        return round.collected()
+
+    async def evaluate(
+        self,
+        plan: Sequence[Planned],
+        agent: AgentFactory | None = None,
+        *,
+        rollouts: int = 1,
+        temperature: float | None = None,
+        seed: int = 0,
+        version: int = 0,
+        step: int = 0,
+        finished: Mapping[Place, Trajectory] | None = None,
+    ) -> Evaluated:
+        """`rollouts` episodes of each task by the policy, or by the agents that `agent` makes. `step` only
+        goes to `save`: the episodes' seeds are the same in every evaluation with the same `seed`."""
+        temperature = self._settings.sampling.temperature if temperature is None else temperature
+        sampling = replace(self._settings.sampling, temperature=temperature)
+        settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
+        round = _Round(self, settings, step, version, plan, finished or {}, seed_step=EVALUATION, agent=agent)
+        await round.run(len(plan))
+        ended = [round.ended[place] for place in sorted(round.ended)]
+        return Evaluated(
+            tuple(t for t in ended if t.ending != "infra_error"),
+            tuple(t for t in ended if t.ending == "infra_error"),
+            round.stats(),
+        )
+
+
+class _Round:
+    """The episodes of one collect() or evaluate().
+
+    Group number i is always task i of `plan` (spare tasks included), whatever the order in which groups end:
+    so a resumed run finds its finished episodes in the same places, with the same seeds.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        settings: RolloutSettings,
+        step: int,
+        version: int,
+        plan: Sequence[Planned],
+        finished: Mapping[Place, Trajectory],
+        *,
+        seed_step: int,
+        agent: AgentFactory | None = None,
+    ) -> None:
+        self._sampler = sampler
+        self._settings = settings
+        self._step = step
+        self._version = version
+        self._plan = plan
+        self._finished = finished
+        self._agent = agent
+        self._seeds = _seeds(plan, settings, seed_step)
+        self._wave = Wave(settings.max_concurrent, None if agent else sampler._engine)
+        self._clock = time.monotonic()
+        self.spare = iter(range(0))
+        self.ended: dict[Place, Trajectory] = {}
+        self.groups: dict[int, Group] = {}
+        self.dropped: dict[int, Dropped] = {}
+        self.counts: Counter[str] = Counter()
+
+    async def run(self, groups: int) -> None:
+        for index in range(groups):
+            self._start(index)
+        await self._wave.run()
+
+    def _start(self, index: int) -> None:
+        """Members of a group start next to each other, so that the engine computes their prompt once."""
+        for sample in range(self._settings.rollouts_per_example):
+            place = (index, sample)
+            old = self._finished.get(place)
+            if old is not None and self._reusable(old, place):
+                self.counts["reused"] += 1
+                self._end(place, old)
+            else:
+                self._wave.add(lambda place=place: self._episode(place))  # type: ignore[misc]
+
+    def _reusable(self, old: Trajectory, place: Place) -> bool:
+        same = (old.version, old.seed, old.task.id)
+        wanted = (self._version, self._seeds[place], self._plan[place[0]][1].id)
+        return same == wanted and old.ending != "infra_error"
+
+    async def _episode(self, place: Place) -> None:
+        """Attempts with the same seed, each saved, until one is not spoilt by the machinery."""
+        settings = self._settings
+        for attempt in range(settings.retries + 1):
+            trajectory = await self._attempt(place)
+            self._sampler._save(trajectory, self._step)
+            if trajectory.ending != "infra_error":
+                break
+            self.counts["infra_errors"] += 1
+            if attempt < settings.retries:
+                await asyncio.sleep(settings.retry_wait_s * 2**attempt)
+        self._end(place, trajectory)
+
+    async def _attempt(self, place: Place) -> Trajectory:
+        name, task = self._plan[place[0]]
+        env = self._sampler._envs[name]
+        settings = self._settings
+        try:
+            return await run_episode(
+                env,
+                task,
+                self._make_agent(env, task, place),
+                id=self._sampler._names.make(task.id, self._version, *place),
+                seed=self._seeds[place],
+                version=self._version,
+                deadline_s=settings.deadline_s,
+                finish_s=settings.finish_s,
+                reward_weights=settings.reward_weights.get(name),
+                parser=settings.parser,
+            )
+        except EpisodeDefect as defect:
+            self._sampler._save(defect.trajectory, self._step)
+            raise
+
+    def _make_agent(self, env: Environment, task: Task, place: Place) -> Agent:
+        seed, engine, tokenizer = self._seeds[place], self._sampler._engine, self._sampler._tokenizer
+        if self._agent is not None:
+            return self._agent(env, task, seed)
+        if engine is None or tokenizer is None:
+            raise ValueError("this sampler has no engine, so no policy: give evaluate() an agent")
+        order = f"{place[0]:06d}-{place[1]:04d}"
+        strategy = self._settings.strategy
+        return PolicyAgent(
+            engine, tokenizer, self._settings.sampling, seed=seed, order=order, strategy=strategy
+        )
+
+    def _end(self, place: Place, trajectory: Trajectory) -> None:
+        self.ended[place] = trajectory
+        index, rollouts = place[0], self._settings.rollouts_per_example
+        members = [self.ended[index, s] for s in range(rollouts) if (index, s) in self.ended]
+        if len(members) == rollouts:
+            self._group_ended(index, members)
+
+    def _group_ended(self, index: int, members: Sequence[Trajectory]) -> None:
+        scored = tuple(t for t in members if t.ending != "infra_error")
+        group = Group(self._plan[index][1], self._version, scored)
+        filtering = self._settings.online_difficulty_filtering
+        if len(scored) < min(2, len(members)):
+            self.dropped[index] = Dropped(group, "infra_error")
+        elif filtering and not group.has_signal:
+            self.dropped[index] = Dropped(group, "no_signal")
+        else:
+            self.groups[index] = group
+            return
+        replacement = next(self.spare, None)
+        if replacement is not None:
+            self._start(replacement)
+
+    def collected(self) -> Collected:
+        groups = tuple(self.groups[i] for i in sorted(self.groups))
+        return Collected(groups, tuple(self.dropped[i] for i in sorted(self.dropped)), self.stats())
+
+    def stats(self) -> dict[str, float]:
+        endings = Counter(trajectory.ending for trajectory in self.ended.values())
+        reasons = Counter(dropped.reason for dropped in self.dropped.values())
+        return {
+            "episodes": len(self.ended),
+            "reused": self.counts["reused"],
+            "infra_errors": self.counts["infra_errors"],  # attempts, the retried ones included
+            "groups": len(self.groups),
+            "dropped_infra_error": reasons["infra_error"],
+            "dropped_no_signal": reasons["no_signal"],
+            **{f"ended_{ending}": count for ending, count in sorted(endings.items())},
+            "seconds": time.monotonic() - self._clock,
+        }
+
+
+def _seeds(plan: Sequence[Planned], settings: RolloutSettings, step: int) -> dict[Place, int]:
+    """A task that is planned twice gets further samples, not the same ones again."""
+    seen: Counter[tuple[str, str]] = Counter()
+    seeds: dict[Place, int] = {}
+    for index, (env, task) in enumerate(plan):
+        for sample in range(settings.rollouts_per_example):
+            number = seen[env, task.id]
+            seeds[index, sample] = episode_seed(settings.seed, step, env, task.id, number)
+            seen[env, task.id] += 1
+    return seeds
