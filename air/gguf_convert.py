@@ -119,7 +119,7 @@ def _write(gguf: Path, scratch: Path, name: str) -> str:
     with quiet():
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
-                model = AutoModelForCausalLM.from_pretrained(
+                model: Any = AutoModelForCausalLM.from_pretrained(
                     gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True
                 )
         except Exception as error:

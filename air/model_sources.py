@@ -191,7 +191,7 @@ def _refuse_unreachable(name: str, hub: str) -> None:
     if hub == "no access":
         raise AirError(
             f"the hub does not show the model {name}: {seen}",
-            "check the spelling; if it is gated or private, accept its terms on the hub and run `hf auth login`",
+            "check the spelling; if it is gated or private, accept its terms there and run `hf auth login`",
         )
     if hub != "found":
         raise AirError(

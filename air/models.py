@@ -194,7 +194,7 @@ def _model(path: Path, name: str, dtype: torch.dtype, device: torch.device) -> A
     # Straight onto a GPU: no copy of the whole model in the machine's memory first.
     placement = {"device_map": {"": device}} if device.type == "cuda" else {}
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=dtype,
             attn_implementation="sdpa",
@@ -204,6 +204,7 @@ def _model(path: Path, name: str, dtype: torch.dtype, device: torch.device) -> A
         )
     except Exception as error:
         raise AirError(f"the weights of {name} in {path} cannot be loaded: {error}") from error
+    model, info = loaded
     for problem in ("missing_keys", "mismatched_keys"):
         if info.get(problem):  # transformers fills these with random numbers and a warning
             raise AirError(

@@ -297,10 +297,10 @@ def _indent(lines: list[str]) -> str:
 
 
 def _head(path: KeyPath, value: Any, origin: Origin | None) -> str:
-    text = toml_value(value) if value is not None else "none"
-    text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
     if origin and origin.flag:
         return origin.flag
+    text = toml_value(value) if value is not None else "none"
+    text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
     section, place = keys.dotted(*path[:-1]), f"{origin.place}: " if origin else ""
     if isinstance(value, dict):
         return f"{place}[{keys.dotted(*path)}]"

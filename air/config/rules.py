@@ -35,16 +35,14 @@ def conflicts(config: Config) -> list[Conflict]:
 def _groups(config: Config) -> Iterator[Conflict]:
     batch, group = config.orchestrator.batch_size, config.orchestrator.rollouts_per_example
     if group < 2:
+        changes = {"orchestrator.rollouts_per_example": 8 if batch % 8 == 0 else 2}
+        if batch % 2:
+            changes["orchestrator.batch_size"] = batch + 1
         yield Conflict(
             ("orchestrator.rollouts_per_example",),
             "rollouts_per_example = 1 makes every advantage zero: the baseline is the mean of the group, "
             "and a group of one is its own mean",
-            {
-                "orchestrator.rollouts_per_example": 8 if batch % 8 == 0 else 2,
-                "orchestrator.batch_size": batch,
-            }
-            if batch % 2 == 0
-            else {"orchestrator.rollouts_per_example": 2, "orchestrator.batch_size": batch + 1},
+            changes,
         )
     elif batch % group:
         yield Conflict(

@@ -203,18 +203,18 @@ class EnvConfig(Section):
     @classmethod
     def _writable(cls, value: dict[str, Any]) -> dict[str, Any]:
         """What cannot be written to the resolved TOML could not be loaded back from it."""
-        if (stray := _not_toml(value)) is not None:
+        if (stray := not_toml(value)) is not None:
             raise ValueError(f"expected values that TOML can hold, not {stray!r}")
         return value
 
 
-def _not_toml(value: Any) -> object | None:
+def not_toml(value: Any) -> object | None:
     """The first value inside `value` that TOML has no form for; "null" stands for None."""
     if isinstance(value, dict):
-        strays = [_not_toml(v) if isinstance(k, str) else k for k, v in value.items()]
+        strays = [not_toml(v) if isinstance(k, str) else k for k, v in value.items()]
         return next((stray for stray in strays if stray is not None), None)
     if isinstance(value, list):
-        return next((stray for stray in map(_not_toml, value) if stray is not None), None)
+        return next((stray for stray in map(not_toml, value) if stray is not None), None)
     known = (str, bool, int, float, datetime.datetime, datetime.date, datetime.time)
     return None if isinstance(value, known) else ("null" if value is None else value)
 

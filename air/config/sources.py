@@ -14,7 +14,7 @@ from typing import Any, Literal, get_origin
 
 from air.config.keys import field_at, is_free, without_none
 from air.config.lines import key_lines
-from air.config.schema import DEFAULT_ENV
+from air.config.schema import DEFAULT_ENV, not_toml
 from air.errors import AirError
 
 KeyPath = tuple[str | int, ...]
@@ -145,8 +145,8 @@ def _find(name: str) -> Path:
         raise AirError(
             f"{name} is a folder, not a TOML file.", f"name a file in it: @ {name.rstrip('/')}/….toml"
         )
-    near = {other.name: other for path in reversed(tried) for other in path.parent.glob("*.toml")}
-    close = difflib.get_close_matches(tried[0].name, near, 1, 0.6)
+    near = {other.stem: other for path in reversed(tried) for other in path.parent.glob("*.toml")}
+    close = difflib.get_close_matches(tried[0].stem, near, 1, 0.6)
     looked = " and ".join(dict.fromkeys(map(str, tried)))
     raise AirError(
         f"There is no file {name}: looked for {looked}.",
@@ -195,10 +195,8 @@ def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
         if text is not None:
             settings.mistakes.append(Mistake(f"{written}: a --no- flag takes no value.", f"write {flag}"))
             return
-        value: Any = not negated
-    else:
-        value = parse_flag(text, annotation)
     try:
+        value = not negated if text is None else parse_flag(text, annotation)
         _put(settings.tree, path, value)
     except LookupError as error:
         settings.mistakes.append(Mistake(f"{written}: {error.args[0]}", error.args[1]))
@@ -294,6 +292,9 @@ def _guess(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         pass
     try:
-        return json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         return text
+    if not_toml(parsed) is not None:
+        raise LookupError("there is no null in TOML, so it could not be saved with the run.", "leave it out")
+    return parsed

@@ -1,0 +1,152 @@
+"""Packing: many token sequences in one forward pass, every shared prefix computed once.
+
+The rows of a micro-batch are laid out as a tree of segments. A segment sees its ancestors and, causally,
+itself; so the prompt of a group, the turns of a branching trajectory, even a first command that several
+episodes happen to share, are computed and differentiated once. The loss does not notice: it reads, per
+row, the hidden state in front of each trained token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+# A shorter common stretch is cheaper to compute twice than to split segments for.
+WORTH_SHARING = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One token sequence to train on. `weight` is what a trained token's loss counts in the batch's sum."""
+
+    key: str  # which trajectory and branch
+    tokens: tuple[int, ...]
+    train: tuple[bool, ...]
+    logprobs: tuple[float, ...]  # the sampler's
+    advantage: float
+    weight: float
+
+
+@dataclass
+class Segment:
+    start: int  # in the flat order
+    tokens: Sequence[int]
+    place: int  # of its first token in the sequence
+    ancestors: tuple[int, ...]  # indices of segments, root first
+
+
+@dataclass
+class MicroBatch:
+    rows: list[Row]
+    segments: list[Segment] = field(default_factory=list)
+    paths: dict[int, tuple[int, ...]] = field(default_factory=dict)  # row -> its segments
+
+    @property
+    def computed_tokens(self) -> int:
+        return sum(len(s.tokens) for s in self.segments)
+
+    @property
+    def row_tokens(self) -> int:
+        return sum(len(r.tokens) for r in self.rows)
+
+
+class PackedPlan:
+    """Implements policy.Plan for a micro-batch, and says which hidden state predicts which trained token."""
+
+    def __init__(self, batch: MicroBatch, device: torch.device) -> None:
+        self._segments = batch.segments
+        self._lengths = [len(s.tokens) for s in batch.segments]
+        self.tokens = torch.tensor([t for s in batch.segments for t in s.tokens], device=device)
+        self.positions = torch.tensor([s.place + i for s in batch.segments for i in range(len(s.tokens))], device=device)
+        self._masks = [self._mask(s, device) for s in batch.segments]
+        sources: list[int] = []
+        targets: list[int] = []
+        self.rows: list[int] = []  # of each trained token, its row
+        for r, row in enumerate(batch.rows):
+            flat = [batch.segments[s].start + i for s in batch.paths[r] for i in range(len(batch.segments[s].tokens))]
+            for i, trained in enumerate(row.train):
+                if trained:
+                    sources.append(flat[i - 1])
+                    targets.append(row.tokens[i])
+                    self.rows.append(r)
+        self.sources = torch.tensor(sources, device=device, dtype=torch.long)
+        self.targets = torch.tensor(targets, device=device, dtype=torch.long)
+
+    def _mask(self, segment: Segment, device: torch.device) -> Tensor:
+        n = len(segment.tokens)
+        places = torch.arange(segment.place, segment.place + n, device=device)
+        return torch.arange(segment.place + n, device=device)[None] <= places[:, None]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        heads, dim = query.shape[1:]
+        kv_heads = key.shape[1]
+        per_kv = heads // kv_heads
+        # split, not slices: its backward is one concatenation instead of a full-sized zero tensor per piece
+        queries, keys, values = (x.split(self._lengths) for x in (query, key, value))
+        outs = []
+        for i, segment in enumerate(self._segments):
+            n = self._lengths[i]
+            path = (*segment.ancestors, i)
+            k = torch.cat([keys[s] for s in path]).transpose(0, 1)
+            v = torch.cat([values[s] for s in path]).transpose(0, 1)
+            q = queries[i].view(n, kv_heads, per_kv, dim).permute(1, 2, 0, 3).reshape(kv_heads, per_kv * n, dim)
+            mask = self._masks[i].repeat(per_kv, 1)
+            out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask[None, None], scale=scale)[0]
+            outs.append(out.view(kv_heads, per_kv, n, dim).permute(2, 0, 1, 3).reshape(n, heads, dim))
+        return torch.cat(outs)
+
+
+def micro_batches(rows: Sequence[Row], token_budget: int) -> Iterator[MicroBatch]:
+    """Rows in an order that brings shared prefixes together, cut when the computed tokens exceed the budget.
+
+    A single row longer than the budget still goes, alone: sequences are never cut.
+    """
+    ordered = sorted((r for r in rows if any(r.train)), key=lambda r: r.tokens)
+    chosen: list[Row] = []
+    cost = 0
+    for row in ordered:
+        shared = max((_common(row.tokens, c.tokens) for c in chosen[-1:]), default=0)
+        extra = len(row.tokens) - (shared if shared >= WORTH_SHARING else 0)
+        if chosen and cost + extra > token_budget:
+            yield _tree(chosen)
+            chosen, cost, extra = [], 0, len(row.tokens)
+        chosen.append(row)
+        cost += extra
+    if chosen:
+        yield _tree(chosen)
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)
+
+
+def _tree(rows: list[Row]) -> MicroBatch:
+    batch = MicroBatch(rows)
+    _grow(batch, list(range(len(rows))), 0, ())
+    return batch
+
+
+def _grow(batch: MicroBatch, members: list[int], place: int, path: tuple[int, ...]) -> None:
+    """Lay out what the member rows (sorted, equal up to `place`) have beyond it, below the segments of `path`."""
+    done = [m for m in members if len(batch.rows[m].tokens) == place]
+    for m in done:
+        batch.paths[m] = path
+    members = [m for m in members if len(batch.rows[m].tokens) > place]
+    while members:
+        first = batch.rows[members[0]].tokens
+        cluster, common = [members[0]], len(first)
+        for m in members[1:]:
+            shared = _common(first[place:], batch.rows[m].tokens[place:]) + place
+            if shared - place < WORTH_SHARING:
+                break
+            cluster.append(m)
+            common = min(common, shared)
+        members = members[len(cluster) :]
+        start = batch.segments[-1].start + len(batch.segments[-1].tokens) if batch.segments else 0
+        batch.segments.append(Segment(start, first[place:common], place, path))
+        _grow(batch, cluster, common, (*path, len(batch.segments) - 1))

@@ -1,0 +1,383 @@
+"""Loading, precedence, flags, line numbers, the resolved TOML and the help; family A is in faults/."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from air.config import ALIASES, Config, EnvConfig, describe_keys, format_keys, load_config, to_toml
+from air.errors import AirError
+
+H100_V5 = """\
+inference_gpu_ids = [0]
+trainer_gpu_ids = [0]
+max_steps = 1000
+
+[model]
+name = "Qwen/Qwen2.5-7B-Instruct"
+
+[trainer.model]
+seq_len = 2048
+
+[trainer.model.ac]
+freq = 1                  # CRITICAL: Full activation checkpointing saves ~20GB
+
+[trainer.model.lora]
+rank = 8
+alpha = 32
+
+[orchestrator]
+batch_size = 8            # Minimal for single GPU
+rollouts_per_example = 2  # Minimal for single GPU
+seq_len = 2048
+
+[orchestrator.sampling]
+max_tokens = 2000         # CRITICAL: Must fit within max_model_len - input_tokens
+
+[inference]
+gpu_memory_utilization = 0.50
+
+[inference.model]
+enable_auto_tool_choice = true
+tool_call_parser = "hermes"
+enforce_eager = true
+max_model_len = 4096
+"""
+ENV = """
+[[orchestrator.env]]
+id = "seconds-0/beautiful-soup-env"
+args = { split = "train", timeout_s = 30.0 }
+"""
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def refusal(*argv: str) -> str:
+    with pytest.raises(AirError) as caught:
+        load_config(argv)
+    return str(caught.value)
+
+
+def test_the_single_gpu_toml_of_the_seeds_loads_unchanged(tmp_path: Path):
+    config = load_config(["@", write(tmp_path, "v5.toml", H100_V5 + ENV)])
+    assert config.context == 2048 and config.gpu == 0
+    assert config.trainer.model.ac is not None and config.trainer.model.ac.freq == 1
+    assert config.orchestrator.env == [EnvConfig(id="soup", args={"split": "train", "timeout_s": 30.0})]
+    assert 'id = "soup"' in to_toml(config)
+
+
+def test_the_two_gpu_toml_of_the_seeds_is_refused_with_both_corrections(tmp_path: Path):
+    text = """\
+max_steps = 1000
+inference_gpu_ids = [0]
+trainer_gpu_ids = [1]
+
+[trainer.model.experimental.lora]
+rank = 8
+alpha = 32
+
+[orchestrator]
+batch_size = 128        # 7B model allows larger batches
+rollouts_per_example = 8
+seq_len = 8192
+"""
+    answer = refusal("@", write(tmp_path, "v8.toml", text), "--wandb.project", "beautiful-soup-env")
+    assert answer.startswith("2 mistakes")
+    assert "v8.toml:5: " in answer and "[trainer.model.lora]\n    rank = 8\n    alpha = 32" in answer
+    assert "v8.toml:2" in answer and "inference_gpu_ids = [1]\n    trainer_gpu_ids = [1]" in answer
+
+
+def test_nothing_given_is_the_default():
+    assert load_config([]) == Config()
+    assert Config().orchestrator.env[0].id == "tune"
+    assert Config().wandb is None and Config().warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("foreign", "ours"), [("air_mlgym", "mlgym"), ("vf-musique", "musique"), ("acme/own", "acme/own")]
+)
+def test_environment_ids_of_other_tools(foreign: str, ours: str):
+    assert load_config(["--orchestrator.env.0.id", foreign]).orchestrator.env[0].id == ours
+
+
+def test_files_left_to_right_then_flags(tmp_path: Path):
+    a = write(tmp_path, "a.toml", "max_steps = 1\nseed = 1\n[trainer.optim]\nlr = 1e-4\nmax_norm = 0.5\n")
+    b = write(tmp_path, "b.toml", "seed = 2\n[trainer.optim]\nlr = 2e-4\n")
+    config = load_config(["--trainer.optim.lr", "2e-5", "@", a, f"@{b}"])
+    assert (config.max_steps, config.seed) == (1, 2)
+    assert (config.trainer.optim.lr, config.trainer.optim.max_norm) == (2e-5, 0.5)
+    assert load_config(["@", b, "@", a]).seed == 1
+
+
+def test_a_later_list_of_environments_replaces_the_earlier(tmp_path: Path):
+    a = write(tmp_path, "a.toml", '[[orchestrator.env]]\nid = "x"\n[[orchestrator.env]]\nid = "y"\n')
+    b = write(tmp_path, "b.toml", '[[orchestrator.env]]\nid = "z"\n')
+    assert [env.id for env in load_config(["@", a, "@", b]).orchestrator.env] == ["z"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        (["--trainer.optim.lr", "2e-5"], "trainer.optim.lr", 2e-5),
+        (["--model.name=foo"], "model.name", "foo"),
+        (["--model.name", "123"], "model.name", "123"),
+        (["--max-steps=1e3"], "max_steps", 1000),
+        (["--deterministic"], "deterministic", True),
+        (["--deterministic", "false"], "deterministic", False),
+        (["--no-deterministic"], "deterministic", False),
+        (["--trainer.loss.no-scale-rewards"], "trainer.loss.scale_rewards", False),
+        (["--no-trainer.loss.scale-rewards"], "trainer.loss.scale_rewards", False),
+        (
+            ["--trainer.model.lora.target-modules", '["q_proj"]'],
+            "trainer.model.lora.target_modules",
+            ["q_proj"],
+        ),
+        (
+            ["--trainer.model.lora.target_modules", "['k', 'v']"],
+            "trainer.model.lora.target_modules",
+            ["k", "v"],
+        ),
+        (["--trainer.optim.betas", "[0.8, 0.9]"], "trainer.optim.betas", (0.8, 0.9)),
+        (["--warmstart.min_reward", "-0.5"], "warmstart.min_reward", -0.5),
+        (["--trainer.model.ac.freq", "2"], "trainer.model.ac.freq", 2),
+        (["--trainer_gpu_ids", "[0]"], "trainer_gpu_ids", [0]),
+        (["--inference.model.max_model_len", "none"], "inference.model.max_model_len", None),
+    ],
+)
+def test_flags(flags: list[str], key: str, value: object):
+    node: Any = load_config(flags)
+    for part in key.split("."):
+        node = getattr(node, part)
+    assert node == value and type(node) is type(value)
+
+
+def test_flags_into_environments(tmp_path: Path):
+    file = write(
+        tmp_path, "a.toml", '[[orchestrator.env]]\nid = "mlgym"\nargs = { max_turns = 9, mode = "m" }\n'
+    )
+    flags = [
+        "--orchestrator.env.0.args.max_turns",
+        "5",
+        "--orchestrator.env.0.rewards.score=2",
+        "--orchestrator.env.1.id=x",
+    ]
+    first, second = load_config(["@", file, *flags]).orchestrator.env
+    assert first.args == {"max_turns": 5, "mode": "m"} and first.rewards == {"score": 2.0}
+    assert second.id == "x"
+    args = "--orchestrator.env.0.args"
+    env = load_config(
+        [f"{args}.datasets", "p,c,train[:256]", f"{args}.verbose", f"{args}.lr=1e-5"]
+    ).orchestrator.env[0]
+    assert env == EnvConfig(id="tune", args={"datasets": "p,c,train[:256]", "verbose": True, "lr": 1e-5})
+    whole = load_config(["--orchestrator.env", '[{"id": "arith", "args": {"a": [1, 2]}}]']).orchestrator.env
+    assert whole == [EnvConfig(id="arith", args={"a": [1, 2]})]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["run.toml"], ["neither a file", "write @ run.toml"]),
+        (["@"], ["needs a file"]),
+        (["@", "no/such.toml"], ["no/such.toml", "looked for"]),
+        (["--max_steps"], ["--max_steps needs a value"]),
+        (["--max_steps", "many"], ["--max_steps many", "a valid integer", "--max_steps 20"]),
+        (["--deterministic", "yes"], ["--deterministic yes", "--deterministic true"]),
+        (["--trainer.modell.seq_len", "64"], ["--trainer.modell.seq_len 64", "--trainer.model.seq_len 64"]),
+        (["--max_steps", "1", "--max_steps.x", "1"], ["--max_steps.x 1", "not a section"]),
+        (["--orchestrator.env.4.id", "x"], ["1 elements"]),
+        (["--orchestrator.env.1.args.x", "1"], ["orchestrator.env.1.id is missing"]),
+        (
+            ["--orchestrator.env.0.args.x", "[null]"],
+            ["--orchestrator.env.0.args.x '[null]'", "no null in TOML"],
+        ),
+        (["--no-deterministic", "true"], ["takes no value"]),
+        (["--trainer.model.lora.target_modules", "q_proj"], ["valid list", "'[\"q_proj\"]'"]),
+        (["--trainer.optim.lr", "nan"], ["finite"]),
+        (["--trainer.optim.lr", "-1"], ["greater than 0"]),
+        (["--orchestrator.sampling.temperature", "0"], ["greater than 0"]),
+        (["--orchestrator.oversampling_factor", "0.5"], ["greater than or equal to 1"]),
+        (["--trainer.model.lora.dropout", "0.1"], ["must be 0 in RL", "--trainer.model.lora.dropout 0.0"]),
+        (["--trainer.loss.credit", "turn"], ["not in this version", "--trainer.loss.credit trajectory"]),
+        (
+            ["--inference.backend", "vllm"],
+            ["not in this version", 'backend = "embedded"', "trainer's own weights"],
+        ),
+        (["--deterministic", "--model.dtype", "bfloat16"], ["fp32", "--model.dtype float32"]),
+        (["--trainer_gpu_ids", "[-1]"], ["0 or more"]),
+        (["--trainer_gpu_ids", "[]"], ["at least 1 item"]),
+    ],
+)
+def test_refusals_of_flags(argv: list[str], words: list[str]):
+    answer = refusal(*argv)
+    for word in words:
+        assert word in answer
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "corrected"),
+    [
+        (
+            "inference_gpu_ids = [0]\ntrainer_gpu_ids = [1]",
+            "different GPUs",
+            "inference_gpu_ids = [1]\n    trainer_gpu_ids = [1]",
+        ),
+        (
+            "inference_gpu_ids = [0]\ntrainer_gpu_ids = [2, 3]",
+            "one GPU",
+            "inference_gpu_ids = [2]\n    trainer_gpu_ids = [2]",
+        ),
+        ("trainer_gpu_ids = [2, 3]", "one GPU", "trainer_gpu_ids = [2]"),
+        ("inference_gpu_ids = [2, 3]", "one in this version", "trainer_gpu_ids = [2]"),
+    ],
+)
+def test_gpus(tmp_path: Path, text: str, problem: str, corrected: str):
+    answer = refusal("@", write(tmp_path, "a.toml", text))
+    assert problem in answer and corrected in answer and "a.toml:1" in answer and "mistakes" not in answer
+
+
+def test_disjoint_gpus_are_not_the_complaint_with_vllm():
+    answer = refusal("--inference_gpu_ids=[0]", "--trainer_gpu_ids=[1]", "--inference.backend=vllm")
+    assert "different GPUs" not in answer and "not in this version" in answer
+
+
+def test_all_mistakes_in_one_go(tmp_path: Path):
+    text = 'max_steps = "200"\n[trainer.model]\nrank = 16\n[orchestrator]\nbatch_size = 30\n'
+    text += "[trainer.optim]\nlrr = 1\n"
+    answer = refusal("@", write(tmp_path, "a.toml", text), "--lora-r", "8", "--model.device", "tpu")
+    assert answer.splitlines()[0] == "6 mistakes in the configuration:"
+    for line in (1, 3, 5, 7):
+        assert f"a.toml:{line}: " in answer
+    assert "max_steps = 200" in answer and "--lora-r 8" in answer and "--model.device tpu" in answer
+    assert answer.count("fix:") == 6
+
+
+def test_wrong_types_in_files(tmp_path: Path):
+    text = 'seed = 1.0\nmax_steps = true\noutput_dir = 3\n[trainer.optim]\nlr = "1e-5"\n'
+    text += "[trainer.loss]\nscale_rewards = 1\n"
+    answer = refusal("@", write(tmp_path, "a.toml", text))
+    assert answer.startswith("5 mistakes")
+    for corrected in (
+        "seed = 1\n",
+        "max_steps = 20",
+        'output_dir = "3"',
+        "lr = 1e-5",
+        "scale_rewards = true",
+    ):
+        assert corrected in answer
+
+
+def test_the_line_is_that_of_the_file_that_won(tmp_path: Path):
+    a = write(tmp_path, "a.toml", "[orchestrator]\nbatch_size = 32\n")
+    b = write(tmp_path, "b.toml", "# more\n\n[orchestrator]\nbatch_size = 12\n")
+    assert "b.toml:4: batch_size = 12" in refusal("@", a, "@", b)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a = 1\nb = yes\n", 2),
+        ("a = 1\n[x\n", 2),
+        ("a = 1\na = 2\n", 2),
+        ('a = 1\n\nb = "x\n', 3),
+        ("a = [1,\n", 1),
+    ],
+)
+def test_bad_toml_names_the_line(tmp_path: Path, text: str, line: int):
+    assert f"a.toml:{line}: this is not valid TOML" in refusal("@", write(tmp_path, "a.toml", text))
+
+
+def test_files_that_are_not_text_or_not_there(tmp_path: Path):
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"\n')
+    assert "not UTF-8" in refusal("@", str(tmp_path / "latin.toml"))
+    assert "is a folder" in refusal("@", str(tmp_path))
+    assert f"did you mean @ {tmp_path / 'latin.toml'}" in refusal("@", str(tmp_path / "latn.toml"))
+
+
+def test_seq_len_at_top_level():
+    config = load_config(["--seq_len", "4096"])
+    assert (config.trainer.model.seq_len, config.orchestrator.seq_len) == (4096, 4096)
+    config = load_config(["--seq_len", "4096", "--orchestrator.seq_len", "1024"])
+    assert (config.trainer.model.seq_len, config.orchestrator.seq_len) == (4096, 1024)
+    assert load_config(["--orchestrator.seq_len", "8192"]).trainer.model.seq_len == 8192
+    assert (
+        load_config(["--orchestrator.seq_len", "8192", "--inference.model.max_model_len", "512"]).context
+        == 512
+    )
+    assert Config(seq_len=512, trainer=Config().trainer).trainer.model.seq_len == 512
+
+
+def test_configs_made_in_python_are_checked_too():
+    with pytest.raises(ValidationError, match="cannot be split into groups"):
+        Config.model_validate({"orchestrator": {"batch_size": 30}})
+    with pytest.raises(ValidationError):
+        Config().max_steps = 3  # type: ignore[misc]
+
+
+def test_truncated_sampling_and_unused_gpus_warn():
+    sampling = "--orchestrator.sampling"
+    (warning,) = load_config(
+        [f"{sampling}.top_p=0.9", f"{sampling}.top_k=5", f"{sampling}.min_p=0.1"]
+    ).warnings()
+    assert "top_p = 0.9, top_k = 5, min_p = 0.1" in warning and "untruncated" in warning
+    assert "not used" in load_config(["--trainer_gpu_ids=[0]", "--model.device=cpu"]).warnings()[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        ("--lora-r 16", "--trainer.model.lora.rank 16"),
+        ("--lora-alpha 32", "--trainer.model.lora.alpha 32.0"),
+        ("--loss-type dr_grpo", "--trainer.loss.type dr_grpo"),
+        ("--kl-beta 0", "--trainer.loss.kl_beta 0.0"),
+        ("--num-generations 8", "--orchestrator.rollouts_per_example 8"),
+        ("--scale-rewards", "--trainer.loss.scale_rewards true"),
+        ("--no-peft", "--trainer.model.train full"),
+        ("--max-grad-norm 0.01", "--trainer.optim.max_norm 0.01"),
+        ("--batch-size 16", "--orchestrator.batch_size 16"),
+        ("--batch-size 16 --gradient-accumulation-steps 8", "--orchestrator.batch_size 128"),
+        ("--batch-size 16 --gradient-accumulation-steps 8 --num-processes 3", "16 × 8 × 3 = 384"),
+        ("--gradient-accumulation-steps 8", "trainer.token_budget"),
+        ("--max-completion-length 1024", "--orchestrator.sampling.max_tokens 1024"),
+        ("--num-processes 3", "leave it out"),
+        ("--data-parallel-size 2", "leave it out"),
+        ("--config-file zero3.yaml", "leave it out"),
+        ("--datasets a,b,train[:256]", 'id = "musique"\n    args = { datasets = "a,b,train[:256]" }'),
+        ("--bf16", "--model.dtype bfloat16"),
+        ("--learning_rate=1e-5", "--trainer.optim.lr 1e-5"),
+        ("--model Qwen/Qwen3-4B", "--model.name Qwen/Qwen3-4B"),
+    ],
+)
+def test_flags_of_the_musique_command_lines(argv: str, answer: str):
+    assert answer in refusal(*argv.split())
+
+
+def test_aliases_name_real_keys():
+    known = {key.name for key in describe_keys()} | {"orchestrator.env.0.args.datasets"}
+    assert {alias.key for alias in ALIASES.values() if alias.key} <= known
+
+
+def test_every_key_has_a_type_and_a_sentence():
+    keys = describe_keys()
+    assert len({key.name for key in keys}) == len(keys) > 60
+    for key in keys:
+        assert key.type and key.help.endswith(".") and key.help[0].isupper(), key.name
+    by_name = {key.name: key for key in keys}
+    assert by_name["trainer.optim.lr"].default == "0.0001" and by_name["trainer.optim.lr"].type == "float"
+    assert by_name["orchestrator.env.0.id"].default == "required"
+    text = format_keys()
+    assert "[[orchestrator.env]]" in text and "[trainer.model.lora]" in text and "id " in text
+
+
+def test_importing_the_config_imports_nothing_heavy():
+    code = (
+        "import sys, air.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
