@@ -55,7 +55,7 @@ __all__ = [
 Say = Callable[[str], None]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # fp32 is the more exact; bf16 has to be faster by more than timing noise to be chosen on a CPU.
-BF16_MARGIN = 1.15
+BF16_MARGIN = 1.25
 
 
 @dataclass
@@ -171,10 +171,14 @@ def _config(path: Path, name: str) -> Any:
 
 
 def _tokenizer(path: Path, name: str, config: Any, chat_template: str | Path | None) -> ChatTokenizer:
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
+    # tokenizer.json says how the model's text was cut when it was trained. AutoTokenizer (transformers 5)
+    # rebuilds tokenizers by class name instead: SmolLM2's loses its split of digits, and any Qwen's gets one
+    # token more.
+    kind: Any = PreTrainedTokenizerFast if (path / "tokenizer.json").exists() else AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer = kind.from_pretrained(path, local_files_only=True)
     except Exception as error:
         found = ", ".join(sorted(p.name for p in path.glob("*token*"))) or "none"
         raise AirError(
@@ -245,8 +249,8 @@ def bf16_gain(hidden: int, inner: int, seconds: float = 0.25) -> float:
     """How many times faster a bf16 linear layer is than an fp32 one, here, now, at these sizes.
 
     A row count for sampling and one for training, the smaller gain of the two: CPUs without bf16
-    instructions can be faster at one and ten times slower at the other. The two dtypes take turns, and the
-    best of each counts, so that another program's load does not decide.
+    instructions can be faster at one and ten times slower at the other. On one thread, the two dtypes in turn,
+    the best time of each: so that what else the machine is doing does not decide.
     """
     import torch
     from torch.nn.functional import linear
@@ -267,8 +271,13 @@ def bf16_gain(hidden: int, inner: int, seconds: float = 0.25) -> float:
     inner = max(
         1, min(inner, 2**22 // hidden)
     )  # 4 million weights say as much as 60 million, in the time given
-    with torch.inference_mode():
-        return min(gain(rows) for rows in (8, 128))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            return min(gain(rows) for rows in (8, 128))
+    finally:
+        torch.set_num_threads(threads)
 
 
 # --- checks on what was loaded ------------------------------------------------------------------------------

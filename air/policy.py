@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel
 
 ATTENTION = "air"
@@ -56,7 +57,9 @@ AttentionInterface.register(ATTENTION, _attention)
 class Policy:
     """A causal language model with its adapter. `version` counts the updates it has seen."""
 
-    def __init__(self, model: PreTrainedModel, head: Callable[[Tensor], Tensor], version: int = 0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, head: Callable[[Tensor], Tensor], peft: PeftModel | None = None
+    ) -> None:
         model.set_attn_implementation(ATTENTION)
         if model.config._attn_implementation != ATTENTION:
             raise RuntimeError(f"{type(model).__name__} does not take its attention from transformers' interface")
@@ -64,7 +67,8 @@ class Policy:
         self.model = model
         self.decoder: nn.Module = model.get_decoder()
         self.head = head
-        self.version = version
+        self.peft = peft  # PEFT's wrapper around the same module: it knows the adapter's file format
+        self.version = 0
 
     @property
     def device(self) -> torch.device:

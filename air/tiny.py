@@ -103,7 +103,10 @@ def tiny_model(
 
 def save_tiny(path: str | Path, kind: str = "llama", **options: Any) -> Path:
     """Writes the tiny model in transformers form, as a model directory to be located and loaded."""
+    from air.models import quiet
+
     loaded = tiny_model(kind, **options)
-    loaded.model.save_pretrained(path)
-    loaded.tokenizer.hf.save_pretrained(path)
+    with quiet():
+        loaded.model.save_pretrained(path)
+        loaded.tokenizer.hf.save_pretrained(path)
     return Path(path)

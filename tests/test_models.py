@@ -1,4 +1,6 @@
-"""Finding, converting and loading models; what a chat tokenizer promises. Refusals by fault id: faults/test_b_models.py."""
+"""Finding, converting and loading models; what a chat tokenizer promises.
+
+The refusals that have an id in FAILURES.md are in faults/test_b_models.py."""
 
 from __future__ import annotations
 
@@ -96,6 +98,18 @@ def test_the_dtype_on_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert any("3.0 times" in note for note in loaded.notes) == (expected == torch.bfloat16)
 
 
+@pytest.mark.parametrize("told_class", ["Qwen2Tokenizer", "GPT2Tokenizer"])
+def test_text_is_cut_as_tokenizer_json_says_whatever_class_is_named(tmp_path: Path, told_class: str) -> None:
+    path = save_tiny(tmp_path / "m", "qwen2")
+    file = path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "tokenizer_class": told_class}))
+    chat = models.load(str(path), device="cpu", dtype="float32").tokenizer
+    assert chat.vocab_size == 259
+    assert str(chat.hf.backend_tokenizer.pre_tokenizer) == str(
+        tiny_tokenizer().backend_tokenizer.pre_tokenizer
+    )
+
+
 # --- damaged files -----------------------------------------------------------------------------------
 
 
@@ -139,7 +153,7 @@ def test_weights_that_lack_a_layer_are_refused_not_filled_with_random_numbers(tm
     path = save_tiny(tmp_path / "m", layers=2)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(AirError, match="missing keys, first model.layers.2"):
+    with pytest.raises(AirError, match=r"missing keys, first model\.layers\.2"):
         models.load(str(path), device="cpu", dtype="float32")
 
 
@@ -148,7 +162,7 @@ def test_an_adapter_and_a_directory_of_ggufs_are_explained(tmp_path: Path) -> No
     with pytest.raises(AirError, match="adapter"):
         models.locate(str(tmp_path))
     (tmp_path / "adapter_config.json").rename(tmp_path / "x.gguf")
-    with pytest.raises(AirError, match="x.gguf"):
+    with pytest.raises(AirError, match=r"x\.gguf"):
         models.locate(str(tmp_path))
 
 
@@ -173,9 +187,14 @@ def test_the_head_applies_what_architectures_do_after_lm_head() -> None:
 
 def test_a_head_that_air_does_not_know_is_refused() -> None:
     made = tiny_model()
-    made.model.lm_head.register_forward_hook(
-        lambda module, args, out, calls=iter(range(9)): out * (1 + next(calls))
-    )
+    forward = made.model.forward
+
+    def louder(**inputs: Any) -> Any:
+        out = forward(**inputs)
+        out.logits = out.logits * 2
+        return out
+
+    made.model.forward = louder
     with pytest.raises(AirError, match="models of type llama change their logits"):
         models.check_head(made.model)
 
@@ -269,8 +288,9 @@ PLAIN = (
 )
 STRICT = (  # as Gemma's: no system role, roles alternate
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}"
-    "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% endif %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('must alternate') }}{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}

@@ -324,7 +324,9 @@ class Config(Section):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     orchestrator: OrchestratorConfig = Field(default_factory=OrchestratorConfig)
     inference: InferenceConfig = Field(default_factory=InferenceConfig)
-    warmstart: WarmstartConfig = Field(default_factory=WarmstartConfig)
+    warmstart: WarmstartConfig | None = Field(
+        default=None, description="A supervised start before the first step; none without this table."
+    )
 
     @property
     def context(self) -> int:

@@ -42,14 +42,13 @@ def attach_lora(model: PreTrainedModel, rank: int, alpha: float, target_modules:
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules), bias="none", task_type="CAUSAL_LM")
     config._register_custom_module({nn.Linear: LoraLinear})
     try:
-        peft = get_peft_model(model, config)
+        return get_peft_model(model, config)
     except ValueError as error:
         names = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
         raise AirError(
             f"trainer.model.lora.target_modules = {list(target_modules)} fits nothing in this model: {error}",
             f"choose from {names}.",
         ) from None
-    return peft
 
 
 def load_lora(model: PreTrainedModel, path: Path) -> PeftModel:

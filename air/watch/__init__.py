@@ -1,1 +1,1 @@
-"""watch"""
+"""Looking at a run: the terminal, the plot, the sinks."""

@@ -35,8 +35,13 @@ TEMPLATES = {
     "trims": _CHATML.replace("BODY", "m.content | trim").replace("SEP", "\\n"),
     "no separator": _CHATML.replace("BODY", "m.content").replace("SEP", ""),
     "drops thinking": _DROP_THINKING,
+    # Like agents that shorten what they have seen long ago.
+    "forgets": _CHATML.replace(
+        "BODY", "('…' if m.role == 'user' and not loop.last and loop.index0 > 1 else m.content)"
+    ).replace("SEP", "\\n"),
     # Like Mistral's: a space that the generation prompt does not have.
-    "adds a space": "{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content | trim + '<|im_end|>' }}"
+    "adds a space": "{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{{ ' ' + m.content | trim + '<|im_end|>' }}"
     "{% else %}{{ '[INST] ' + m.content + '[/INST]' }}{% endif %}{% endfor %}",
 }
 
@@ -161,16 +166,18 @@ class StubSession(Session):
     async def finish(self) -> Score:
         self.finishes += 1
         answer = await self._hook("finish")
-        return answer if isinstance(answer, Score) else Score({"solved": float(self.seed % 2)}, {"depth": 1.0})
+        return (
+            answer if isinstance(answer, Score) else Score({"solved": float(self.seed % 2)}, {"depth": 1.0})
+        )
 
 
 class StubEnv(Environment):
     name = "stub"
     action_format = "command"
-    reward_weights = {"solved": 1.0, "step": 0.1}
 
     def __init__(self, tasks: int = 4, max_turns: int = 5, **hooks: Hook) -> None:
         super().__init__(EnvArgs())
+        self.reward_weights = {"solved": 1.0, "step": 0.1}
         self.hooks = hooks
         self.sessions: list[StubSession] = []
         self._turns = max_turns
@@ -209,5 +216,3 @@ class Says:
 
 def command(text: str) -> str:
     return f"I will.\n```bash\n{text}\n```"
-
-

@@ -139,8 +139,8 @@ def test_text_is_the_whole_reply_and_unknown_parsers_are_refused() -> None:
 
 
 PIECES = st.sampled_from(
-    ["```", "```bash\n", "\n", "<tool_call>", "</tool_call>", "{", "[", '"name"', ":", '"a"', "}", "]", "<<EOF",
-     "EOF", "</think>", "<think>", "\\ud800", "1e999", "\x00", " ", CALL]
+    ["```", "```bash\n", "\n", "<tool_call>", "</tool_call>", "{", "[", '"name"', ":", '"a"', "}", "]",
+     "<<EOF", "EOF", "</think>", "<think>", "\\ud800", "1e999", "\x00", " ", CALL]
 )  # fmt: skip
 
 
@@ -153,7 +153,9 @@ PIECES = st.sampled_from(
 )
 @example(text="[" * 100_000, format="tools", parser="auto", cut=False)
 @example(text="[\n" * 5_000, format="tools", parser="json", cut=False)
-@example(text='{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", format="tools", parser="auto", cut=False)
+@example(
+    text='{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", format="tools", parser="auto", cut=False
+)
 def test_parse_never_raises(text: str, format: str, parser: str, cut: bool) -> None:
     found, note = parse(text, format, parser, cut=cut)  # type: ignore[arg-type]
     assert found

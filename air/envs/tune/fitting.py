@@ -40,7 +40,13 @@ FAMILIES = {
     "knn": {"classification": KNeighborsClassifier, "regression": KNeighborsRegressor},
     "svm": {"classification": SVC, "regression": SVR},
 }
-PARAMETERS = {"depth": "max_depth", "trees": "n_estimators", "lr": "learning_rate", "k": "n_neighbors", "C": "C"}
+PARAMETERS = {
+    "depth": "max_depth",
+    "trees": "n_estimators",
+    "lr": "learning_rate",
+    "k": "n_neighbors",
+    "C": "C",
+}
 
 
 def estimator(config: Mapping[str, Any], kind: Kind, rows: int) -> Any:
@@ -71,14 +77,15 @@ def fit(dataset: Dataset, seed: int, config: Mapping[str, Any]) -> dict[str, flo
     X, y = rows.train
     score = accuracy_score if dataset.kind == "classification" else r2_score
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # untuned models do not converge; that is their score
+        # Some untuned models do not converge: that is their score, not a message for the agent.
+        warnings.simplefilter("ignore", ConvergenceWarning)
 
         def fitted(X: Array, y: Array) -> Any:
             return estimator(config, dataset.kind, len(y)).fit(X, y)
 
-        folds = (StratifiedKFold if dataset.kind == "classification" else KFold)(FOLDS, shuffle=True, random_state=SEED)
+        splitter = StratifiedKFold if dataset.kind == "classification" else KFold
+        folds = splitter(FOLDS, shuffle=True, random_state=SEED)
         cv = [score(y[held], fitted(X[kept], y[kept]).predict(X[held])) for kept, held in folds.split(X, y)]
         final = fitted(X, y)
-        hidden = {name: score(part[1], final.predict(part[0])) for name, part in
-                  (("valid", rows.valid), ("test", rows.test))}
-    return {"cv": float(np.mean(cv)), **{name: float(value) for name, value in hidden.items()}}
+        valid, test = (score(y, final.predict(X)) for X, y in (rows.valid, rows.test))
+    return {"cv": float(np.mean(cv)), "valid": float(valid), "test": float(test)}

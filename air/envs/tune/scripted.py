@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from air.envs.tune.command import MODELS, OPTIONS, render
@@ -16,7 +17,7 @@ from air.types import Agent, Message, Task
 
 # What the random researcher chooses from, each value as likely as the next; `measure` searches all of it.
 MENU: Mapping[str, tuple[float, ...]] = {
-    "depth": (1, 3, 6, 12),
+    "depth": (1, 3, 8),
     "trees": (2, 10, 40),
     "lr": (0.01, 0.1, 1),
     "k": (1, 5, 20, 50),
@@ -27,7 +28,7 @@ SCALED = ("linear", "knn", "svm")  # trees do not feel the scale of a feature
 # Good nearly everywhere; the oracle keeps what cross-validates best.
 GOOD: tuple[Mapping[str, Any], ...] = (
     {"model": "boost", "depth": 3, "trees": 40, "lr": 0.1, "scale": False},
-    {"model": "forest", "depth": 12, "trees": 40, "scale": False},
+    {"model": "forest", "depth": 8, "trees": 40, "scale": False},
 )
 
 CHEATS = (
@@ -72,7 +73,7 @@ class Oracle:
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
         found: list[tuple[str, float]] = []  # commands and what they cross-validated to
-        for said, heard in zip(messages, messages[1:], strict=False):
+        for said, heard in pairwise(messages):
             score = re.search(r"cv \w+ (-?[\d.]+)", heard["content"])
             if said["role"] == "assistant" and score:
                 found.append((said["content"].strip("`\n"), float(score[1])))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +28,7 @@ Array = NDArray[np.float64]
 
 PREPARATION = 1  # part of the cache's file names: raise it when the preparation changes
 ONE_HOT_LEVELS = 6  # categories with more levels become one ordinal column
-RAREST_CLASS = 0.06  # rows of rarer classes are left out: 300 rows hold too few of them to learn from
+RAREST_CLASS = 0.08  # rows of rarer classes are left out: 300 rows hold too few of them to learn from
 MOST_ROWS = 20_000  # of a table: more than all tasks of a data set can use
 
 TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 300, 200, 800
@@ -44,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Rows:
-    """A task's rows. The agent sees none of them: it sees scores on `train` (by cross-validation) and `valid`."""
+    """A task's rows. The agent sees no row, only scores: on `train` (by cross-validation) and on `valid`."""
 
     train: tuple[Array, Array]
     valid: tuple[Array, Array]
@@ -158,14 +159,14 @@ def _select(dataset: Dataset, X: Array, y: Array) -> tuple[Array, Array]:
 
 @cache
 def task_rows(dataset: Dataset, seed: int) -> Rows:
-    """Three disjoint sets of rows, drawn by the task's seed; missing values become the training rows' medians."""
+    """Three disjoint sets of rows, drawn by the seed; missing values become the training rows' medians."""
     table = load_table(dataset)
     total = len(table.y)
     order = np.random.default_rng([PREPARATION, seed]).permutation(total)
     train = min(TRAIN_ROWS, total // 2)
     valid = min(VALID_ROWS, total // 6)
     bounds = (0, train, train + valid, min(total, train + valid + TEST_ROWS))
-    parts = [order[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [order[start:end] for start, end in pairwise(bounds)]
     seen = table.X[parts[0]]
     known = ~np.isnan(seen).all(axis=0)  # a column without one known value in the training rows is left out
     medians = np.nanmedian(seen[:, known], axis=0)

@@ -26,7 +26,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         dataset = BY_NAME[request["dataset"]]
         if request["digest"] and (found := load_table(dataset).digest) != request["digest"]:
             raise AirError(
-                f"The table {dataset.name!r} on this machine ({found}) is not the one its baseline was measured on "
+                f"The table {dataset.name!r} here ({found}) is not the one its baseline was measured on "
                 f"({request['digest']}): another version of {dataset.source.partition(':')[0]}?",
                 "measure again: python -m air.envs.tune.measure",
             )

@@ -1,0 +1,221 @@
+"""From a config to the parts of a run: model, policy, engine, learner, environments, sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from air.config import Config
+from air.engine.base import Sampling
+from air.envs.base import Environment, load_environment
+from air.errors import AirError
+from air.rollout.sampler import RolloutSettings, Sampler, Save
+from air.rollout.schedule import Planned, TaskSchedule
+
+if TYPE_CHECKING:
+    from air.engine.embedded import EmbeddedEngine
+    from air.learn.learner import Learner, LearnerSettings
+    from air.models import Loaded
+    from air.policy import Policy
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Parts:
+    config: Config
+    loaded: Loaded
+    policy: Policy
+    engine: EmbeddedEngine
+    learner: Learner
+    envs: dict[str, Environment]
+    notes: list[str] = field(default_factory=list)
+
+    def sampler(self, save: Save, schedule: TaskSchedule | None = None) -> Sampler:
+        settings = rollout_settings(self.config, self.envs, self.loaded.tokenizer.stop_ids)
+        return Sampler(self.engine, self.loaded.tokenizer, self.envs, settings, save, schedule)
+
+    async def close(self) -> None:
+        await self.engine.close()
+        for env in self.envs.values():
+            await env.close()
+
+
+def assemble(config: Config, say: Say) -> Parts:
+    """Cheap refusals first: environments and their tasks, then the model's small files, then its weights."""
+    envs = load_environments(config)
+    from air.engine.embedded import EmbeddedEngine
+    from air.learn.learner import Learner
+
+    loaded = load_model(config, say)
+    policy = make_policy(config, loaded)
+    engine = EmbeddedEngine(
+        policy,
+        context=config.context,
+        max_batch=config.inference.max_batch,
+        kv_tokens=config.inference.kv_tokens or _cuda_tokens(config, policy),
+        page_size=config.inference.page_size,
+        lockstep=config.deterministic,
+    )
+    learner = Learner(policy, learner_settings(config))
+    return Parts(config, loaded, policy, engine, learner, envs, [*config.warnings(), *loaded.notes])
+
+
+def load_environments(config: Config) -> dict[str, Environment]:
+    envs: dict[str, Environment] = {}
+    for entry in config.orchestrator.env:
+        name = entry.name or entry.id
+        if name in envs:
+            raise AirError(
+                f"Two environments are called {name!r}.", f'give one of them another name: name = "{name}-2".'
+            )
+        args = dict(entry.args)
+        if config.orchestrator.workers_per_env and "workers" in load_env_args(entry.id):
+            args.setdefault("workers", config.orchestrator.workers_per_env)
+        envs[name] = load_environment(entry.id, args)
+    return envs
+
+
+def load_env_args(env_id: str) -> set[str]:
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="air.envs", name=env_id):
+        return set(point.load().Args.model_fields)
+    return set()
+
+
+def load_model(config: Config, say: Say) -> Loaded:
+    from air import models
+
+    dtype = "float32" if config.deterministic else config.model.dtype
+    device = config.model.device
+    if config.gpu is not None and device == "auto":
+        device = f"cuda:{config.gpu}"
+    loaded = models.load(
+        config.model.name, device=device, dtype=dtype, chat_template=config.model.chat_template, say=say
+    )
+    models.check_context(loaded.model.config, config.context, config.model.name)
+    return loaded
+
+
+def make_policy(config: Config, loaded: Loaded) -> Policy:
+    import torch
+
+    from air.learn.lora import attach_lora, load_lora, use_fp32_adapters
+    from air.models import check_head, logits_head
+    from air.policy import Policy
+
+    torch.manual_seed(config.seed)
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+    model, lora = loaded.model, config.trainer.model.lora
+    check_head(model)
+    peft = None
+    if config.trainer.model.train == "full":
+        if config.model.adapter:
+            raise AirError(
+                "model.adapter is given, but trainer.model.train = \"full\" trains no adapter.",
+                "merge it first (`air export RUN --merged DIR`) and set model.name = DIR.",
+            )
+        model.requires_grad_(True)
+    elif config.model.adapter:
+        peft = load_lora(model, Path(config.model.adapter))
+        use_fp32_adapters(model)
+    else:
+        peft = attach_lora(model, lora.rank, lora.alpha, lora.target_modules)
+        use_fp32_adapters(model)
+    if config.trainer.model.ac is not None:
+        checkpoint_activations(model, config.trainer.model.ac.freq)
+    return Policy(model, logits_head(model), peft)
+
+
+def checkpoint_activations(model: Any, freq: int) -> None:
+    """Recompute the activations of every freq-th block in the backward pass instead of keeping them."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for i, layer in enumerate(model.get_decoder().layers):
+        layer.gradient_checkpointing = i % freq == 0
+
+
+def learner_settings(config: Config) -> LearnerSettings:
+    from air.learn.learner import LearnerSettings
+    from air.learn.losses import LossSettings
+
+    optim, loss = config.trainer.optim, config.trainer.loss
+    return LearnerSettings(
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        max_norm=optim.max_norm,
+        betas=optim.betas,
+        warmup_steps=optim.warmup_steps,
+        loss=loss.type,
+        loss_settings=LossSettings(loss.clip_low, loss.clip_high, loss.kl_beta, loss.importance_cap),
+        passes=loss.passes,
+        temperature=config.orchestrator.sampling.temperature,
+        token_budget=config.trainer.token_budget,
+    )
+
+
+def rollout_settings(
+    config: Config, envs: dict[str, Environment], stop_ids: tuple[int, ...] = ()
+) -> RolloutSettings:
+    o = config.orchestrator
+    s = o.sampling
+    named = {(e.name or e.id): e.rewards for e in o.env if e.rewards is not None}
+    return RolloutSettings(
+        sampling=Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p, stop_ids=stop_ids),
+        rollouts_per_example=o.rollouts_per_example,
+        seed=config.seed,
+        max_concurrent=o.max_concurrent,
+        strategy=o.trajectory_strategy,
+        parser=config.inference.model.tool_call_parser,
+        deadline_s=o.episode_timeout_s,
+        retries=o.retries,
+        online_difficulty_filtering=o.buffer.online_difficulty_filtering,
+        oversampling_factor=o.oversampling_factor,
+        reward_weights=named,
+    )
+
+
+def held_out_tasks(envs: dict[str, Environment], split: str, count: int) -> list[Planned]:
+    """The first `count` tasks of a shuffle that no config can change: every evaluation meets the same rows."""
+    schedule = TaskSchedule(envs, split, seed=0)
+    return schedule.batch(0, min(count, len(schedule)))
+
+
+async def check_prompts(parts: Parts, tasks: list[Planned]) -> int:
+    """The longest first prompt of the tasks; refused if it leaves no room for a reply (A4)."""
+    longest, worst = 0, ""
+    tokenizer = parts.loaded.tokenizer
+    for name, task in tasks:
+        async with parts.envs[name].open(task, 0) as session:
+            opening = await session.begin()
+        text = tokenizer.render(list(opening.messages), list(opening.tools), True)
+        length = len(tokenizer.encode(text))
+        if length > longest:
+            longest, worst = length, task.id
+    room = parts.config.context - longest
+    wanted = parts.config.orchestrator.sampling.max_tokens
+    if room < wanted:
+        raise AirError(
+            f"The prompt of task {worst!r} has {longest} tokens: with max_tokens = {wanted} that is more than the "
+            f"context of {parts.config.context}.",
+            f"set orchestrator.seq_len (and trainer.model.seq_len) to at least {longest + wanted}, "
+            f"or orchestrator.sampling.max_tokens to at most {max(room, 0)}.",
+        )
+    return longest
+
+
+def _cuda_tokens(config: Config, policy: Policy) -> int | None:
+    """On CUDA the key/value memory is a share of what is free; on the CPU the engine decides."""
+    import torch
+
+    if policy.device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(policy.device)
+    model = policy.model.config
+    dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    token = model.num_hidden_layers * 2 * model.num_key_value_heads * dim * policy.dtype.itemsize
+    most = config.inference.max_batch * config.context
+    return max(config.context, min(most, int(free * config.inference.gpu_memory_utilization) // token))

@@ -1,0 +1,79 @@
+"""Writing files so that a reader, a crash or a full disk never meets half of one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from air.errors import AirError
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise AirError(
+                f"The disk is full: {path} could not be written. Everything written before is whole.",
+                f"free space on {path.parent}, then go on with `air train --resume RUN`.",
+            ) from error
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """All or nothing: written beside its place, then renamed into it."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            beside.write_text(text, encoding="utf-8")
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_text(path, json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def append_line(path: Path, data: dict[str, Any]) -> None:
+    """One JSON line. A crash can cut the last line only; read_lines leaves a cut line out."""
+    with disk_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(data, ensure_ascii=False) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A directory that appears complete or not at all, replacing what is there."""
+    beside = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    with disk_errors(path):
+        beside.mkdir(parents=True)
+        try:
+            yield beside
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        for file in beside.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        old = path.with_name(f".{path.name}.old")
+        if path.exists():
+            os.replace(path, old)
+        os.replace(beside, path)
+        shutil.rmtree(old, ignore_errors=True)

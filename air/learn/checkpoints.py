@@ -1,0 +1,100 @@
+"""Checkpoints: the adapter in PEFT's format (or the whole model), the optimiser, the random states, and
+where the run stands. A directory appears complete or not at all."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from air.errors import AirError
+from air.files import whole_directory
+from air.learn.learner import Learner
+
+
+def save_checkpoint(directory: Path, learner: Learner, step: int, position: dict[str, Any]) -> Path:
+    """State after `step` updates. `position` is the run's own (seed, data position)."""
+    path = directory / f"step_{step}"
+    with whole_directory(path) as beside:
+        save_weights(learner, beside)
+        torch.save({"learner": learner.state(), "random": _random_states()}, beside / "state.pt")
+        (beside / "position.json").write_text(json.dumps({"step": step, "version": learner.policy.version, **position}))
+    return path
+
+
+def save_weights(learner: Learner, directory: Path) -> None:
+    """`adapter/` for LoRA, `model/` for full fine-tuning."""
+    policy = learner.policy
+    if policy.peft is not None:
+        policy.peft.save_pretrained(str(directory / "adapter"))
+        (directory / "adapter" / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+    else:
+        policy.model.save_pretrained(str(directory / "model"))
+
+
+def load_checkpoint(path: Path, learner: Learner) -> int:
+    """Put a checkpoint's state into a learner that was built from the same config; returns its step."""
+    try:
+        position = json.loads((path / "position.json").read_text())
+        state = torch.load(path / "state.pt", map_location=learner.policy.device, weights_only=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise AirError(f"The checkpoint {path} cannot be read: {error}.", "delete it and resume from the one before.") from error
+    load_weights(path, learner)
+    learner.load_state(state["learner"])
+    learner.policy.version = position["version"]
+    _set_random_states(state["random"])
+    return int(position["step"])
+
+
+def load_weights(path: Path, learner: Learner) -> None:
+    from safetensors.torch import load_file
+
+    names = dict(learner.policy.trainable())
+    if (path / "adapter").is_dir():
+        saved = load_file(str(path / "adapter" / "adapter_model.safetensors"))
+        prefix = "base_model.model."
+        tensors = {k.removeprefix(prefix).replace(".weight", ".default.weight"): v for k, v in saved.items()}
+    else:
+        tensors = {}
+        for file in sorted((path / "model").glob("*.safetensors")):
+            tensors |= load_file(str(file))
+    missing = [n for n in names if n not in tensors]
+    if missing:
+        raise AirError(
+            f"The checkpoint {path} does not fit this model: {len(missing)} tensors are missing, such as {missing[0]}.",
+            "resume with the config the run was started with.",
+        )
+    with torch.no_grad():
+        for name, parameter in names.items():
+            parameter.data.copy_(tensors[name].to(parameter.device))
+
+
+def checkpoints(directory: Path) -> list[tuple[int, Path]]:
+    """All whole checkpoints, oldest first."""
+    found = [(int(m[1]), p) for p in directory.glob("step_*") if (m := re.fullmatch(r"step_(\d+)", p.name))]
+    return sorted(found)
+
+
+def prune(directory: Path, keep_last: int, best: int | None) -> None:
+    for step, path in checkpoints(directory)[:-keep_last]:
+        if step != best:
+            shutil.rmtree(path)
+
+
+def _random_states() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"].cpu())
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all([s.cpu() for s in states["cuda"]])

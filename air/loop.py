@@ -1,0 +1,110 @@
+"""The whole algorithm. Sampling and training take turns on one copy of the weights: strictly on-policy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from air.assemble import Parts
+from air.evaluation import evaluate_policy
+from air.learn.advantages import Batch, assign_advantages
+from air.learn.checkpoints import prune, save_checkpoint
+from air.rollout.sampler import Collected
+from air.rollout.schedule import TaskSchedule
+from air.run import Run
+from air.types import Trajectory
+
+
+class Watcher(Protocol):
+    """Whoever looks on: the terminal, a sink. It is told, and has no say."""
+
+    def phase(self, text: str, total: int = 0) -> None: ...
+
+    def episode(self) -> None: ...
+
+    def step(self, metrics: dict[str, Any]) -> None: ...
+
+    def evaluated(self, metrics: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    before: list[Trajectory]
+    after: list[Trajectory]
+
+
+async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
+    """sample → advantages → update → publish → record, with held-out evaluation before, during and after."""
+    config, policy, learner, engine = parts.config, parts.policy, parts.learner, parts.engine
+    evaluation = config.orchestrator.eval
+    schedule = TaskSchedule(parts.envs, "train", config.seed)
+    groups = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+
+    def save(trajectory: Trajectory, step: int) -> None:
+        run.save_trajectory(trajectory, step)
+        watcher.episode()
+
+    sampler = parts.sampler(save, schedule)
+    before = run.evaluation("before") if run.first_step else []
+    before = before or await _evaluate(parts, run, watcher, 0, "before", evaluation.test_split)
+    for step in run.remaining_steps():
+        clock = time.perf_counter()
+        watcher.phase(f"step {step + 1}/{config.max_steps}: sampling", config.orchestrator.batch_size)
+        collected = await sampler.collect(step, schedule.batch(step, groups), policy.version, _finished(parts, run, step))
+        sampled = time.perf_counter()
+        batch = _advantages(parts, collected)
+        watcher.phase(f"step {step + 1}/{config.max_steps}: training")
+        report = learner.update(batch)
+        await engine.publish(policy.version)
+        done = time.perf_counter()
+        run.record(step, collected, batch, report, {"sampling": sampled - clock, "training": done - sampled})
+        watcher.step(run.metrics("train")[-1])
+        finished = step + 1
+        if evaluation.interval and finished % evaluation.interval == 0 and finished < config.max_steps:
+            await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
+        if finished % config.ckpt.interval == 0 or finished in (config.max_steps, best_step(run)):
+            _checkpoint(parts, run, finished)
+    after = await _evaluate(parts, run, watcher, config.max_steps, "after", evaluation.test_split)
+    return Outcome(before, after)
+
+
+def _finished(parts: Parts, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
+    """Episodes a killed run left in this step. A deterministic run takes all of a step or nothing: in lock-step
+    the batch around an episode must be the same as in a run that was never killed."""
+    found = run.finished(step)
+    whole = len(found) >= parts.config.orchestrator.batch_size
+    return found if whole or not parts.config.deterministic else {}
+
+
+def _advantages(parts: Parts, collected: Collected) -> Batch:
+    loss = parts.config.trainer.loss
+    return assign_advantages(
+        collected.groups,
+        loss=loss.type,
+        scale_rewards=loss.scale_rewards,
+        token_constant=parts.config.context,
+        keep_zero=loss.kl_beta > 0,
+    )
+
+
+async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str) -> list[Trajectory]:
+    watcher.phase(f"evaluating {name} on held-out tasks ({split})")
+    trajectories = await evaluate_policy(parts, run, step, name, split)
+    watcher.evaluated(run.metrics("eval")[-1])
+    return trajectories
+
+
+def _checkpoint(parts: Parts, run: Run, step: int) -> None:
+    directory = run.path / "checkpoints"
+    position = {"seed": parts.config.seed, "next_task": step * parts.config.orchestrator.batch_size}
+    save_checkpoint(directory, parts.learner, step, position)
+    prune(directory, parts.config.ckpt.keep_last, best_step(run))
+
+
+def best_step(run: Run) -> int | None:
+    """The evaluated step with the best mean reward on the `eval` split, if any was evaluated."""
+    scored = [m for m in run.metrics("eval") if m["name"].startswith("step_") and m["episodes"]]
+    return max(scored, key=lambda m: m["reward"]["mean"])["step"] if scored else None

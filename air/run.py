@@ -1,0 +1,195 @@
+"""A run's directory: open, record, resume.
+
+    exp1.3-tune-1115/
+      config.toml                     resolved; itself a valid config
+      status.json                     running, completed, stopped or failed, and why
+      metrics.jsonl                   a line per step and per evaluation
+      trajectories/step_0012/*.json   one file per episode, written at its end, never changed
+      tokens/step_0012.jsonl          what training made of each episode: advantage, trainer log-probs
+      evaluations/before/*.json       episodes on held-out tasks
+      checkpoints/step_20/            adapter, optimiser, random states, position, policy version
+      log.txt
+
+Resuming is replaying: from the last checkpoint on, a step's finished episodes are read back instead of
+sampled, the update is computed again, and sampling sets in where the run was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from air.config import Config, load_config, to_toml
+from air.errors import AirError
+from air.files import append_line, read_lines, write_json, write_text
+from air.learn.advantages import Batch
+from air.learn.learner import Report
+from air.rollout.sampler import Collected
+from air.rollout.schedule import place_in_step
+from air.trajectory_file import from_json, to_json
+from air.types import Trajectory
+
+_NAME = re.compile(r"exp(\d+)\.(\d+)-")
+
+
+class Run:
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path = path
+        self.config = config
+        self.first_step = 0  # the first that is not in the checkpoint we start from
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, config: Config, task: str, major: int = 1) -> Run:
+        """A new directory `exp{major}.{minor}-{task}-{MMDD}` with the next free minor."""
+        root = Path(config.output_dir).expanduser().resolve()
+        root.mkdir(parents=True, exist_ok=True)
+        label = re.sub(r"[^A-Za-z0-9]+", "-", task).strip("-") or "run"
+        while True:
+            found = [m for m in map(_NAME.match, os.listdir(root)) if m and int(m[1]) == major]
+            minor = max((int(m[2]) for m in found), default=-1) + 1
+            path = root / f"exp{major}.{minor}-{label}-{time.strftime('%m%d')}"
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:  # another run took it between our look and our step
+                continue
+        run = cls(path, config)
+        run._take_lock()
+        write_text(path / "config.toml", to_toml(config))
+        run.set_status("running")
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """An existing run, to be resumed or read."""
+        if not (path / "config.toml").is_file():
+            raise AirError(f"{path} is not a run: it has no config.toml.", "name a directory that `air train` made.")
+        return cls(path.resolve(), load_config(["@", str(path / "config.toml")]))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def resume(self, step: int) -> None:
+        """Go on from a checkpoint that holds the first `step` updates."""
+        self._take_lock()
+        self.first_step = step
+        kept = [m for m in self.metrics() if m["step"] < step or (m["kind"] == "eval" and m["step"] <= step)]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(m, ensure_ascii=False) + "\n" for m in kept))
+        self.set_status("running")
+
+    def remaining_steps(self) -> range:
+        return range(self.first_step, self.config.max_steps)
+
+    def set_status(self, status: str, why: str = "") -> None:
+        write_json(self.path / "status.json", {"status": status, "why": why, "pid": os.getpid(), "time": time.time()})
+
+    def status(self) -> dict[str, Any]:
+        path = self.path / "status.json"
+        return json.loads(path.read_text()) if path.is_file() else {"status": "unknown", "why": ""}
+
+    def save_trajectory(self, trajectory: Trajectory, step: int) -> None:
+        write_json(self._episodes(step) / f"{trajectory.id}.json", to_json(trajectory))
+
+    def save_evaluation(self, trajectory: Trajectory, name: str) -> None:
+        write_json(self.path / "evaluations" / name / f"{trajectory.id}.json", to_json(trajectory))
+
+    def finished(self, step: int) -> dict[tuple[int, int], Trajectory]:
+        """Episodes of a step that are on disk, by their place in it."""
+        return _by_place(read_trajectories(self._episodes(step)))
+
+    def evaluation(self, name: str) -> list[Trajectory]:
+        return read_trajectories(self.path / "evaluations" / name)
+
+    def evaluated(self, name: str) -> dict[tuple[int, int], Trajectory]:
+        return _by_place(self.evaluation(name))
+
+    def record(self, step: int, collected: Collected, batch: Batch, report: Report, times: Mapping[str, float]) -> None:
+        """What training made of a step's episodes."""
+        lines = [
+            {
+                "id": t.id,
+                "reward": t.reward,
+                "advantage": batch.advantages[t.id],
+                "fate": "trained" if f"{t.id}#0" in report.logprobs else "zero advantage",
+                "logprobs": [report.logprobs.get(f"{t.id}#{i}", []) for i in range(len(t.branches))],
+            }
+            for g in collected.groups
+            for t in g.trajectories
+        ]
+        lines += [
+            {"id": t.id, "reward": t.reward, "fate": d.reason} for d in collected.dropped for t in d.group.trajectories
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_text(self.path / "tokens" / f"step_{step:04d}.jsonl", text)
+        append_line(self.path / "metrics.jsonl", step_metrics(step, collected, report, times))
+
+    def record_evaluation(self, step: int, name: str, metrics: Mapping[str, Any]) -> None:
+        append_line(self.path / "metrics.jsonl", {"kind": "eval", "step": step, "name": name, **metrics})
+
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [m for m in read_lines(self.path / "metrics.jsonl") if kind is None or m["kind"] == kind]
+
+    def log(self, text: str) -> None:
+        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _episodes(self, step: int) -> Path:
+        return self.path / "trajectories" / f"step_{step:04d}"
+
+    def _take_lock(self) -> None:
+        """Two processes must never write one run. The lock goes with the process, however it ends."""
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AirError(
+                f"{self.path} is in use by another process (pid {self.status().get('pid')}).",
+                "wait for it or stop it; a new run needs no name, it takes the next free one.",
+            ) from None
+
+
+def read_trajectories(directory: Path) -> list[Trajectory]:
+    found = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            found.append(from_json(json.loads(path.read_text(encoding="utf-8"))))
+        except (ValueError, KeyError) as error:
+            raise AirError(f"{path} is not a trajectory of ours: {error}.", "move it away, then go on.") from error
+    return found
+
+
+def _by_place(trajectories: list[Trajectory]) -> dict[tuple[int, int], Trajectory]:
+    return {place_in_step(t.id): t for t in trajectories if t.ending != "infra_error"}
+
+
+def step_metrics(step: int, collected: Collected, report: Report, times: Mapping[str, float]) -> dict[str, Any]:
+    """One line of metrics.jsonl: plain numbers, nested by origin."""
+    trajectories = [t for g in collected.groups for t in g.trajectories]
+    names = sorted({k for t in trajectories for k in t.metrics})
+    count = max(1, len(trajectories))
+    components = sorted({k for t in trajectories for k in t.rewards})
+    return {
+        "kind": "train",
+        "step": step,
+        "reward": sum(t.reward for t in trajectories) / count,
+        "rewards": [t.reward for t in trajectories],
+        "components": {c: sum(t.rewards.get(c, 0.0) for t in trajectories) / count for c in components},
+        "metrics": {n: sum(t.metrics.get(n, 0.0) for t in trajectories) / count for n in names},
+        "groups_without_signal": sum(not g.has_signal for g in collected.groups),
+        "rollout": dict(collected.stats),
+        "learner": report.metrics,
+        "times": dict(times),
+    }

@@ -1,0 +1,114 @@
+"""One training run, from config to summary: what `air train` does."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from air.assemble import assemble, check_prompts, held_out_tasks
+from air.config import Config, check_wandb
+from air.errors import AirError
+from air.learn.checkpoints import checkpoints, load_checkpoint
+from air.loop import Outcome, train
+from air.rollout.schedule import TaskSchedule
+from air.run import Run
+from air.warmstart import warmstart
+from air.watch.display import Clock, Display
+from air.watch.summary import plot, summary
+
+# Prompts measured before the first step; tasks of one environment differ little in length.
+PROMPTS_MEASURED = 64
+
+
+@dataclass(frozen=True)
+class Finished:
+    run: Run
+    outcome: Outcome
+    text: str
+
+
+def start(config: Config, display: Display, resume: Path | None = None) -> Finished:
+    """Train, whatever happens leaving a run that says how it ended and can be resumed."""
+    check_wandb(config)
+    run = Run.open(resume) if resume else None
+    run = run or Run.create(config, "-".join(e.name or e.id for e in config.orchestrator.env))
+    display.run = run
+    try:
+        outcome = asyncio.run(_train(run, display, resuming=resume is not None))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        run.set_status("stopped", "interrupted")
+        raise
+    except BaseException as error:
+        run.set_status("failed", str(error))
+        run.log("".join(traceback.format_exception(error)))
+        raise
+    finally:
+        run.close()
+    run.set_status("completed")
+    picture = plot(run, outcome.before, outcome.after, run.path / "learning.png")
+    text = summary(run, outcome.before, outcome.after) + f"\nplot: {picture}"
+    (run.path / "summary.txt").write_text(text + "\n")
+    return Finished(run, outcome, text)
+
+
+async def _train(run: Run, display: Display, resuming: bool) -> Outcome:
+    config, clock = run.config, Clock()
+    display.say(f"run {run.path}")
+    if config.warmstart and not config.model.adapter:
+        made = await warmstart(config, display)
+        config = config.model_copy(update={"model": _started(config, made)})
+    display.phase("loading the model")
+    parts = assemble(config, display.say)
+    try:
+        for note in parts.notes:
+            display.say(f"note: {note}")
+        if resuming:
+            _resume(run, parts, display)
+        schedule = TaskSchedule(parts.envs, "train", config.seed)
+        tasks = schedule.batch(0, min(PROMPTS_MEASURED, len(schedule)))
+        tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
+        longest = await check_prompts(parts, tasks)
+        display.say(_opening(config, parts, len(schedule), longest))
+        outcome = await train(parts, run, display)
+        display.say(f"finished in {clock}")
+        return outcome
+    finally:
+        await parts.close()
+
+
+def _started(config: Config, made: Path) -> Any:
+    """The model section that starts from what the warm start made."""
+    if (made / "adapter").is_dir():
+        return config.model.model_copy(update={"adapter": str(made / "adapter")})
+    return config.model.model_copy(update={"name": str(made / "model")})
+
+
+def _resume(run: Run, parts: Any, display: Display) -> None:
+    """From the newest checkpoint that can be read, or from the start."""
+    step = 0
+    for _, path in reversed(checkpoints(run.path / "checkpoints")):
+        try:
+            step = load_checkpoint(path, parts.learner)
+            break
+        except AirError as error:
+            display.say(f"note: {error}")
+    parts.engine.set_version(parts.policy.version)
+    run.resume(step)
+    display.say(f"resuming {run.name} after step {step}")
+
+
+def _opening(config: Config, parts: Any, tasks: int, longest: int) -> str:
+    o = config.orchestrator
+    trained = sum(p.numel() for _, p in parts.policy.trainable())
+    examples = o.batch_size // o.rollouts_per_example
+    limits = parts.engine.describe()
+    return (
+        f"{config.model.name} on {parts.policy.device} in {str(parts.policy.dtype).removeprefix('torch.')}, "
+        f"{trained / 1e6:.1f} M parameters trained; context {config.context}, longest prompt {longest}, "
+        f"key/value memory {limits.memory_bytes / 2**20:.0f} MiB\n"
+        f"{tasks} training tasks; each step {examples} tasks × {o.rollouts_per_example} episodes; "
+        f"{config.max_steps} steps = {config.max_steps * examples / tasks:.1f} epochs"
+    )

@@ -1,0 +1,120 @@
+"""What a person sees while a run goes on: a line per step, and, on a terminal, what is being done now."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from air.run import Run
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float], width: int = 24) -> str:
+    values = values[-width:]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[min(7, int((v - low) / span * 7.999))] for v in values)
+
+
+class Display:
+    """Implements loop.Watcher. Without a terminal it prints plain lines only."""
+
+    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self.run: Run | None = None
+        self._quiet = quiet
+        self._rewards: list[float] = []
+        self._header = False
+        self._live = self.console.is_terminal and not quiet
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self._task: Any = None
+
+    def __enter__(self) -> Display:
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._progress.stop()
+
+    def phase(self, text: str, total: int = 0) -> None:
+        if self.run:
+            self.run.log(text)
+        if not self._live:
+            return
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(text, total=total or None)
+
+    def episode(self) -> None:
+        if self._live and self._task is not None:
+            self._progress.advance(self._task)
+
+    def say(self, text: str) -> None:
+        if self.run:
+            self.run.log(text)
+        if not self._quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        self._rewards.append(metrics["reward"])
+        if not self._header:
+            self._header = True
+            self.say("  step  reward  improved  no-signal  tok/step   grad   gap p99  sample  train   reward so far")
+        learner, rollout, times = metrics["learner"], metrics["rollout"], metrics["times"]
+        groups = int(rollout["groups"])
+        self.say(
+            f"{metrics['step'] + 1:6d}  {metrics['reward']:6.3f}  {metrics['metrics'].get('improved', 0):8.0%}  "
+            f"{metrics['groups_without_signal']:4d}/{groups:<4d}  {learner.get('tokens_trained', 0):8.0f}  "
+            f"{learner['grad_norm']:5.2f}  {learner.get('logprob_gap_p99', 0):8.4f}  {times['sampling']:5.1f}s  "
+            f"{times['training']:4.1f}s   {sparkline(self._rewards)}"
+        )
+        self._warn(metrics, groups)
+
+    def _warn(self, metrics: dict[str, Any], groups: int) -> None:
+        if groups == 0:
+            self.say("        no group was left to train on: every episode met infrastructure errors or was filtered")
+        elif metrics["groups_without_signal"] == groups:
+            self.say(
+                f"        no signal: in all {groups} groups every episode scored the same "
+                f"(components: {metrics['components']}), so this step taught nothing. "
+                "Raise orchestrator.rollouts_per_example or the temperature, or look at the trajectories."
+            )
+
+    def evaluated(self, metrics: dict[str, Any]) -> None:
+        if not metrics["episodes"]:
+            self.say(f"        evaluation {metrics['name']}: no episode could be scored")
+            return
+        parts = [f"reward {_interval(metrics['reward'])}"]
+        if "improved" in metrics:
+            parts.append(f"improved {_interval(metrics['improved'])}")
+        lost = f", {metrics['lost']} lost to infrastructure" if metrics["lost"] else ""
+        self.say(f"        {metrics['name']} ({metrics['split']}, {metrics['episodes']} episodes{lost}): {', '.join(parts)}")
+
+
+def _interval(row: dict[str, float]) -> str:
+    return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+
+    def __str__(self) -> str:
+        minutes, seconds = divmod(int(time.perf_counter() - self.began), 60)
+        return f"{minutes} min {seconds:02d} s"

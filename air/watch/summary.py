@@ -1,0 +1,98 @@
+"""The end of a run: what was learned, in words, as a text plot and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from air.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
+from air.run import Run
+from air.types import Trajectory
+
+
+def paired(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The episodes both sides have: same task, same seed."""
+    later = {(t.task.env, t.task.id, t.seed): t for t in after}
+    pairs = [(t, later[key]) for t in before if (key := (t.task.env, t.task.id, t.seed)) in later]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> str:
+    steps = run.metrics("train")
+    lines = [f"run {run.name}: {len(steps)} steps, {run.path}"]
+    if steps:
+        first, last = edges(run)
+        lines.append(f"reward while training   first 3 steps {first}   last 3 steps {last}")
+        lines.append(text_plot([m["reward"] for m in steps]))
+    one, two = paired(before, after)
+    if one:
+        lines.append(f"held-out tasks, {len(one)} episodes, same tasks and seeds before and after (95 % intervals):")
+        for name in ["reward", *(["improved"] if "improved" in one[0].metrics else [])]:
+            lines.append("  " + _difference(name, *([_value(t, name) for t in side] for side in (one, two))))
+    return "\n".join(lines)
+
+
+def edges(run: Run) -> tuple[Interval, Interval]:
+    """Mean reward of the first and of the last three steps, over episodes."""
+    steps = [m["rewards"] for m in run.metrics("train") if m["rewards"]]
+    return (
+        bootstrap_mean([r for step in steps[:3] for r in step]),
+        bootstrap_mean([r for step in steps[-3:] for r in step]),
+    )
+
+
+def _value(trajectory: Trajectory, name: str) -> float:
+    return trajectory.reward if name == "reward" else trajectory.metrics.get(name, 0.0)
+
+
+def _difference(name: str, before: list[float], after: list[float]) -> str:
+    gain = bootstrap_difference(after, before)
+    verdict = "" if gain.low > 0 or gain.high < 0 else "  (no evidence of a difference)"
+    return (
+        f"{name:10s} {bootstrap_mean(before)} → {bootstrap_mean(after)}   "
+        f"difference {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]{verdict}"
+    )
+
+
+def text_plot(values: Sequence[float], height: int = 8) -> str:
+    """A plot of one value per step that any terminal can show."""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    rows = [round((v - low) / span * (height - 1)) for v in values]
+    lines = []
+    for level in range(height - 1, -1, -1):
+        label = f"{low + span * level / (height - 1):7.2f}" if level in (0, height - 1) else " " * 7
+        lines.append(f"{label} │" + "".join(" ● " if r == level else "   " for r in rows))
+    lines.append(" " * 8 + "└" + "───" * len(values) + " step")
+    return "\n".join(lines)
+
+
+def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], path: Path) -> Path:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    steps = run.metrics("train")
+    one, two = paired(before, after)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [2, 1]})
+    bands = [bootstrap_mean(m["rewards"]) for m in steps if m["rewards"]]
+    x = [m["step"] + 1 for m in steps if m["rewards"]]
+    left.fill_between(x, [b.low for b in bands], [b.high for b in bands], alpha=0.2)
+    left.plot(x, [b.mean for b in bands], marker="o", markersize=4)
+    left.set(xlabel="step", ylabel="mean reward", title=f"{run.name}: training (95 % interval)")
+    left.grid(alpha=0.3)
+    names = ["improved"] if one and "improved" in one[0].metrics else ["reward"]
+    for i, name in enumerate(names):
+        for j, side in enumerate((one, two)):
+            if side:
+                interval = bootstrap_mean([_value(t, name) for t in side])
+                error = [[interval.mean - interval.low], [interval.high - interval.mean]]
+                right.bar(i * 3 + j, interval.mean, yerr=error, capsize=6, color=("#9aa5b1", "#2f6fb0")[j])
+    right.set_xticks([0, 1], ["before", "after"])
+    right.set(title=f"held-out tasks: {names[0]}", ylabel=f"{names[0]} (mean)")
+    right.grid(alpha=0.3, axis="y")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
