@@ -90,7 +90,9 @@ def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool
     with contextlib.nullcontext() if locked else target.lock():
         if target.is_whole():
             return target
-        say(f"converting {gguf.name} to safetensors in {target.path} (once, about half a minute)")
+        say(
+            f"converting {gguf.name} to safetensors in {target.path} (once, under a minute for a small model)"
+        )
         for leftover in target.path.parent.glob(f".{target.path.name}.tmp-*"):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(dir=target.path.parent, prefix=f".{target.path.name}.tmp-"))

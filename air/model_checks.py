@@ -101,8 +101,11 @@ def _refuse_multimodal(
 
 def _text_only_hint(name: str, model_type: str) -> str:
     short = name.rstrip("/").rsplit("/", 1)[-1]
-    if "qwen" in model_type and re.search(r"-(VL|Omni)\b", short):
-        return f"take the text model of the family: Qwen/{re.sub(r'-(VL|Omni)', '', short)}"
+    if qwen := re.match(r"(Qwen[\d.]+)-(?:VL|Omni)-([\d.]+B)(?!-A)", short):
+        family, size = qwen.groups()
+        text_size = {("Qwen3", "2B"): "1.7B", ("Qwen2", "2B"): "1.5B"}.get((family, size), size)
+        ending = "" if family == "Qwen3" else "-Instruct"  # Qwen3's chat models carry no suffix
+        return f"take the text model of the family: Qwen/{family}-{text_size}{ending}"
     if "gemma" in model_type:
         return "take a text model of about its size, for example Qwen/Qwen3-4B-Instruct-2507"
     if "mistral" in model_type or "pixtral" in model_type:

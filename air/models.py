@@ -249,8 +249,8 @@ def bf16_gain(hidden: int, inner: int, seconds: float = 0.25) -> float:
     """How many times faster a bf16 linear layer is than an fp32 one, here, now, at these sizes.
 
     A row count for sampling and one for training, the smaller gain of the two: CPUs without bf16
-    instructions can be faster at one and ten times slower at the other. On one thread, the two dtypes in turn,
-    the best time of each: so that what else the machine is doing does not decide.
+    instructions can be faster at one and ten times slower at the other. On one thread, the two dtypes in
+    turn, the best time of each: so that what else the machine is doing does not decide.
     """
     import torch
     from torch.nn.functional import linear
@@ -271,11 +271,19 @@ def bf16_gain(hidden: int, inner: int, seconds: float = 0.25) -> float:
     inner = max(
         1, min(inner, 2**22 // hidden)
     )  # 4 million weights say as much as 60 million, in the time given
+    with torch.inference_mode(), one_thread():
+        return min(gain(rows) for rows in (8, 128))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """For work of milliseconds: on a busy machine, threads wait for each other longer than they compute."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode():
-            return min(gain(rows) for rows in (8, 128))
+        yield
     finally:
         torch.set_num_threads(threads)
 
@@ -355,7 +363,7 @@ def check_head(model: Any) -> None:
 
     device = model.get_input_embeddings().weight.device
     ids = torch.arange(8, device=device).unsqueeze(0) % model.config.vocab_size
-    with torch.inference_mode():
+    with torch.inference_mode(), one_thread():
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         expected = model(input_ids=ids, use_cache=False).logits.float()
         got = logits_head(model)(hidden).float()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import entry_points
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -68,7 +68,9 @@ class Environment(ABC):
     action_format: ClassVar[ActionFormat]
     Args: ClassVar[type[EnvArgs]] = EnvArgs
     # Weights of the reward components when the config names none.
-    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    reward_weights: Mapping[str, float] = MappingProxyType({})
+    # How a component given per turn becomes the episode's: its "sum" over turns (the default) or its "mean".
+    turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = MappingProxyType({})
 
     def __init__(self, args: EnvArgs) -> None:
         self.args = args

@@ -29,6 +29,7 @@ Array = NDArray[np.float64]
 PREPARATION = 1  # part of the cache's file names: raise it when the preparation changes
 ONE_HOT_LEVELS = 6  # categories with more levels become one ordinal column
 RAREST_CLASS = 0.08  # rows of rarer classes are left out: 300 rows hold too few of them to learn from
+MOST_CLASSES = 4  # the most frequent: boosting grows a tree per class
 MOST_ROWS = 20_000  # of a table: more than all tasks of a data set can use
 
 TRAIN_ROWS, VALID_ROWS, TEST_ROWS = 300, 200, 800
@@ -149,7 +150,8 @@ def encode(column: Any) -> list[Array]:
 def _select(dataset: Dataset, X: Array, y: Array) -> tuple[Array, Array]:
     if dataset.kind == "classification":
         classes, counts = np.unique(y, return_counts=True)
-        kept = np.isin(y, classes[counts >= RAREST_CLASS * len(y)])
+        common = np.argsort(-counts, kind="stable")[:MOST_CLASSES]
+        kept = np.isin(y, classes[common[counts[common] >= RAREST_CLASS * len(y)]])
         X, y = X[kept], y[kept]
     if len(y) > MOST_ROWS:
         chosen = np.sort(np.random.default_rng(0).choice(len(y), MOST_ROWS, replace=False))

@@ -1,0 +1,206 @@
+"""Packing, gradients and updates, against plain transformers computations."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from air.learn.advantages import Batch
+from air.learn.batches import PackedPlan, Row, micro_batches
+from air.learn.learner import Learner, LearnerSettings
+from air.learn.logprobs import token_logprobs
+from air.learn.lora import attach_lora
+from air.learn.losses import LossSettings
+from air.models import logits_head
+from air.policy import Policy
+from air.tiny import tiny_model
+
+KINDS = ["llama", "qwen2", "qwen3", "mistral"]
+
+
+def make_policy(kind: str = "llama", lora: bool = False, double: bool = False) -> Policy:
+    model = tiny_model(kind, seed=1).model
+    peft = attach_lora(model, 4, 8, ["q_proj", "v_proj", "down_proj"]) if lora else None
+    if lora:
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # zero at first; make the adapter matter
+                torch.nn.init.normal_(parameter, std=0.05)
+    if double:
+        model.double()
+    return Policy(model, logits_head(model), peft)
+
+
+def group_rows(seed: int = 0, prompts: int = 2, members: int = 4) -> list[Row]:
+    """Groups that share a prompt; two members of each share their first reply too, as episodes do."""
+    rng = random.Random(seed)
+    rows = []
+    for p in range(prompts):
+        prompt = [rng.randrange(256) for _ in range(30 + 7 * p)]
+        first = [rng.randrange(256) for _ in range(20)]
+        for m in range(members):
+            tail = [rng.randrange(256) for _ in range(rng.randint(3, 25))]
+            reply = first + tail if m < 2 else tail
+            train = [False] * len(prompt) + [i % 4 != 3 for i in range(len(reply))]
+            logprobs = [rng.uniform(-6, -1) if t else 0.0 for t in train]
+            rows.append(
+                Row(f"{p}-{m}#0", tuple(prompt + reply), tuple(train), tuple(logprobs), rng.uniform(-1, 1), 1 / 64)
+            )
+    return rows
+
+
+def plain_logprobs(policy: Policy, row: Row, temperature: float = 1.0) -> torch.Tensor:
+    """One row by itself through transformers' own attention."""
+    policy.model.set_attn_implementation("eager")
+    try:
+        logits = policy.model(torch.tensor([row.tokens])).logits[0]
+    finally:
+        policy.model.set_attn_implementation("air")
+    logprobs = (logits / temperature).log_softmax(-1)
+    places = [i for i, t in enumerate(row.train) if t]
+    return logprobs[[i - 1 for i in places], [row.tokens[i] for i in places]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lora", [False, True])
+def test_shared_prefixes_leave_loss_and_gradients_as_they_are(kind: str, lora: bool) -> None:
+    rows = group_rows()
+    policy = make_policy(kind, lora, double=True)
+    names = [n for n, _ in policy.trainable()]
+    learner = Learner(policy, LearnerSettings())
+    parts = list(micro_batches(rows, 10_000))
+    assert len(parts) == 1 and parts[0].computed_tokens < 0.6 * parts[0].row_tokens
+    plan = PackedPlan(parts[0], policy.device)
+    packed, _ = learner._forward(plan)
+    weights = torch.tensor([parts[0].rows[r].advantage for r in plan.rows], dtype=torch.float64)
+    (packed * weights).sum().backward()
+    gradients = {n: p.grad.clone() for n, p in policy.trainable()}
+    policy.model.zero_grad()
+    plain = [plain_logprobs(policy, row) for row in parts[0].rows]
+    torch.testing.assert_close(packed.double(), torch.cat(plain), atol=1e-6, rtol=0)  # log-probs are fp32
+    sum((lp * row.advantage).sum() for lp, row in zip(plain, parts[0].rows, strict=True)).backward()
+    for name in names:
+        wanted = dict(policy.trainable())[name].grad
+        torch.testing.assert_close(gradients[name], wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_micro_batches_add_up_to_the_whole() -> None:
+    """Gradient accumulation by token budget changes nothing but memory."""
+    results = []
+    for budget in (10_000, 60):
+        policy = make_policy(lora=True)
+        learner = Learner(policy, LearnerSettings(token_budget=budget, max_norm=1e9))
+        report = learner.update(Batch(tuple(group_rows()), {}, 8))
+        results.append((report.metrics, [p.detach().clone() for _, p in policy.trainable()]))
+    assert results[0][0]["micro_batches"] == 1 and results[1][0]["micro_batches"] > 3
+    assert results[0][0]["loss"] == pytest.approx(results[1][0]["loss"], rel=1e-4)
+    assert results[0][0]["grad_norm"] == pytest.approx(results[1][0]["grad_norm"], rel=1e-4)
+    assert results[0][0]["tokens_trained"] == results[1][0]["tokens_trained"]
+
+
+def test_activation_checkpointing_changes_nothing() -> None:
+    from air.assemble import checkpoint_activations
+
+    norms = []
+    for freq in (0, 1, 2):
+        policy = make_policy(lora=True)
+        if freq:
+            checkpoint_activations(policy.model, freq)
+        learner = Learner(policy, LearnerSettings())
+        norms.append(learner.update(Batch(tuple(group_rows()), {}, 8)).metrics["grad_norm"])
+    assert norms == pytest.approx([norms[0]] * 3, rel=1e-6)
+
+
+def test_log_probs_in_chunks_equal_those_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = torch.nn.Linear(16, 50, bias=False).double()
+    hidden = torch.randn(23, 16, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 50, (23,))
+    gradients = []
+    for chunk in (1 << 30, 4 * 50 * 5):
+        monkeypatch.setattr("air.learn.logprobs.CHUNK_BYTES", chunk)
+        logprobs, entropy = token_logprobs(head, hidden, targets, 0.7, 50)
+        assert not entropy.requires_grad
+        (logprobs * torch.arange(23)).sum().backward()
+        gradients.append((hidden.grad.clone(), head.weight.grad.clone(), logprobs.detach()))
+        hidden.grad = head.weight.grad = None
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_an_update_makes_rewarded_tokens_likelier_and_punished_ones_less_so() -> None:
+    policy = make_policy(lora=True)
+    learner = Learner(policy, LearnerSettings(lr=1e-2))
+    rows = [r.__class__(**{**r.__dict__, "advantage": 1.0 if i % 2 else -1.0}) for i, r in enumerate(group_rows())]
+    before = learner.logprobs(rows)
+    rows = [_with_sampler(r, before[r.key]) for r in rows]
+    learner.update(Batch(tuple(rows), {}, len(rows)))
+    after = learner.logprobs(rows)
+    change = {r.key: sum(after[r.key]) - sum(before[r.key]) for r in rows}
+    assert all(change[r.key] * r.advantage > 0 for r in rows)
+
+
+def _with_sampler(row: Row, logprobs: list[float]) -> Row:
+    found = iter(logprobs)
+    return Row(
+        row.key, row.tokens, row.train, tuple(next(found) if t else 0.0 for t in row.train), row.advantage, row.weight
+    )
+
+
+def test_passes_clip_from_the_second_on() -> None:
+    policy = make_policy(lora=True)
+    rows = group_rows()
+    learner = Learner(policy, LearnerSettings(lr=5e-2, passes=3, loss_settings=LossSettings(0.01, 0.01)))
+    report = learner.update(Batch(tuple(rows), {}, len(rows)))
+    assert learner.updates == 3 and policy.version == 1
+    assert report.metrics["logprob_gap_max"] > 0
+
+
+def test_kl_is_to_the_policy_the_run_started_from() -> None:
+    policy = make_policy(lora=True)
+    rows = group_rows()
+    learner = Learner(policy, LearnerSettings(lr=1e-2, loss_settings=LossSettings(kl_beta=0.1)))
+    first = learner.update(Batch(tuple(rows), {}, len(rows)))
+    assert first.metrics["kl"] == pytest.approx(0, abs=1e-9)
+    weights = [p.detach().clone() for _, p in policy.trainable()]
+    second = learner.update(Batch(tuple(rows), {}, len(rows)))
+    assert second.metrics["kl"] > 1e-6
+    with learner.reference():
+        pass
+    assert not all(torch.equal(a, p) for a, (_, p) in zip(weights, policy.trainable(), strict=True))
+
+
+def test_bf16_weights_are_trained_through_fp32_masters() -> None:
+    """F5: a step of 1e-5 is lost in bf16; the masters remember it until it shows."""
+    policy = make_policy()
+    policy.model.to(torch.bfloat16)
+    learner = Learner(policy, LearnerSettings(lr=1e-5, max_norm=1e9))
+    before = [p.detach().clone() for p in learner.parameters]
+    rows = tuple(group_rows())
+    for _ in range(3):
+        metrics = learner.update(Batch(rows, {}, 8)).metrics
+    assert metrics["update_ratio"] > 0
+    moved = sum((m.detach() - p.float()).abs().max() > 0 for m, p in zip(learner._masters, before, strict=True))
+    assert moved == sum(p.dtype == torch.bfloat16 for p in learner.parameters)
+
+
+def test_a_batch_without_rows_updates_nothing_and_says_so() -> None:
+    policy = make_policy(lora=True)
+    report = Learner(policy, LearnerSettings()).update(Batch((), {}, 8))
+    assert report.metrics["tokens_trained"] == 0 and report.metrics["grad_norm"] == 0.0
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=70), min_size=1, max_size=8), st.integers(20, 200))
+def test_every_row_is_laid_out_whole_whatever_it_shares(sequences: list[list[int]], budget: int) -> None:
+    rows = [Row(str(i), tuple(s), (False, *(True,) * (len(s) - 1)), (0.0,) * len(s), 1.0, 1.0) for i, s in enumerate(sequences)]
+    seen = []
+    for part in micro_batches(rows, budget):
+        for r, row in enumerate(part.rows):
+            pieces = [part.segments[s] for s in part.paths[r]]
+            assert [t for p in pieces for t in p.tokens] == list(row.tokens)
+            assert [p.place for p in pieces] == [sum(len(q.tokens) for q in pieces[:i]) for i in range(len(pieces))]
+            seen.append(row.key)
+    assert sorted(seen) == sorted(r.key for r in rows)
