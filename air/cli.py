@@ -105,5 +105,137 @@ def warmstart(context: typer.Context, as_json: Json = False) -> None:
         print(f"{weights}\nuse it with --model.{'adapter' if weights.name == 'adapter' else 'name'} {weights}")
 
 
+EVAL_HELP = """air eval @ config.toml [--key value …] [options]
+
+Any agent on held-out tasks: the same tasks, seeds and sampling for all.
+
+  --agent WHO          model (the config's, default), run:DIR[@STEP|@best] (a run's policy, with the run's own
+                       config), scripted:oracle, or url:http://127.0.0.1:8000/v1
+  --split NAME         default: orchestrator.eval.test_split
+  --n N                tasks; default: orchestrator.eval.num_examples
+  --rollouts K         episodes per task; default: orchestrator.eval.rollouts_per_example
+  --temperature T      default: orchestrator.eval.temperature
+  --url-model NAME     the model at the URL; --price-in, --price-out per million tokens; --api-key-env VARIABLE
+  --out DIR            default: the next free outputs/eval-AGENT-N; one that was stopped is continued
+  --json               print the result as JSON
+
+Keys:"""
+
+
+@app.command("eval", context_settings=WITH_CONFIG)
+def evaluate(
+    context: typer.Context,
+    agent: Annotated[str, typer.Option()] = "model",
+    split: Annotated[str | None, typer.Option()] = None,
+    n: Annotated[int | None, typer.Option("--n")] = None,
+    rollouts: Annotated[int | None, typer.Option()] = None,
+    temperature: Annotated[float | None, typer.Option()] = None,
+    url_model: Annotated[str | None, typer.Option()] = None,
+    price_in: Annotated[float | None, typer.Option()] = None,
+    price_out: Annotated[float | None, typer.Option()] = None,
+    api_key_env: Annotated[str | None, typer.Option()] = None,
+    out: Annotated[Path | None, typer.Option()] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a model, a run, a script or a URL on held-out tasks: air eval @ config.toml --agent …"""
+    if {"--help", "-h"} & {*context.args}:
+        _config(context, EVAL_HELP)
+    from air.lab.evaluate import EvalOptions, format_report
+    from air.lab.evaluate import evaluate as run
+    from air.lab.players import UrlOptions
+    from air.watch.display import Display
+
+    url = UrlOptions(url_model, price_in, price_out, api_key_env)
+    options = EvalOptions(agent, split, n, rollouts, temperature, out, url)
+    try:
+        with Display(quiet=as_json) as display:
+            report = run(context.args, options, display)
+    except KeyboardInterrupt:
+        _fail("stopped.", 130)
+    _print(report) if as_json else print(format_report(report))
+
+
+@app.command()
+def compare(
+    evaluations: Annotated[
+        list[str], typer.Argument(help="Two of: DIR of `air eval`, RUN:before, RUN:after, RUN:step_0010; or one RUN.")
+    ],
+    common: Annotated[bool, typer.Option(help="Compare the rows that both have, and leave the others out.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare two evaluations of the same rows, with paired 95 % intervals: air compare A B."""
+    from air.lab.compare import as_json as comparison_json
+    from air.lab.compare import compare_named, format_comparison
+
+    comparison = compare_named(evaluations, common)
+    _print(comparison_json(comparison)) if as_json else print(format_comparison(comparison))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The run's directory.")],
+    out: Annotated[Path, typer.Option(help="Where to write; must be new or empty.")],
+    merged: Annotated[bool, typer.Option("--merged", help="A whole model instead of an adapter.")] = False,
+    step: Annotated[str, typer.Option(help="Which checkpoint: last, best, or a step's number.")] = "last",
+    dtype: Annotated[str | None, typer.Option(help="Of a whole model; by default the base model's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a run's weights for PEFT or transformers, and check them by loading them again."""
+    from air.export import export as write
+    from air.export import format_report
+    from air.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        report = write(run, out, merged=merged, which=step, dtype=dtype, say=display.say)
+    _print(report) if as_json else print(format_report(report))
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the models on this machine."""
+    from air.models import list_models
+
+    rows = list_models()
+    if as_json:
+        _print([{**{k: getattr(row, k) for k in row.__slots__}, "path": row.path and str(row.path)} for row in rows])
+        return
+    print(f"{'model':44s} {'type':10s} {'size':>9s}  where")
+    for row in rows:
+        size = f"{row.size / 2**20:.0f} MiB" if row.size else ""
+        name = row.name + (" (default)" if row.default else "")
+        print(f"{name:44s} {row.type:10s} {size:>9s}  {row.where}" + ("" if row.trainable else f"; no: {row.why_not}"))
+
+
+tasks = typer.Typer(help="List environments and look at their tasks.", no_args_is_help=True)
+app.add_typer(tasks, name="tasks")
+
+
+@tasks.command("list")
+def list_tasks(
+    environments: Annotated[list[str] | None, typer.Argument(help="Only these, with their arguments.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The registered environments and how many tasks each has."""
+    from air.lab.tasks import format_environments, list_environments
+
+    rows = list_environments(environments or ())
+    _print(rows) if as_json else print(format_environments(rows, with_args=bool(environments)))
+
+
+@tasks.command("show")
+def show_tasks(
+    environment: Annotated[str, typer.Argument(help="The environment's id, as `air tasks list` shows it.")],
+    n: Annotated[int, typer.Option("--n", min=1, help="How many tasks.")] = 3,
+    split: Annotated[str, typer.Option(help="train, eval or test.")] = "train",
+    as_json: Json = False,
+) -> None:
+    """Tasks as the model will see them."""
+    from air.lab.tasks import format_tasks
+    from air.lab.tasks import show_tasks as show
+
+    rows = show(environment, split, n)
+    _print(rows) if as_json else print(format_tasks(rows))
+
+
 if __name__ == "__main__":
     main()

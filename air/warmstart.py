@@ -161,4 +161,4 @@ def _save(parts: Parts, directory: Path) -> None:
 
     save_weights(parts.learner, directory)
     if (directory / "model").is_dir():
-        parts.loaded.tokenizer.save(directory / "model")
+        parts.loaded.tokenizer.hf.save_pretrained(str(directory / "model"))

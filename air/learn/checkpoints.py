@@ -30,12 +30,15 @@ def save_checkpoint(directory: Path, learner: Learner, step: int, position: dict
 
 def save_weights(learner: Learner, directory: Path) -> None:
     """`adapter/` for LoRA, `model/` for full fine-tuning."""
+    from air.models import quiet
+
     policy = learner.policy
     if policy.peft is not None:
         policy.peft.save_pretrained(str(directory / "adapter"))
         (directory / "adapter" / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
     else:
-        policy.model.save_pretrained(str(directory / "model"))
+        with quiet():
+            policy.model.save_pretrained(str(directory / "model"))
 
 
 def load_checkpoint(path: Path, learner: Learner) -> int:

@@ -26,19 +26,13 @@ class Machine(RuleBasedStateMachine):
         tree = PageTree(PAGES, SIZE)
         kv = KeyValues(1, PAGES, SIZE, 1, 1, torch.float64, torch.device("cpu"))
         self.scheduler = Scheduler(tree, kv, max_batch=4, step_tokens=7)
-        self.epoch = 0
 
     def teardown(self) -> None:
         self.loop.close()
 
-    def fingerprint(self, tokens: list[int]) -> float:
-        return float(hash((self.epoch_of, *tokens)) % 1_000_003)
-
-    epoch_of = 0
-
     @rule(tokens=TOKENS, limit=st.integers(1, 12))
     def arrive(self, tokens: list[int], limit: int) -> None:
-        request = Request(len(tokens), list(tokens), limit, Sampling(limit), "", self.epoch, self.loop.create_future())
+        request = Request(len(tokens), list(tokens), limit, Sampling(limit), "", self.loop.create_future())
         self.scheduler.add(request)
 
     @precondition(lambda self: self.scheduler.running)
@@ -49,7 +43,6 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def publish(self) -> None:
         self.scheduler.tree.clear()
-        self.epoch += 1
 
     @precondition(lambda self: self.scheduler.busy)
     @rule(data=st.data())
@@ -72,7 +65,7 @@ class Machine(RuleBasedStateMachine):
                     scheduler.finish(request)
 
     def key(self, request: Request, place: int) -> float:
-        return float(hash((request.version, *request.tokens[: place + 1])) % 1_000_003)
+        return float(hash((request.path[0].epoch, *request.tokens[: place + 1])) % 1_000_003)
 
     def check(self, request: Request) -> None:
         """Every page of the path holds exactly what this sequence would have computed itself."""

@@ -23,6 +23,7 @@ KINDS = ["llama", "qwen2", "qwen3", "mistral"]
 
 
 def make_policy(kind: str = "llama", lora: bool = False, double: bool = False) -> Policy:
+    torch.manual_seed(7)
     model = tiny_model(kind, seed=1).model
     peft = attach_lora(model, 4, 8, ["q_proj", "v_proj", "down_proj"]) if lora else None
     if lora:

@@ -65,7 +65,7 @@ class EmbeddedEngine:
         self._kv = KeyValues(layers, -(-kv_tokens // page_size), page_size, heads, dim, policy.dtype, policy.device)
         self._tree = PageTree(self._kv.data.shape[2], page_size)
         self._scheduler = Scheduler(self._tree, self._kv, max_batch, STEP_TOKENS)
-        self._version = policy.version
+        self._scheduler.version = policy.version
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="air-engine")
         self._driver: asyncio.Task[None] | None = None
         self._lockstep = lockstep
@@ -74,7 +74,7 @@ class EmbeddedEngine:
 
     @property
     def version(self) -> int:
-        return self._version
+        return self._scheduler.version
 
     def describe(self) -> Limits:
         detail = {"pages": str(self._tree.pages), "page_size": str(self._tree.page_size)}
@@ -93,7 +93,6 @@ class EmbeddedEngine:
             min(sampling.max_tokens, room),
             sampling,
             order,
-            self._version,
             loop.create_future(),
         )
         self._scheduler.add(request)
@@ -113,7 +112,7 @@ class EmbeddedEngine:
 
     def set_version(self, version: int) -> None:
         self._tree.clear()
-        self._version = version
+        self._scheduler.version = version
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:

@@ -21,10 +21,10 @@ class Request:
     limit: int  # of new tokens
     sampling: Sampling
     order: str
-    version: int
     future: asyncio.Future[Generation]
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
+    version: int = 0  # of the policy when it was started, not when it was asked for
     logprobs: list[float] = field(default_factory=list)
     path: list[Node] = field(default_factory=list)
     claim: int = 0  # pages it may still take
@@ -48,6 +48,7 @@ class Scheduler:
         self.kv = kv
         self.max_batch = max_batch
         self.step_tokens = step_tokens
+        self.version = 0
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
@@ -137,6 +138,7 @@ class Scheduler:
             node.tokens = request.tokens[len(path) * tree.page_size :][:length]
         request.computed = request.cached = len(path) * tree.page_size + length
         request.started = time.perf_counter()
+        request.version = self.version
         self.running.append(request)
         return True
 

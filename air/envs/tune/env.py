@@ -7,6 +7,7 @@ never sees, and belong to a model trained in this very episode.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 import os
@@ -152,7 +153,7 @@ class TuneEnv(Environment):
     action_format: ClassVar[ActionFormat] = "command"
     Args: ClassVar[type[EnvArgs]] = TuneArgs
     # Per-turn components: how an episode's turns become one number.
-    turn_reward_mode: ClassVar[Mapping[str, Literal["mean", "sum"]]] = {"tool": "mean"}
+    turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = {"tool": "mean"}
     reward_weights: Mapping[str, float] = {"tool": 1.0, "improvement": 1.0}
 
     args: TuneArgs
@@ -206,7 +207,7 @@ class TuneEnv(Environment):
     async def close(self) -> None:
         if self._pool is not None:
             pool, self._pool = self._pool, None
-            pool.close()
+            await asyncio.to_thread(pool.close)
 
 
 def check_dataset(name: str) -> None:

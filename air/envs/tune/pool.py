@@ -156,9 +156,9 @@ class FitPool:
             self._closed = True
             threads, self._threads = self._threads, []
             waiting, self._running = self._running, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(InfraError("the fitting pool was closed"))
+            for future in waiting.values():
+                if not future.done():
+                    future.set_exception(InfraError("the fitting pool was closed"))
         for _ in threads:
             self._jobs.put(None)
         for worker in self.workers:
