@@ -115,7 +115,8 @@ Any agent on held-out tasks: the same tasks, seeds and sampling for all.
   --n N                tasks; default: orchestrator.eval.num_examples
   --rollouts K         episodes per task; default: orchestrator.eval.rollouts_per_example
   --temperature T      default: orchestrator.eval.temperature
-  --url-model NAME     the model at the URL; --price-in, --price-out per million tokens; --api-key-env VARIABLE
+  --url-model NAME     the model at the URL; with --price-in and --price-out (per million tokens) its cost
+  --api-key-env NAME   the environment variable that holds the URL's key
   --out DIR            default: the next free outputs/eval-AGENT-N; one that was stopped is continued
   --json               print the result as JSON
 
@@ -158,9 +159,9 @@ def evaluate(
 @app.command()
 def compare(
     evaluations: Annotated[
-        list[str], typer.Argument(help="Two of: DIR of `air eval`, RUN:before, RUN:after, RUN:step_0010; or one RUN.")
+        list[str], typer.Argument(help="Two directories of `air eval` or RUN:before, RUN:after, …; or a RUN.")
     ],
-    common: Annotated[bool, typer.Option(help="Compare the rows that both have, and leave the others out.")] = False,
+    common: Annotated[bool, typer.Option("--common", help="Compare only the rows that both have.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare two evaluations of the same rows, with paired 95 % intervals: air compare A B."""
@@ -193,26 +194,29 @@ def export(
 @app.command()
 def models(as_json: Json = False) -> None:
     """List the models on this machine."""
+    import dataclasses
+
     from air.models import list_models
 
     rows = list_models()
     if as_json:
-        _print([{**{k: getattr(row, k) for k in row.__slots__}, "path": row.path and str(row.path)} for row in rows])
+        _print([{**dataclasses.asdict(row), "path": row.path and str(row.path)} for row in rows])
         return
-    print(f"{'model':44s} {'type':10s} {'size':>9s}  where")
+    print(f"{'model':46s} {'type':10s} {'size':>9s}  where")
     for row in rows:
         size = f"{row.size / 2**20:.0f} MiB" if row.size else ""
         name = row.name + (" (default)" if row.default else "")
-        print(f"{name:44s} {row.type:10s} {size:>9s}  {row.where}" + ("" if row.trainable else f"; no: {row.why_not}"))
+        why_not = "" if row.trainable else f"; cannot be trained: {row.why_not}"
+        print(f"{name:46s} {row.type:10s} {size:>9s}  {row.where}{why_not}")
 
 
-tasks = typer.Typer(help="List environments and look at their tasks.", no_args_is_help=True)
-app.add_typer(tasks, name="tasks")
+tasks = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(tasks, name="tasks", help="List environments and look at their tasks.")
 
 
 @tasks.command("list")
 def list_tasks(
-    environments: Annotated[list[str] | None, typer.Argument(help="Only these, with their arguments.")] = None,
+    environments: Annotated[list[str] | None, typer.Argument(help="Only these, in detail.")] = None,
     as_json: Json = False,
 ) -> None:
     """The registered environments and how many tasks each has."""

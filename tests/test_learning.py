@@ -30,15 +30,15 @@ SETTINGS = {
     "orchestrator.env.0.id": "arith",
     "orchestrator.env.0.args.max_number": "4",
     "orchestrator.env.0.args.split_by": "none",
-    "orchestrator.env.0.args.demo_accuracy": "0.3",
+    "orchestrator.env.0.args.demo_accuracy": "0.35",
     "orchestrator.eval.num_examples": "25",
     "orchestrator.eval.rollouts_per_example": "4",
-    "warmstart.steps": "40",
+    "warmstart.steps": "200",
     "warmstart.episodes": "400",
     "warmstart.batch_size": "40",
     "warmstart.lr": "3e-3",
-    "max_steps": "40",
-    "ckpt.interval": "40",
+    "max_steps": "80",
+    "ckpt.interval": "80",
 }
 
 
@@ -81,7 +81,6 @@ def test_with_the_loss_mask_as_attention_mask_it_does_not_learn(
             seen = torch.cat([trained[batch.segments[s].start :][: len(batch.segments[s].tokens)] for s in path])
             itself = torch.eye(self._masks[i].shape[1], dtype=torch.bool)[segment.place :]
             self._masks[i] = (self._masks[i] & seen[None]) | itself  # a token always sees itself, or softmax is NaN
-        
 
     # The supervised start is made with right masks: only RL is blinded.
     learn(tmp_path, max_steps="0")

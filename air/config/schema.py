@@ -281,7 +281,7 @@ class InferenceConfig(Section):
         ge=16,
         description="Key/value memory on the CPU, in tokens; by default what max_batch needs.",
     )
-    page_size: int = Field(default=32, ge=1, description="Tokens in one page of key/value memory.")
+    page_size: int = Field(default=64, ge=1, description="Tokens in one page of key/value memory.")
     model: InferenceModelConfig = Field(default_factory=InferenceModelConfig)
 
 

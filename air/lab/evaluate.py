@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import air
 from air.assemble import held_out_tasks
@@ -25,12 +25,14 @@ from air.files import write_json
 from air.lab.conditions import conditions
 from air.lab.players import Player, Seat, UrlOptions, choose_player, describe, take_seat
 from air.lab.rows import interval_json, means, row_key
-from air.loop import Watcher
 from air.rollout.sampler import Evaluated
 from air.rollout.schedule import place_in_step
 from air.run import read_trajectories
 from air.trajectory_file import to_json
 from air.types import Trajectory
+
+if TYPE_CHECKING:
+    from air.loop import Watcher
 
 SCHEMA_VERSION = 1
 SEED = 0  # of every evaluation, in training and here: the same rows

@@ -105,7 +105,7 @@ def format_environments(rows: Sequence[dict[str, Any]], with_args: bool) -> str:
             continue
         counts = ", ".join(f"{count} {split}" for split, count in row["tasks"].items())
         form = {"command": "a command", "tools": "tool calls", "text": "plain text"}[row["action_format"]]
-        lines.append(f"  tasks: {counts}; at most {row['max_turns']} turns; a reply is {form}")
+        lines.append(f"  tasks: {counts}; turns: at most {row['max_turns']}; a reply is {form}")
         if with_args:
             lines += [f"  args.{k} = {v['default']!r}  {v['about']}" for k, v in row["args"].items()]
     return "\n".join(lines) or "no environment is registered"

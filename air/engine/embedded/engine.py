@@ -44,7 +44,7 @@ class EmbeddedEngine:
         context: int,
         max_batch: int = 64,
         kv_tokens: int | None = None,
-        page_size: int = 32,
+        page_size: int = 64,
         lockstep: bool = False,
     ) -> None:
         config = policy.model.config

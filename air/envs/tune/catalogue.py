@@ -45,10 +45,12 @@ CPUS = "company cores threads base_clock boost_clock process l3_cache"
 MILEAGE = "engine_displacement no_cylinders no_gears transmission drive_sys fuel_usage air_aspir_method class"
 WEATHER = "origin month day hour humid wind_dir wind_speed pressure visib"
 
-# Chosen, in every split, for headroom: forests and boosting beat the untuned linear model on their test rows.
-# So the scripted oracle's share of beaten baselines is a property of this list, not an independent result.
+# Chosen for headroom: forests and boosting beat the untuned linear model on the test rows of every held-out
+# table and of most that are trained on (titanic, credit and tumours leave little room and are there because
+# such tables exist). So the scripted oracle's share of beaten baselines is a property of this list, not an
+# independent result.
 DATASETS: tuple[Dataset, ...] = (
-    _rdata("titanic", "none", C, "vcdExtra/Titanicp", "survived"),
+    _rdata("titanic", "train", C, "vcdExtra/Titanicp", "survived"),
     _rdata("concrete", "train", R, "modeldata/concrete", "compressive_strength"),
     _rdata("storms", "train", C, "dplyr/storms", "status", "year month day hour lat long wind pressure"),
     _rdata("gapminder", "train", R, "gapminder/gapminder", "lifeExp", drop="country"),
@@ -56,7 +58,7 @@ DATASETS: tuple[Dataset, ...] = (
     _rdata("quakes", "train", R, "datasets/quakes", "depth"),
     _rdata("cells", "train", C, "modeldata/cells", "class", drop="case"),
     _rdata("cpus", "train", R, "openintro/cpu", "tdp", CPUS),
-    _rdata("credit", "none", C, "modeldata/credit_data", "Status"),
+    _rdata("credit", "train", C, "modeldata/credit_data", "Status"),
     _rdata("weather", "train", R, "nycflights13/weather", "temp", WEATHER),
     _rdata("auto", "eval", R, "ISLR/Auto", "mpg", drop="name"),
     _rdata("pitches", "eval", C, "Stat2Data/Kershaw", "PitchType", "StartSpeed EndSpeed HDev VDev HPos VPos"),
@@ -75,7 +77,7 @@ DATASETS: tuple[Dataset, ...] = (
     _rdata("cars", "test", R, "modeldata/car_prices", "Price"),
     Dataset("iris", "none", C, "sklearn:load_iris"),
     Dataset("wine", "none", C, "sklearn:load_wine"),
-    Dataset("tumours", "none", C, "sklearn:load_breast_cancer"),
+    Dataset("tumours", "train", C, "sklearn:load_breast_cancer"),
     Dataset("diabetes", "none", R, "sklearn:load_diabetes"),
     Dataset("linnerud", "none", R, "sklearn:load_linnerud"),
 )

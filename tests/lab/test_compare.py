@@ -1,0 +1,155 @@
+"""air compare: paired differences, and when they say something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import tiny_run
+
+from air.errors import AirError
+from air.lab.compare import Side, as_json, compare, compare_named, format_comparison, read_side
+from air.lab.conditions import Conditions
+from air.lab.rows import scored_rows
+from air.types import Task, Trajectory
+
+MODE = {
+    "env": {"toy": {"id": "toy", "args": {"max_turns": 4}, "max_turns": 4}},
+    "context": 512,
+    "parser": "auto",
+}
+SAMPLING = {"temperature": 1.0, "max_tokens": 40}
+
+
+def episode(
+    task: int,
+    reward: float,
+    sample: int = 0,
+    ending: Any = "done",
+    payload: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> Trajectory:
+    return Trajectory(
+        f"{task}-{sample}",
+        Task("toy", str(task), "test", payload or {}),
+        seed=1000 * task + sample,
+        version=0,
+        turns=(),
+        branches=(),
+        ending=ending,
+        rewards={},
+        turn_rewards=(),
+        metrics=metrics or {},
+        reward=reward,
+        started=float(task),
+        seconds=1.0,
+    )
+
+
+def side(label: str, episodes: Sequence[Trajectory], sampling: Any = SAMPLING, mode: Any = MODE) -> Side:
+    scored, lost = scored_rows(episodes)
+    return Side(label, Conditions(sampling, mode), frozenset({*scored, *lost}), scored, "test")
+
+
+def test_a_difference_on_every_row_is_found() -> None:
+    a = side("A", [episode(i, i / 10) for i in range(12)])
+    b = side("B", [episode(i, i / 10 + 0.2 + (i % 2) / 100) for i in range(12)])
+    line = compare(a, b).overall["reward"]
+    assert line.gain.mean == pytest.approx(0.205) and line.verdict == "B is higher"
+    assert line.gain.high - line.gain.low < 0.02  # paired: the rows' own difficulty cancels
+    assert line.a.high - line.a.low > 0.3
+    assert compare(b, a).overall["reward"].verdict == "B is lower"
+
+
+def test_noise_is_no_evidence() -> None:
+    a = side("A", [episode(i, 0.0) for i in range(12)])
+    b = side("B", [episode(i, 1.0 if i % 2 else -1.0) for i in range(12)])
+    assert compare(a, b).overall["reward"].verdict == "no evidence of a difference"
+    assert "no evidence of a difference" in format_comparison(compare(a, b))
+
+
+def test_a_handful_of_tasks_says_nothing() -> None:
+    a = side("A", [episode(i, 0.0, s) for i in range(5) for s in range(8)])
+    b = side("B", [episode(i, 1.0, s) for i in range(5) for s in range(8)])
+    comparison = compare(a, b)
+    assert comparison.rows == 40 and comparison.overall["reward"].verdict == "too few tasks to say"
+
+
+def test_episodes_of_one_task_are_not_independent() -> None:
+    """Eight samples of each task that all say the same make the interval no narrower."""
+    gains = [0.3 if i % 3 else -0.3 for i in range(9)]
+    one = compare(
+        side("A", [episode(i, 0.0) for i in range(9)]), side("B", [episode(i, gains[i]) for i in range(9)])
+    )
+    many = compare(
+        side("A", [episode(i, 0.0, s) for i in range(9) for s in range(8)]),
+        side("B", [episode(i, gains[i], s) for i in range(9) for s in range(8)]),
+    )
+    assert many.rows == 72
+    assert many.overall["reward"].gain == one.overall["reward"].gain
+
+
+def test_lost_rows_are_left_out_and_counted() -> None:
+    a = side("A", [episode(i, 1.0) for i in range(10)])
+    b = side("B", [episode(i, 0.0, ending="infra_error" if i < 2 else "done") for i in range(10)])
+    comparison = compare(a, b)
+    assert (comparison.rows, comparison.lost, comparison.left_out) == (8, 2, 0)
+    assert "2 rows lost to infrastructure trouble" in format_comparison(comparison)
+
+
+def test_a_repeated_episode_counts_once() -> None:
+    scored, lost = scored_rows([episode(1, 0.0, ending="infra_error"), episode(1, 0.7)])
+    assert [t.reward for t in scored.values()] == [0.7] and not lost
+
+
+def test_groups_by_kind() -> None:
+    def make(gain: float) -> list[Trajectory]:
+        kinds = ["easy", "hard"]
+        return [episode(i, gain * (i % 2), payload={"kind": kinds[i % 2]}) for i in range(16)]
+
+    comparison = compare(side("A", make(0.0)), side("B", make(1.0)))
+    verdicts = {name: lines["reward"].verdict for name, lines in comparison.groups["kind"].items()}
+    assert verdicts == {"easy": "no evidence of a difference", "hard": "B is higher"}
+    assert "reward by kind" in format_comparison(comparison)
+    assert as_json(comparison)["groups"]["kind"]["hard"]["reward"]["difference"]["mean"] == 1.0
+
+
+def test_metrics_are_compared_where_both_sides_have_them() -> None:
+    a = side("A", [episode(i, 0.0, metrics={"turns": 1.0, "cost": 2.0}) for i in range(8)])
+    b = side("B", [episode(i, 0.0, metrics={"turns": 3.0}) for i in range(8)])
+    comparison = compare(a, b)
+    assert list(comparison.overall) == ["reward", "turns"] and comparison.overall["turns"].gain.mean == 2.0
+    assert any("only one side has cost" in note for note in comparison.notes)
+
+
+def test_before_and_after_of_a_run() -> None:
+    comparison = compare_named([str(tiny_run())])
+    assert (comparison.a, comparison.b) == (f"{tiny_run()}:before", f"{tiny_run()}:after")
+    assert comparison.rows == 8 and comparison.overall["reward"].gain.n == 8
+    assert {"correct", "sampled_tokens"} <= comparison.overall.keys()
+
+
+@pytest.mark.parametrize(
+    ("names", "problem", "fix"),
+    [
+        (["RUN", "RUN:after"], "several evaluations: after, before, step_0001", "RUN:after"),
+        (["RUN:never", "RUN:after"], "no evaluation 'never'", "it has: after"),
+        (["/nowhere", "RUN:after"], "neither an evaluation", "air eval"),
+        (["RUN:after"], "needs two evaluations", "air compare RUN"),
+    ],
+)
+def test_a_name_that_fits_nothing_is_told_with_what_there_is(
+    names: list[str], problem: str, fix: str
+) -> None:
+    run = str(tiny_run())
+    with pytest.raises(AirError) as error:
+        compare_named([name.replace("RUN", run) for name in names])
+    assert problem in error.value.problem and fix.replace("RUN:", f"{run}:") in error.value.fix
+
+
+def test_an_unfinished_evaluation_is_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text('{"finished": false}')
+    with pytest.raises(AirError, match="stopped before its end"):
+        read_side(str(tmp_path))

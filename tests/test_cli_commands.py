@@ -1,0 +1,97 @@
+"""The commands from the command line: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import tiny_run, write_config
+
+from air import cli
+
+
+@pytest.fixture
+def air(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["air", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def test_eval_then_compare(air: Any, tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    code, text, _ = air("eval", "@", config, "--agent", "scripted:noop", "--n", 6, "--out", tmp_path / "noop")
+    assert code == 0 and "6 tasks of 'test'" in text and "95 % interval" in text
+    words = ("eval", "@", config, "--orchestrator.seed_is_wrong", 1)
+    assert air(*words)[0] == 1
+    code, text, _ = air(
+        "eval", "@", config, "--agent=scripted:oracle", "--n=6", "--out", tmp_path / "o", "--json"
+    )
+    assert code == 0 and json.loads(text)["means"]["reward"]["mean"] == 1.0
+    code, text, _ = air("compare", tmp_path / "noop", tmp_path / "o")
+    assert code == 0 and "B is higher" in text
+    code, text, _ = air("compare", tmp_path / "noop", tmp_path / "o", "--json")
+    assert code == 0 and json.loads(text)["overall"]["correct"]["difference"]["mean"] == 1.0
+
+
+def test_a_refused_comparison_exits_with_one(air: Any, tmp_path: Path) -> None:
+    code, _, problem = air("compare", f"{tiny_run()}:before", f"{tiny_run()}:step_0001")
+    assert code == 1 and "were not measured alike" in problem and "fix:" in problem
+    assert air("compare", tiny_run())[0] == 0
+
+
+def test_eval_passes_what_it_does_not_know_to_the_config(air: Any, tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    flags = ("--orchestrator.sampling.max_tokens", 2, "--agent", "model", "--n", 2, "--json")
+    code, text, _ = air("eval", "@", config, *flags)
+    assert code == 0 and json.loads(text)["sampling"]["max_tokens"] == 2
+    code, text, _ = air("eval", "--help")
+    assert code == 0 and "--price-in" in text and "orchestrator.eval" in text
+
+
+def test_a_stopped_eval_says_how_to_go_on(air: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("air.lab.evaluate.take_seat", interrupted)
+    code, _, text = air(
+        "eval", "@", write_config(tmp_path), "--agent", "scripted:oracle", "--out", tmp_path / "e"
+    )
+    assert code == 130 and f"--out {tmp_path / 'e'}" in text.replace("\n", " ")
+
+
+def test_export(air: Any, tmp_path: Path) -> None:
+    code, text, _ = air("export", tiny_run(), "--out", tmp_path / "a")
+    assert code == 0 and "adapter of step 2" in text
+    code, _, problem = air("export", tiny_run(), "--out", tmp_path / "a")
+    assert code == 1 and "is not empty" in problem
+    code, text, _ = air("export", tiny_run(), "--out", tmp_path / "m", "--merged", "--step", "best", "--json")
+    assert code == 0 and json.loads(text)["form"] == "model"
+
+
+def test_models(air: Any) -> None:
+    code, text, _ = air("models")
+    assert code == 0 and "SmolLM2-135M-Instruct (default)" in text
+    code, text, _ = air("models", "--json")
+    assert code == 0 and any(row["default"] for row in json.loads(text))
+
+
+def test_tasks(air: Any) -> None:
+    code, text, _ = air("tasks", "list")
+    assert code == 0 and "79 train, 13 eval, 8 test" in text
+    code, text, _ = air("tasks", "list", "arith", "--json")
+    assert code == 0 and json.loads(text)[0]["tasks"]["train"] == 79
+    code, text, _ = air("tasks", "show", "arith", "--n", 2)
+    assert code == 0 and text.count("=== ") == 2 and "--- user" in text
+    code, _, problem = air("tasks", "show", "aritm")
+    assert code == 1 and "did you mean" in problem
