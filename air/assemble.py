@@ -46,6 +46,8 @@ class Parts:
 def assemble(config: Config, say: Say) -> Parts:
     """Cheap refusals first: environments and their tasks, then the model's small files, then its weights."""
     envs = load_environments(config)
+    for env in envs.values():
+        env.warm()
     from air.engine.embedded import EmbeddedEngine
     from air.learn.learner import Learner
 

@@ -17,6 +17,7 @@ from air.rollout.schedule import TaskSchedule
 from air.run import Run
 from air.warmstart import warmstart
 from air.watch.display import Clock, Display
+from air.watch.sinks import WandbSink, Watchers
 from air.watch.summary import plot, summary
 
 # Prompts measured before the first step; tasks of one environment differ little in length.
@@ -72,7 +73,10 @@ async def _train(run: Run, display: Display, resuming: bool) -> Outcome:
         tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
         longest = await check_prompts(parts, tasks)
         display.say(_opening(config, parts, len(schedule), longest))
-        outcome = await train(parts, run, display)
+        sinks = [WandbSink(config, run)] if config.wandb else []
+        outcome = await train(parts, run, Watchers(display, sinks))
+        for sink in sinks:
+            sink.close()
         display.say(f"finished in {clock}")
         return outcome
     finally:

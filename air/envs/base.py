@@ -90,6 +90,10 @@ class Environment(ABC):
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo"."""
 
+    def warm(self) -> None:
+        """Begin, in the background, what takes time before the first episode."""
+        return None
+
     async def close(self) -> None:
         return None
 

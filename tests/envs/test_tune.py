@@ -90,7 +90,7 @@ def test_arguments() -> None:
     with pytest.raises(AirError, match="'spam'"):
         TuneEnv(TuneArgs(datasets=["spamm"]))
     with pytest.raises(AirError, match="no headroom"):
-        TuneEnv(TuneArgs(datasets=["titanic"]))
+        TuneEnv(TuneArgs(datasets=["iris"]))
     with pytest.raises(AirError, match="max_turns"):
         load_environment("tune", {"max_turn": 4})
     assert TuneEnv(TuneArgs(reward="headroom")).reward_weights == {"tool": 1.0, "headroom": 1.0}
