@@ -62,7 +62,10 @@ def assemble(config: Config, say: Say) -> Parts:
         lockstep=config.deterministic,
     )
     learner = Learner(policy, learner_settings(config))
-    return Parts(config, loaded, policy, engine, learner, envs, [*config.warnings(), *loaded.notes])
+    notes = [*config.warnings(), *loaded.notes]
+    if any(env.action_format == "tools" for env in envs.values()):
+        notes += loaded.tokenizer.tool_notes
+    return Parts(config, loaded, policy, engine, learner, envs, notes)
 
 
 def load_environments(config: Config) -> dict[str, Environment]:
@@ -92,7 +95,7 @@ def load_model(config: Config, say: Say) -> Loaded:
     from air import models
 
     dtype = "float32" if config.deterministic else config.model.dtype
-    device = config.model.device
+    device: str = config.model.device
     if config.gpu is not None and device == "auto":
         device = f"cuda:{config.gpu}"
     loaded = models.load(
@@ -118,8 +121,8 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
     if config.trainer.model.train == "full":
         if config.model.adapter:
             raise AirError(
-                "model.adapter is given, but trainer.model.train = \"full\" trains no adapter.",
-                "merge it first (`air export RUN --merged DIR`) and set model.name = DIR.",
+                'model.adapter is given, but trainer.model.train = "full" trains no adapter.',
+                "merge it first (`air export RUN --merged --out DIR`) and set model.name = DIR.",
             )
         model.requires_grad_(True)
     elif config.model.adapter:
@@ -159,9 +162,7 @@ def learner_settings(config: Config) -> LearnerSettings:
     )
 
 
-def rollout_settings(
-    config: Config, envs: dict[str, Environment], stop_ids: tuple[int, ...] = ()
-) -> RolloutSettings:
+def rollout_settings(config: Config, envs: dict[str, Environment], stop_ids: tuple[int, ...] = ()) -> RolloutSettings:
     o = config.orchestrator
     s = o.sampling
     named = {(e.name or e.id): e.rewards for e in o.env if e.rewards is not None}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from air.errors import AirError
+from air.errors import AirError, Stopped
 
 app = typer.Typer(
     name="air",
@@ -28,9 +28,9 @@ def main() -> None:
     try:
         app(standalone_mode=False)
     except AirError as error:
-        _fail(str(error), 1)
+        _fail(str(error), 130 if isinstance(error, Stopped) else 1)
     except KeyboardInterrupt:
-        _fail("stopped. Everything sampled so far is saved; go on with `air train --resume RUN`.", 130)
+        _fail("stopped.", 130)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (typer.Abort, SystemExit):

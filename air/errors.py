@@ -12,6 +12,10 @@ class AirError(Exception):
         self.fix = fix
 
 
+class Stopped(AirError):
+    """Ended by Ctrl-C, with everything saved: says how to go on."""
+
+
 class InfraError(Exception):
     """Infrastructure trouble (a dead worker, a lost sandbox, a lost server): never a reward.
 

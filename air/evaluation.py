@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from air.assemble import Parts, held_out_tasks
-from air.lab.intervals import bootstrap_mean
+from air.lab.rows import interval_json, means
 from air.run import Run
 from air.types import Trajectory
 
@@ -29,15 +29,6 @@ async def evaluate_policy(parts: Parts, run: Run, step: int, name: str, split: s
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Mean and 95 % interval of the reward and of every metric."""
-    if not trajectories:
-        return {"episodes": 0}
-    values: dict[str, list[float]] = {"reward": [t.reward for t in trajectories]}
-    for name in sorted({k for t in trajectories for k in t.metrics}):
-        values[name] = [t.metrics.get(name, 0.0) for t in trajectories]
-    return {"episodes": len(trajectories), **{k: _row(v) for k, v in values.items()}}
-
-
-def _row(values: list[float]) -> dict[str, float]:
-    interval = bootstrap_mean(values)
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    """Mean and 95 % interval, over tasks, of the reward and of every metric."""
+    found = means(trajectories)
+    return {"episodes": len(trajectories), **{name: interval_json(interval) for name, interval in found.items()}}

@@ -143,9 +143,7 @@ def _cut(row: Row) -> Row:
     return replace(row, tokens=row.tokens[:end], train=row.train[:end], logprobs=row.logprobs[:end])
 
 
-def trained_logprobs(
-    config: Config, checkpoint: Checkpoint, rows: Sequence[Row], say: Say
-) -> tuple[Loaded, Reference]:
+def trained_logprobs(config: Config, checkpoint: Checkpoint, rows: Sequence[Row], say: Say) -> tuple[Loaded, Reference]:
     """Through the learner's own forward. The model is let go afterwards: one copy at a time in memory."""
     from air.learn.checkpoints import load_weights
     from air.learn.learner import Learner
@@ -173,7 +171,7 @@ def plain_base(loaded: Loaded) -> Iterator[Path]:
     if loaded.path is not None:
         yield loaded.path
         return
-    from air.tiny import save_tiny
+    from air.models.tiny import save_tiny
 
     with tempfile.TemporaryDirectory(prefix="air-export-") as directory:
         yield save_tiny(directory, loaded.name.removeprefix("tiny:"))
@@ -234,9 +232,7 @@ def plain_model(directory: Path) -> Any:
     from air.models import quiet
 
     with quiet():
-        return AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=torch.float32, local_files_only=True
-        ).eval()
+        return AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
 
 
 # --- reading it again ---------------------------------------------------------------------------------------
@@ -276,9 +272,7 @@ def judge(found: Logprobs, reference: Reference, tolerance: Tolerance) -> Check:
     if training > NOISE and sum(from_base) / count < mean / 2:
         problem = "it is the base model: the adapter is missing or was not merged"
     elif training > NOISE and mean >= training:
-        problem = (
-            "it is further from the trained policy than the base model is: rounding swallowed the training"
-        )
+        problem = "it is further from the trained policy than the base model is: rounding swallowed the training"
     elif not (mean <= tolerance.mean and check.max <= tolerance.max):  # put so that NaN is refused, too
         problem = f"allowed are {tolerance.mean:g} on average and {tolerance.max:g} ({tolerance.why})"
     if problem:

@@ -53,7 +53,9 @@ async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
     for step in run.remaining_steps():
         clock = time.perf_counter()
         watcher.phase(f"step {step + 1}/{config.max_steps}: sampling", config.orchestrator.batch_size)
-        collected = await sampler.collect(step, schedule.batch(step, groups), policy.version, _finished(parts, run, step))
+        collected = await sampler.collect(
+            step, schedule.batch(step, groups), policy.version, _finished(parts, run, step)
+        )
         sampled = time.perf_counter()
         batch = _advantages(parts, collected)
         watcher.phase(f"step {step + 1}/{config.max_steps}: training")

@@ -57,9 +57,7 @@ AttentionInterface.register(ATTENTION, _attention)
 class Policy:
     """A causal language model with its adapter. `version` counts the updates it has seen."""
 
-    def __init__(
-        self, model: PreTrainedModel, head: Callable[[Tensor], Tensor], peft: PeftModel | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, head: Callable[[Tensor], Tensor], peft: PeftModel | None = None) -> None:
         model.set_attn_implementation(ATTENTION)
         if model.config._attn_implementation != ATTENTION:
             raise RuntimeError(f"{type(model).__name__} does not take its attention from transformers' interface")

@@ -23,17 +23,19 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from air.config import Config, load_config, to_toml
 from air.errors import AirError
 from air.files import append_line, read_lines, write_json, write_text
-from air.learn.advantages import Batch
-from air.learn.learner import Report
-from air.rollout.sampler import Collected
 from air.rollout.schedule import place_in_step
 from air.trajectory_file import from_json, to_json
 from air.types import Trajectory
+
+if TYPE_CHECKING:  # importing the learner imports torch, which reading a run does not need
+    from air.learn.advantages import Batch
+    from air.learn.learner import Report
+    from air.rollout.sampler import Collected
 
 _NAME = re.compile(r"exp(\d+)\.(\d+)-")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from air.assemble import assemble, check_prompts, held_out_tasks
 from air.config import Config, check_wandb
-from air.errors import AirError
+from air.errors import AirError, Stopped
 from air.learn.checkpoints import checkpoints, load_checkpoint
 from air.loop import Outcome, train
 from air.rollout.schedule import TaskSchedule
@@ -41,7 +41,9 @@ def start(config: Config, display: Display, resume: Path | None = None) -> Finis
         outcome = asyncio.run(_train(run, display, resuming=resume is not None))
     except (KeyboardInterrupt, asyncio.CancelledError):
         run.set_status("stopped", "interrupted")
-        raise
+        raise Stopped(
+            f"Stopped. Everything sampled so far is in {run.path}.", f"go on with `air train --resume {run.path}`"
+        ) from None
     except BaseException as error:
         run.set_status("failed", str(error))
         run.log("".join(traceback.format_exception(error)))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from air.assemble import Parts, Say, assemble, learner_settings, load_environments, rollout_settings
+from air.assemble import Parts, assemble, learner_settings, load_environments, rollout_settings
 from air.config import Config, WarmstartConfig
 from air.errors import AirError
 from air.files import append_line, whole_directory, write_json
@@ -63,7 +63,9 @@ async def warmstart(config: Config, watcher: Watcher) -> Path:
             write_json(beside / "done.json", report)
     finally:
         await parts.close()
-    watcher.say(f"supervised start: {report['steps']} steps, loss {report['first_loss']:.3f} → {report['last_loss']:.3f}")
+    watcher.say(
+        f"supervised start: {report['steps']} steps, loss {report['first_loss']:.3f} → {report['last_loss']:.3f}"
+    )
     return directory
 
 
@@ -73,7 +75,9 @@ async def collect_demonstrations(config: Config, watcher: Watcher) -> list[Traje
     assert settings is not None
     source = Path(settings.source).expanduser()
     if source.is_dir():
-        found = [t for d in [source, *sorted(source.rglob("step_*"))] for t in read_trajectories(d) if t.reward == t.reward]
+        found = [
+            t for d in [source, *sorted(source.rglob("step_*"))] for t in read_trajectories(d) if t.reward == t.reward
+        ]
         found.sort(key=lambda t: -t.reward)
     else:
         found = await _scripted(config, settings, watcher)
@@ -118,7 +122,9 @@ def as_transcript(trajectory: Trajectory, tokenizer: Any) -> Trajectory:
     return replace(trajectory, branches=transcript.branches())
 
 
-def demonstration_order(trajectories: Sequence[Trajectory], batch: int, steps: int, seed: int) -> list[list[Trajectory]]:
+def demonstration_order(
+    trajectories: Sequence[Trajectory], batch: int, steps: int, seed: int
+) -> list[list[Trajectory]]:
     """Batches that hold several demonstrations of each of a few tasks, in a seeded order, epoch after epoch."""
     by_task: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
@@ -135,7 +141,9 @@ def demonstration_order(trajectories: Sequence[Trajectory], batch: int, steps: i
     return [stream[i * batch : (i + 1) * batch] for i in range(steps)]
 
 
-def fit_demonstrations(parts: Parts, trajectories: list[Trajectory], directory: Path, watcher: Watcher) -> dict[str, Any]:
+def fit_demonstrations(
+    parts: Parts, trajectories: list[Trajectory], directory: Path, watcher: Watcher
+) -> dict[str, Any]:
     from air.learn.learner import Learner
 
     settings = parts.config.warmstart
@@ -144,7 +152,8 @@ def fit_demonstrations(parts: Parts, trajectories: list[Trajectory], directory: 
     base = learner_settings(parts.config)
     warmup = max(1, settings.steps // 10)
     parts.learner = Learner(
-        parts.policy, replace(base, loss="sft", lr=settings.lr, warmup_steps=warmup, passes=1, temperature=1.0)
+        parts.policy,
+        replace(base, loss="sft", lr=settings.lr, warmup_steps=warmup, passes=1, temperature=1.0),
     )
     losses = []
     watcher.phase("supervised start", settings.steps)
@@ -153,7 +162,12 @@ def fit_demonstrations(parts: Parts, trajectories: list[Trajectory], directory: 
         losses.append(report.metrics["loss"])
         append_line(directory / "metrics.jsonl", {"kind": "sft", "step": step, **report.metrics})
         watcher.episode()
-    return {"steps": settings.steps, "first_loss": losses[0], "last_loss": losses[-1], "demonstrations": len(rows)}
+    return {
+        "steps": settings.steps,
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "demonstrations": len(rows),
+    }
 
 
 def _save(parts: Parts, directory: Path) -> None:

@@ -17,9 +17,9 @@ import platform
 import random
 import time
 
-import air  # noqa: F401  before torch: sets how its threads wait
 import torch
 
+import air  # noqa: F401  before torch: sets how its threads wait
 from air.engine.base import Sampling
 from air.engine.embedded import EmbeddedEngine
 from air.learn import lora
@@ -85,7 +85,14 @@ def main() -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--lora", choices=["ours", "peft", "none"], default="ours")
-    for name, default in [("episodes", 32), ("group", 8), ("turns", 4), ("prompt", 220), ("new", 24), ("observation", 30)]:
+    for name, default in [
+        ("episodes", 32),
+        ("group", 8),
+        ("turns", 4),
+        ("prompt", 220),
+        ("new", 24),
+        ("observation", 30),
+    ]:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--repeat", type=int, default=2, help="take the best of this many runs of each side")
     options = parser.parse_args()
@@ -105,9 +112,13 @@ def main() -> None:
         seconds, cached = asyncio.run(ours(policy, options, starts, observations))
         mine.append(seconds)
         other.append(theirs(model, options, starts, observations))
-    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-          f"{loaded.dtype}, lora {options.lora}, {time.strftime('%Y-%m-%d')}")
-    print(f"{options.episodes} episodes × {options.turns} turns × {options.new} new tokens, prompts of {options.prompt}")
+    print(
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"{loaded.dtype}, lora {options.lora}, {time.strftime('%Y-%m-%d')}"
+    )
+    print(
+        f"{options.episodes} episodes × {options.turns} turns × {options.new} new tokens, prompts of {options.prompt}"
+    )
     print(f"{'':24s}{'seconds':>9s}{'new tok/s':>11s}")
     print(f"{'transformers.generate':24s}{min(other):9.1f}{new / min(other):11.0f}")
     print(f"{'air embedded':24s}{min(mine):9.1f}{new / min(mine):11.0f}   {cached:.0%} of prompt tokens from the cache")

@@ -34,9 +34,7 @@ def test_eval_then_compare(air: Any, tmp_path: Path) -> None:
     assert code == 0 and "6 tasks of 'test'" in text and "95 % interval" in text
     words = ("eval", "@", config, "--orchestrator.seed_is_wrong", 1)
     assert air(*words)[0] == 1
-    code, text, _ = air(
-        "eval", "@", config, "--agent=scripted:oracle", "--n=6", "--out", tmp_path / "o", "--json"
-    )
+    code, text, _ = air("eval", "@", config, "--agent=scripted:oracle", "--n=6", "--out", tmp_path / "o", "--json")
     assert code == 0 and json.loads(text)["means"]["reward"]["mean"] == 1.0
     code, text, _ = air("compare", tmp_path / "noop", tmp_path / "o")
     assert code == 0 and "B is higher" in text
@@ -64,9 +62,7 @@ def test_a_stopped_eval_says_how_to_go_on(air: Any, tmp_path: Path, monkeypatch:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("air.lab.evaluate.take_seat", interrupted)
-    code, _, text = air(
-        "eval", "@", write_config(tmp_path), "--agent", "scripted:oracle", "--out", tmp_path / "e"
-    )
+    code, _, text = air("eval", "@", write_config(tmp_path), "--agent", "scripted:oracle", "--out", tmp_path / "e")
     assert code == 130 and f"--out {tmp_path / 'e'}" in text.replace("\n", " ")
 
 

@@ -160,9 +160,7 @@ def test_flags(flags: list[str], key: str, value: object):
 
 
 def test_flags_into_environments(tmp_path: Path):
-    file = write(
-        tmp_path, "a.toml", '[[orchestrator.env]]\nid = "mlgym"\nargs = { max_turns = 9, mode = "m" }\n'
-    )
+    file = write(tmp_path, "a.toml", '[[orchestrator.env]]\nid = "mlgym"\nargs = { max_turns = 9, mode = "m" }\n')
     flags = [
         "--orchestrator.env.0.args.max_turns",
         "5",
@@ -173,9 +171,7 @@ def test_flags_into_environments(tmp_path: Path):
     assert first.args == {"max_turns": 5, "mode": "m"} and first.rewards == {"score": 2.0}
     assert second.id == "x"
     args = "--orchestrator.env.0.args"
-    env = load_config(
-        [f"{args}.datasets", "p,c,train[:256]", f"{args}.verbose", f"{args}.lr=1e-5"]
-    ).orchestrator.env[0]
+    env = load_config([f"{args}.datasets", "p,c,train[:256]", f"{args}.verbose", f"{args}.lr=1e-5"]).orchestrator.env[0]
     assert env == EnvConfig(id="tune", args={"datasets": "p,c,train[:256]", "verbose": True, "lr": 1e-5})
     whole = load_config(["--orchestrator.env", '[{"id": "arith", "args": {"a": [1, 2]}}]']).orchestrator.env
     assert whole == [EnvConfig(id="arith", args={"a": [1, 2]})]
@@ -307,10 +303,7 @@ def test_seq_len_at_top_level():
     config = load_config(["--seq_len", "4096", "--orchestrator.seq_len", "1024"])
     assert (config.trainer.model.seq_len, config.orchestrator.seq_len) == (4096, 1024)
     assert load_config(["--orchestrator.seq_len", "8192"]).trainer.model.seq_len == 8192
-    assert (
-        load_config(["--orchestrator.seq_len", "8192", "--inference.model.max_model_len", "512"]).context
-        == 512
-    )
+    assert load_config(["--orchestrator.seq_len", "8192", "--inference.model.max_model_len", "512"]).context == 512
     assert Config(seq_len=512, trainer=Config().trainer).trainer.model.seq_len == 512
 
 
@@ -323,9 +316,7 @@ def test_configs_made_in_python_are_checked_too():
 
 def test_truncated_sampling_and_unused_gpus_warn():
     sampling = "--orchestrator.sampling"
-    (warning,) = load_config(
-        [f"{sampling}.top_p=0.9", f"{sampling}.top_k=5", f"{sampling}.min_p=0.1"]
-    ).warnings()
+    (warning,) = load_config([f"{sampling}.top_p=0.9", f"{sampling}.top_k=5", f"{sampling}.min_p=0.1"]).warnings()
     assert "top_p = 0.9, top_k = 5, min_p = 0.1" in warning and "untruncated" in warning
     assert "not used" in load_config(["--trainer_gpu_ids=[0]", "--model.device=cpu"]).warnings()[0]
 
@@ -377,7 +368,5 @@ def test_every_key_has_a_type_and_a_sentence():
 
 
 def test_importing_the_config_imports_nothing_heavy():
-    code = (
-        "import sys, air.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    )
+    code = "import sys, air.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

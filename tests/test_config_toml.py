@@ -97,9 +97,7 @@ def configs(draw: st.DrawFn) -> Config:
         seq_len=st.just(length),
         trainer_gpu_ids=st.lists(st.integers(0, 9), min_size=1, max_size=1),
         model=st.fixed_dictionaries({"name": TEXT}, optional={"device": st.sampled_from(["cpu", "auto"])}),
-        wandb=st.fixed_dictionaries(
-            {}, optional={"project": TEXT, "name": st.text(), "offline": st.booleans()}
-        ),
+        wandb=st.fixed_dictionaries({}, optional={"project": TEXT, "name": st.text(), "offline": st.booleans()}),
         warmstart=st.fixed_dictionaries({}, optional={"min_reward": st.floats(-1e300, 1e300)}),
     )
     trainer = {"optim": maybe(lr=POSITIVE, max_norm=POSITIVE, betas=st.just([0.5, 0.75]))}
@@ -109,9 +107,7 @@ def configs(draw: st.DrawFn) -> Config:
 
 @settings(max_examples=80, deadline=None)
 @given(config=configs())
-def test_the_resolved_toml_loads_back_to_the_same_config(
-    config: Config, tmp_path_factory: pytest.TempPathFactory
-):
+def test_the_resolved_toml_loads_back_to_the_same_config(config: Config, tmp_path_factory: pytest.TempPathFactory):
     file = tmp_path_factory.getbasetemp() / "resolved.toml"
     file.write_text(to_toml(config), encoding="utf-8", newline="")
     assert load_config(["@", str(file)]) == config

@@ -37,9 +37,7 @@ def test_a_merged_model_is_whole(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert model.config.use_cache and not hasattr(model, "peft_config")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert "<|im_start|>user\nhi" in tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hi"}], tokenize=False
-    )
+    assert "<|im_start|>user\nhi" in tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
 
 
 def test_merging_into_bfloat16_rounds_and_says_by_how_much(tmp_path: Path) -> None:

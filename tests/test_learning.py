@@ -85,5 +85,5 @@ def test_with_the_loss_mask_as_attention_mask_it_does_not_learn(
     # The supervised start is made with right masks: only RL is blinded.
     learn(tmp_path, max_steps="0")
     monkeypatch.setattr(PackedPlan, "__init__", blind)
-    before, after = learn(tmp_path)
+    _before, after = learn(tmp_path)
     assert after < 0.6

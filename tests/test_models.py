@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from air import model_sources, models
-from air.chat import CHATML, PROBE_TOOL, ChatTokenizer
+from air import models
 from air.errors import AirError
-from air.gguf_convert import MANIFEST, conversion, convert
-from air.model_checks import active_window, check_context, check_weights
-from air.tiny import KINDS, save_tiny, tiny_model, tiny_tokenizer
+from air.models import sources as model_sources
+from air.models.chat import CHATML, PROBE_TOOL, ChatTokenizer
+from air.models.checks import active_window, check_context, check_weights
+from air.models.gguf import MANIFEST, conversion, convert
+from air.models.tiny import KINDS, save_tiny, tiny_model, tiny_tokenizer
 
 USER = {"role": "user", "content": "What is two and two?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -105,9 +106,7 @@ def test_text_is_cut_as_tokenizer_json_says_whatever_class_is_named(tmp_path: Pa
     file.write_text(json.dumps({**json.loads(file.read_text()), "tokenizer_class": told_class}))
     chat = models.load(str(path), device="cpu", dtype="float32").tokenizer
     assert chat.vocab_size == 259
-    assert str(chat.hf.backend_tokenizer.pre_tokenizer) == str(
-        tiny_tokenizer().backend_tokenizer.pre_tokenizer
-    )
+    assert str(chat.hf.backend_tokenizer.pre_tokenizer) == str(tiny_tokenizer().backend_tokenizer.pre_tokenizer)
 
 
 # --- damaged files -----------------------------------------------------------------------------------
@@ -234,9 +233,7 @@ def test_context_beyond_a_window_is_refused(config: dict[str, Any], context: int
 
 def test_a_window_that_no_layer_uses_is_not_active() -> None:
     assert active_window({"sliding_window": 512, "layer_types": ["full_attention"]}) is None
-    assert (
-        active_window({"sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"]}) == 512
-    )
+    assert active_window({"sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"]}) == 512
 
 
 def test_a_rope_that_changes_with_length_is_refused_beyond_the_change() -> None:
@@ -275,9 +272,7 @@ def test_our_chatml_extends_turn_by_turn_and_no_tools_is_no_tools() -> None:
         whole = chat.render(messages, tools)
         for end in (2, 5, 7):  # where the assistant speaks next
             assert whole.startswith(chat.render(messages[:end], tools))
-        assert chat.render(messages[:2], tools, False) + "<|im_start|>assistant\n" == chat.render(
-            messages[:2], tools
-        )
+        assert chat.render(messages[:2], tools, False) + "<|im_start|>assistant\n" == chat.render(messages[:2], tools)
     assert chat.render([USER], []) == chat.render([USER])
     assert "<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response><|im_end|>" in whole
 
@@ -317,9 +312,7 @@ def test_a_template_without_system_role_that_wants_alternating_roles(tmp_path: P
     assert not chat.supports_system and chat.needs_alternation
     said = {"role": "assistant", "content": "ok"}
     text = chat.render([SYSTEM, USER, said, {"role": "tool", "content": "3"}, USER], [PROBE_TOOL])
-    assert text.startswith("<|im_start|>user\nBe brief.\n\n# Tools") and "system" not in chat.render(
-        [SYSTEM, USER]
-    )
+    assert text.startswith("<|im_start|>user\nBe brief.\n\n# Tools") and "system" not in chat.render([SYSTEM, USER])
     assert f"</tool_response>\n\n{USER['content']}<|im_end|>" in text
 
 
@@ -431,9 +424,9 @@ def fake_write(gguf: Path, scratch: Path, name: str) -> str:
 
 
 def _convert(directory: Path) -> None:
-    import air.gguf_convert
+    import air.models.gguf
 
-    air.gguf_convert._write = fake_write
+    air.models.gguf._write = fake_write
     convert(directory / "m.gguf", conversion(directory, "m"), name="m", say=lambda _: None)
 
 
@@ -450,10 +443,8 @@ def test_two_processes_convert_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "no manifest", "other form"])
-def test_a_damaged_conversion_is_made_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
-) -> None:
-    monkeypatch.setattr("air.gguf_convert._write", fake_write)
+def test_a_damaged_conversion_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
+    monkeypatch.setattr("air.models.gguf._write", fake_write)
     target = conversion(tmp_path, "m")
 
     def make() -> None:
@@ -482,7 +473,7 @@ def test_a_conversion_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
         (scratch / "config.json").write_text("{}")
         raise AirError("no")
 
-    monkeypatch.setattr("air.gguf_convert._write", fail)
+    monkeypatch.setattr("air.models.gguf._write", fail)
     with pytest.raises(AirError, match="no"):
         convert(tmp_path / "m.gguf", conversion(tmp_path, "m"), name="m", say=lambda _: None)
     assert [p.name for p in (tmp_path / "models").iterdir()] == [".m.lock"]
@@ -508,9 +499,7 @@ def test_the_default_model_knows_the_capital_of_france(default: models.Loaded) -
     prompt = default.tokenizer.render([{"role": "user", "content": "What is the capital of France?"}], [])
     ids = torch.tensor([default.tokenizer.encode(prompt)])
     with torch.no_grad():
-        out = default.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
-        )
+        out = default.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
     reply = out[0, ids.shape[1] :].tolist()
     assert "Paris" in default.tokenizer.decode(reply)
     assert reply[-1] in default.tokenizer.stop_ids

@@ -69,9 +69,7 @@ FOREIGN_KEYS: dict[str, Alias] = {
     "env_worker_logs": Alias(why="worker errors always reach the main log"),
     "max_async_level": Alias(why="sampling is strictly on-policy: every batch comes from the newest weights"),
     "async_level": Alias(why="sampling is strictly on-policy: every batch comes from the newest weights"),
-    "micro_batch_size": Alias(
-        why="sequences are packed into trainer.token_budget tokens, whatever their number"
-    ),
+    "micro_batch_size": Alias(why="sequences are packed into trainer.token_budget tokens, whatever their number"),
     "gradient_checkpointing": Alias("trainer.model.ac.freq", "activation checkpointing is a table here", 1),
 }
 

@@ -35,9 +35,7 @@ def as_error(mistakes: list[Mistake]) -> AirError:
 def foreign_flags(settings: Settings) -> Iterable[Mistake]:
     given = settings.foreign_flags
     sizes = {
-        name: given[name]
-        for name in ("batch_size", "gradient_accumulation_steps", "num_processes")
-        if name in given
+        name: given[name] for name in ("batch_size", "gradient_accumulation_steps", "num_processes") if name in given
     }
     numbers = [int(text) for text in sizes.values() if text and text.isdigit()]
     for name, text in given.items():
@@ -71,13 +69,10 @@ def missing_template(settings: Settings) -> Iterable[Mistake]:
     origin = settings.origin(path)
     if not isinstance(value, str) or origin is None or Path(value).is_file():
         return
-    folder = next(
-        (base / origin.file for base in (Path.cwd(), CHECKOUT) if (base / origin.file).is_file()), None
-    )
+    folder = next((base / origin.file for base in (Path.cwd(), CHECKOUT) if (base / origin.file).is_file()), None)
     places = [*([str(folder.parent / value)] if origin.file and folder else []), str(Path.cwd() / value)]
     yield Mistake(
-        f"{_head(path, value, origin)}: there is no such file; looked for "
-        f"{' and '.join(dict.fromkeys(places))}.",
+        f"{_head(path, value, origin)}: there is no such file; looked for {' and '.join(dict.fromkeys(places))}.",
         "write the path of a Jinja file, relative to the TOML's folder, or delete the line to use the "
         "tokenizer's own template",
         frozenset(["model.chat_template"]),
@@ -125,9 +120,7 @@ def _expectation(error: ErrorDetails, path: KeyPath, value: Any) -> tuple[str, d
     name, annotation = keys.dotted(*path), field.annotation if field else None
     section = keys.section_of(annotation)
     if section is not None and keys.is_list(annotation):
-        inner = (
-            value if isinstance(value, dict) else {"id": value if isinstance(value, str) else _example(path)}
-        )
+        inner = value if isinstance(value, dict) else {"id": value if isinstance(value, str) else _example(path)}
         return f"expected a list of tables, with double brackets [[{name}]]", {f"{name}.0": inner}
     if section is not None:
         if name in ALIASES and isinstance(value, str):
@@ -185,9 +178,7 @@ def _unknown(path: KeyPath, value: Any, settings: Settings) -> Mistake:
     return Mistake(f"{_head(path, value, origin)}: {why}.", fix, frozenset(about))
 
 
-def _right_place(
-    path: KeyPath, value: Any, settings: Settings, *, as_flags: bool
-) -> tuple[str, dict[str, Any]]:
+def _right_place(path: KeyPath, value: Any, settings: Settings, *, as_flags: bool) -> tuple[str, dict[str, Any]]:
     """Why there is no such key, and what to write: by known mistakes, then by name, then by spelling."""
     section, leaf = path[:-1], str(path[-1]).replace("-", "_")
     if path in FOREIGN_PATHS:
@@ -220,9 +211,7 @@ def _env_arg(
     section: KeyPath, leaf: str, value: Any, settings: Settings, *, as_flags: bool
 ) -> tuple[str, dict[str, Any]]:
     env: KeyPath = (
-        section
-        if section[:2] == ("orchestrator", "env") and len(section) == 3
-        else ("orchestrator", "env", 0)
+        section if section[:2] == ("orchestrator", "env") and len(section) == 3 else ("orchestrator", "env", 0)
     )
     why = f"unknown key; {leaf} is the environment's own and belongs in its args"
     if as_flags:

@@ -32,9 +32,7 @@ class ModelConfig(Section):
         default=None, description="A Jinja file that replaces the tokenizer's own chat template."
     )
     adapter: str | None = Field(default=None, description="A PEFT adapter directory to start from.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Where the one copy of the weights is."
-    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the one copy of the weights is.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="Number format of the frozen weights; auto is bfloat16 on CUDA, float32 on the CPU.",
@@ -43,12 +41,8 @@ class ModelConfig(Section):
 
 class WandbConfig(Section):
     project: str = Field(default="air", min_length=1, description="The Weights & Biases project to log to.")
-    name: str | None = Field(
-        default=None, description="The name of the run in the project; by default the run's own."
-    )
-    offline: bool = Field(
-        default=True, description="Log to disk only, to be synchronised later; needs no key."
-    )
+    name: str | None = Field(default=None, description="The name of the run in the project; by default the run's own.")
+    offline: bool = Field(default=True, description="Log to disk only, to be synchronised later; needs no key.")
 
 
 class CkptConfig(Section):
@@ -67,9 +61,7 @@ class AcConfig(Section):
 class LoraConfig(Section):
     rank: int = Field(default=16, ge=1, description="Rank of the adapter's matrices.")
     alpha: float = Field(default=32, gt=0, description="The adapter's output is scaled by alpha / rank.")
-    dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="Must be 0: sampler and trainer would differ."
-    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Must be 0: sampler and trainer would differ.")
     target_modules: list[str] = Field(
         default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         min_length=1,
@@ -84,9 +76,7 @@ class TrainerModelConfig(Section):
         description="The longest sequence trained on; follows orchestrator.seq_len where not given.",
     )
     impl: Literal["auto", "hf"] = Field(default="auto", description="Which implementation of the model runs.")
-    train: Literal["lora", "full"] = Field(
-        default="lora", description="Train an adapter, or all the weights."
-    )
+    train: Literal["lora", "full"] = Field(default="lora", description="Train an adapter, or all the weights.")
     ac: AcConfig | None = Field(default=None, description="Activation checkpointing; off without this table.")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="The adapter, for train = lora.")
 
@@ -95,9 +85,7 @@ class OptimConfig(Section):
     lr: float = Field(default=1e-4, gt=0, description="Learning rate of AdamW.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
-    betas: tuple[float, float] = Field(
-        default=(0.9, 0.95), description="AdamW's two decay rates, each below 1."
-    )
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's two decay rates, each below 1.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which lr rises linearly from zero.")
 
     @field_validator("betas", mode="before")
@@ -115,14 +103,10 @@ class OptimConfig(Section):
 
 class LossConfig(Section):
     type: Literal["grpo", "dr_grpo"] = Field(default="grpo", description="The policy-gradient loss.")
-    kl_beta: float = Field(
-        default=0.0, ge=0, description="Weight of the KL term to the starting model (0: none)."
-    )
+    kl_beta: float = Field(default=0.0, ge=0, description="Weight of the KL term to the starting model (0: none).")
     clip_low: float = Field(default=0.2, gt=0, le=1, description="The ratio is clipped below 1 - clip_low.")
     clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above 1 + clip_high.")
-    scale_rewards: bool = Field(
-        default=True, description="Divide advantages by the group's standard deviation."
-    )
+    scale_rewards: bool = Field(default=True, description="Divide advantages by the group's standard deviation.")
     importance_cap: float = Field(
         default=2.0, ge=1, description="Cap on the weight that corrects for sampler and trainer differing."
     )
@@ -147,13 +131,9 @@ class TrainerConfig(Section):
 class SamplingConfig(Section):
     max_tokens: int = Field(default=128, ge=1, description="Most tokens in one reply.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training.")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Sample from the smallest set with this probability."
-    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Sample from the smallest set with this probability.")
     top_k: int = Field(default=0, ge=0, description="Sample from the k likeliest tokens (0: all).")
-    min_p: float = Field(
-        default=0.0, ge=0, lt=1, description="Leave out tokens below this share of the likeliest."
-    )
+    min_p: float = Field(default=0.0, ge=0, lt=1, description="Leave out tokens below this share of the likeliest.")
 
 
 class BufferConfig(Section):
@@ -164,18 +144,12 @@ class BufferConfig(Section):
 
 
 class EvalConfig(Section):
-    interval: int = Field(
-        default=0, ge=0, description="Steps between evaluations (0: only before and after)."
-    )
+    interval: int = Field(default=0, ge=0, description="Steps between evaluations (0: only before and after).")
     num_examples: int = Field(default=48, ge=1, description="Tasks in an evaluation.")
     rollouts_per_example: int = Field(default=1, ge=1, description="Episodes per task in an evaluation.")
     split: str = Field(default="eval", min_length=1, description="The split evaluated during training.")
-    test_split: str = Field(
-        default="test", min_length=1, description="The split evaluated before and after only."
-    )
-    temperature: float = Field(
-        default=1.0, ge=0, description="Sampling temperature in evaluations (0: greedy)."
-    )
+    test_split: str = Field(default="test", min_length=1, description="The split evaluated before and after only.")
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature in evaluations (0: greedy).")
 
 
 class LogConfig(Section):
@@ -186,9 +160,7 @@ class LogConfig(Section):
 
 class EnvConfig(Section):
     id: str = Field(min_length=1, description="The environment, as `air tasks` lists it.")
-    name: str | None = Field(
-        default=None, min_length=1, description="What it is called in metrics; by default its id."
-    )
+    name: str | None = Field(default=None, min_length=1, description="What it is called in metrics; by default its id.")
     args: dict[str, Any] = Field(default_factory=dict, description="The environment's own settings.")
     rewards: dict[str, float] | None = Field(
         default=None, description="Weight of each reward component; by default the environment's own."
@@ -221,9 +193,7 @@ def not_toml(value: Any) -> object | None:
 
 class OrchestratorConfig(Section):
     batch_size: int = Field(default=32, ge=2, description="Trajectories per step.")
-    rollouts_per_example: int = Field(
-        default=8, ge=1, description="Trajectories per task: the group of the baseline."
-    )
+    rollouts_per_example: int = Field(default=8, ge=1, description="Trajectories per task: the group of the baseline.")
     seq_len: int = Field(default=2048, ge=16, description="The longest trajectory, in tokens.")
     trajectory_strategy: Literal["interleaved", "branching"] = Field(
         default="interleaved",
@@ -257,15 +227,11 @@ class InferenceModelConfig(Section):
         ge=16,
         description="The sampler's context is the smaller of this and orchestrator.seq_len.",
     )
-    enforce_eager: bool | None = Field(
-        default=None, description="No decode graphs; always so in this version."
-    )
+    enforce_eager: bool | None = Field(default=None, description="No decode graphs; always so in this version.")
     tool_call_parser: Literal["auto", "hermes", "json"] = Field(
         default="auto", description="How tool calls are read from a reply; auto goes by the chat template."
     )
-    enable_auto_tool_choice: bool | None = Field(
-        default=None, description="The model decides when to call a tool."
-    )
+    enable_auto_tool_choice: bool | None = Field(default=None, description="The model decides when to call a tool.")
 
 
 class InferenceConfig(Section):
@@ -312,12 +278,8 @@ class Config(Section):
         ge=16,
         description="Sets trainer.model.seq_len and orchestrator.seq_len where these are not given.",
     )
-    inference_gpu_ids: list[int] | None = Field(
-        default=None, min_length=1, description="Same as trainer_gpu_ids."
-    )
-    trainer_gpu_ids: list[int] | None = Field(
-        default=None, min_length=1, description="The GPU to use, as in [0]."
-    )
+    inference_gpu_ids: list[int] | None = Field(default=None, min_length=1, description="Same as trainer_gpu_ids.")
+    trainer_gpu_ids: list[int] | None = Field(default=None, min_length=1, description="The GPU to use, as in [0].")
     model: ModelConfig = Field(default_factory=ModelConfig)
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; off without this table.")
     ckpt: CkptConfig = Field(default_factory=CkptConfig)

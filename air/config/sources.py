@@ -112,11 +112,7 @@ def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[s
                 takes = argv and not argv[0].startswith(("--", "@"))
                 flags.append((name, argv.pop(0) if takes else None))
         else:
-            fix = (
-                f"write @ {word}"
-                if word.endswith(".toml")
-                else "write @ FILE.toml for a file, --KEY VALUE for a key"
-            )
+            fix = f"write @ {word}" if word.endswith(".toml") else "write @ FILE.toml for a file, --KEY VALUE for a key"
             settings.mistakes.append(Mistake(f"{word}: neither a file (@) nor a flag (--).", fix))
     return files, flags
 
@@ -127,9 +123,7 @@ def _read_file(name: str, settings: Settings) -> None:
         text = path.read_text(encoding="utf-8").removeprefix("\ufeff")
         tree = tomllib.loads(text)
     except UnicodeDecodeError as error:
-        raise AirError(
-            f"{name}: byte {error.start} is not UTF-8, which TOML requires.", "save it as UTF-8"
-        ) from None
+        raise AirError(f"{name}: byte {error.start} is not UTF-8, which TOML requires.", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(name, text, str(error)) from None
     _anchor(tree, [path.parent, Path.cwd()])
@@ -142,9 +136,7 @@ def _find(name: str) -> Path:
         if path.is_file():
             return path
     if tried[0].is_dir():
-        raise AirError(
-            f"{name} is a folder, not a TOML file.", f"name a file in it: @ {name.rstrip('/')}/….toml"
-        )
+        raise AirError(f"{name} is a folder, not a TOML file.", f"name a file in it: @ {name.rstrip('/')}/….toml")
     near = {other.stem: other for path in reversed(tried) for other in path.parent.glob("*.toml")}
     close = difflib.get_close_matches(tried[0].stem, near, 1, 0.6)
     looked = " and ".join(dict.fromkeys(map(str, tried)))
@@ -162,8 +154,7 @@ def _syntax_error(name: str, text: str, message: str) -> AirError:
     shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     return AirError(
         f"{name}:{line}: this is not valid TOML: {what}, in the line: {shown}",
-        'a line is `key = value` (text in "quotes", true and false in lower case), `[section]` or `# …`, '
-        "each key once",
+        'a line is `key = value` (text in "quotes", true and false in lower case), `[section]` or `# …`, each key once',
     )
 
 
@@ -188,9 +179,7 @@ def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
     if text is None or negated:
         if annotation is not None and without_none(annotation) is not bool:
             problem = f"{flag} needs a value."
-            settings.mistakes.append(
-                Mistake(problem, f"write {flag} VALUE", frozenset([".".join(map(str, path))]))
-            )
+            settings.mistakes.append(Mistake(problem, f"write {flag} VALUE", frozenset([".".join(map(str, path))])))
             return
         if text is not None:
             settings.mistakes.append(Mistake(f"{written}: a --no- flag takes no value.", f"write {flag}"))

@@ -25,9 +25,7 @@ class ArithArgs(EnvArgs):
     split_by: Literal["pairs", "none"] = Field(
         default="pairs", description="pairs: no sum of one split is in another; none: every split has all"
     )
-    demo_accuracy: float = Field(
-        default=0.5, ge=0, le=1, description="how often the demonstrations are right"
-    )
+    demo_accuracy: float = Field(default=0.5, ge=0, le=1, description="how often the demonstrations are right")
 
 
 class ArithSession(Session):
@@ -92,9 +90,7 @@ class ArithEnv(Environment):
     def tasks(self, split: str) -> Sequence[Task]:
         """In an order that is the same always and mixes small and large numbers."""
         numbers = range(self.args.max_number + 1)
-        chosen = [
-            (a, b) for a in numbers for b in numbers if self.args.split_by == "none" or home(a, b) == split
-        ]
+        chosen = [(a, b) for a in numbers for b in numbers if self.args.split_by == "none" or home(a, b) == split]
         return [
             Task(self.name, f"{a}+{b}", split, {"a": a, "b": b, "answer": a + b})
             for a, b in sorted(chosen, key=lambda pair: digest(*pair))
@@ -114,9 +110,7 @@ class ArithEnv(Environment):
                 return Say("")
             case "cheat":  # says every number: one of them is right
                 return Say(",".join(map(str, range(2 * self.args.max_number + 1))))
-        raise AirError(
-            f"Environment 'arith' has no scripted agent {name!r}.", "known: oracle, demo, noop, cheat."
-        )
+        raise AirError(f"Environment 'arith' has no scripted agent {name!r}.", "known: oracle, demo, noop, cheat.")
 
 
 def digest(a: int, b: int) -> int:

@@ -123,7 +123,8 @@ def check_args(env_id: str, model: type[EnvArgs], args: Mapping[str, Any]) -> En
             near = difflib.get_close_matches(key, model.model_fields, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise AirError(
-                f"Environment {env_id!r} has no argument {key!r}.", f"{hint}Known: {', '.join(model.model_fields)}."
+                f"Environment {env_id!r} has no argument {key!r}.",
+                f"{hint}Known: {', '.join(model.model_fields)}.",
             ) from None
         raise AirError(
             f"Environment {env_id!r}, argument {key!r} = {first['input']!r}: {first['msg']}.",

@@ -99,9 +99,7 @@ def _saved(directory: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-async def _evaluate(
-    player: Player, asked: dict[str, Any], directory: Path, watcher: Watcher
-) -> dict[str, Any]:
+async def _evaluate(player: Player, asked: dict[str, Any], directory: Path, watcher: Watcher) -> dict[str, Any]:
     if player.is_policy:
         watcher.phase("loading the model")
     seat = take_seat(player, watcher.say)
@@ -175,8 +173,7 @@ def _continue(directory: Path, header: dict[str, Any]) -> dict[tuple[int, int], 
     changed = [k for k in header if k != "date" and header[k] != saved.get(k)]
     if changed:
         raise AirError(
-            f"{directory} holds an evaluation that was stopped, and it is another one: "
-            f"{', '.join(changed)} differ.",
+            f"{directory} holds an evaluation that was stopped, and it is another one: {', '.join(changed)} differ.",
             "repeat the command it was started with, or give another --out.",
         )
     found = read_trajectories(directory / "episodes")

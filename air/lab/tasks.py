@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
-from air.chat import ChatTokenizer
 from air.envs.base import Environment, load_environment
 from air.errors import AirError
+from air.models.chat import ChatTokenizer
 
 SPLITS = ("train", "eval", "test")
 

@@ -40,7 +40,9 @@ def assign_advantages(
     rows: list[Row] = []
     advantages: dict[str, float] = {}
     for group in groups:
-        for trajectory, advantage in zip(group.trajectories, group_advantages(group.rewards, scale_rewards), strict=True):
+        for trajectory, advantage in zip(
+            group.trajectories, group_advantages(group.rewards, scale_rewards), strict=True
+        ):
             advantages[trajectory.id] = advantage
             if advantage or keep_zero:
                 tokens = token_constant if loss == "dr_grpo" else max(1, trajectory.sampled_tokens)

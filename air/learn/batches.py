@@ -61,7 +61,9 @@ class PackedPlan:
         self._segments = batch.segments
         self._lengths = [len(s.tokens) for s in batch.segments]
         self.tokens = torch.tensor([t for s in batch.segments for t in s.tokens], device=device)
-        self.positions = torch.tensor([s.place + i for s in batch.segments for i in range(len(s.tokens))], device=device)
+        self.positions = torch.tensor(
+            [s.place + i for s in batch.segments for i in range(len(s.tokens))], device=device
+        )
         self._masks = [self._mask(s, device) for s in batch.segments]
         sources: list[int] = []
         targets: list[int] = []

@@ -47,7 +47,9 @@ def load_checkpoint(path: Path, learner: Learner) -> int:
         position = json.loads((path / "position.json").read_text())
         state = torch.load(path / "state.pt", map_location=learner.policy.device, weights_only=False)
     except (OSError, ValueError, RuntimeError) as error:
-        raise AirError(f"The checkpoint {path} cannot be read: {error}.", "delete it and resume from the one before.") from error
+        raise AirError(
+            f"The checkpoint {path} cannot be read: {error}.", "delete it and resume from the one before."
+        ) from error
     load_weights(path, learner)
     learner.load_state(state["learner"])
     learner.policy.version = position["version"]
@@ -92,7 +94,12 @@ def prune(directory: Path, keep_last: int, best: int | None) -> None:
 
 def _random_states() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda}
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
 
 
 def _set_random_states(states: dict[str, Any]) -> None:

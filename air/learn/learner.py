@@ -27,7 +27,7 @@ class LearnerSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_steps: int = 0
     loss: str = "grpo"
-    loss_settings: LossSettings = LossSettings()
+    loss_settings: LossSettings = field(default_factory=LossSettings)
     passes: int = 1
     temperature: float = 1.0
     token_budget: int = 4096
@@ -47,7 +47,9 @@ class Learner:
         self.settings = settings
         self.parameters = [p for _, p in policy.trainable()]
         # bf16 cannot hold steps of a usual size (F5), so the optimiser works on fp32 masters where needed.
-        self._masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters]
+        self._masters = [
+            p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters
+        ]
         self.optimiser = torch.optim.AdamW(
             self._masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
         )
@@ -99,7 +101,11 @@ class Learner:
         return self.settings.lr * min(1.0, (self.updates + 1) / (warm + 1))
 
     def state(self) -> dict[str, Any]:
-        return {"optimiser": self.optimiser.state_dict(), "updates": self.updates, "masters": self._own_masters()}
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "updates": self.updates,
+            "masters": self._own_masters(),
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.optimiser.load_state_dict(state["optimiser"])
@@ -127,9 +133,7 @@ class Learner:
         vocabulary = self.policy.model.config.vocab_size
         return token_logprobs(self.policy.head, hidden, plan.targets, self.settings.temperature, vocabulary)
 
-    def _backward(
-        self, part: MicroBatch, old: Tensor | None, stats: _Statistics, report: Report | None
-    ) -> Tensor:
+    def _backward(self, part: MicroBatch, old: Tensor | None, stats: _Statistics, report: Report | None) -> Tensor:
         plan = PackedPlan(part, self.policy.device)
         reference = None
         if self._initial is not None:

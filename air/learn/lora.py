@@ -32,14 +32,20 @@ class LoraLinear(PeftLinear):
         result = self.base_layer(x)
         if self.disable_adapters or self.merged:
             return result
-        down = self.lora_A[ADAPTER].weight.to(x.dtype)
+        down: Tensor = self.lora_A[ADAPTER].weight.to(x.dtype)  # type: ignore[assignment]
         up = (self.lora_B[ADAPTER].weight * self.scaling[ADAPTER]).to(x.dtype)
         return result + linear(linear(x, down), up)
 
 
 def attach_lora(model: PreTrainedModel, rank: int, alpha: float, target_modules: Sequence[str]) -> PeftModel:
     """Freeze the model and put a trainable adapter beside the named linear layers (in place)."""
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules), bias="none", task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]
+        target_modules=list(target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
     config._register_custom_module({nn.Linear: LoraLinear})
     try:
         return get_peft_model(model, config)

@@ -29,9 +29,7 @@ MAX_NAMED = 3  # commands named in a note
 JSON_STARTS = 20  # places in a reply where JSON is looked for
 
 
-def parse(
-    text: str, format: ActionFormat, parser: str = "auto", *, cut: bool = False
-) -> tuple[list[Action], str]:
+def parse(text: str, format: ActionFormat, parser: str = "auto", *, cut: bool = False) -> tuple[list[Action], str]:
     """The actions of a reply, at least one, and a note for the agent (empty when there is nothing to say).
 
     `cut` says the reply ended by its length, not by the model's wish: a block left open is then not run.

@@ -187,9 +187,7 @@ class UrlAgent(ModelAgent):
                     await asyncio.sleep(min(wait, self._timeout_s))
         raise InfraError(f"{self._url} did not answer in {self._attempts} attempts; the last: {reason}")
 
-    async def _ask(
-        self, client: httpx.AsyncClient, body: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def _ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             response = await client.post(self._url, json=body)
         except httpx.TransportError as error:

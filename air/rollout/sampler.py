@@ -233,9 +233,7 @@ class _Round:
             raise ValueError("this sampler has no engine, so no policy: give evaluate() an agent")
         order = f"{place[0]:06d}-{place[1]:04d}"
         strategy = self._settings.strategy
-        return PolicyAgent(
-            engine, tokenizer, self._settings.sampling, seed=seed, order=order, strategy=strategy
-        )
+        return PolicyAgent(engine, tokenizer, self._settings.sampling, seed=seed, order=order, strategy=strategy)
 
     def _end(self, place: Place, trajectory: Trajectory) -> None:
         self.ended[place] = trajectory

@@ -21,7 +21,7 @@ Strategy = Literal["interleaved", "branching"]
 
 
 class Tokenizer(Protocol):
-    """What a transcript needs of air.chat.ChatTokenizer."""
+    """What a transcript needs of air.models.chat.ChatTokenizer."""
 
     stop_ids: tuple[int, ...]
 

@@ -6,7 +6,14 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from air.run import Run
 
@@ -104,7 +111,9 @@ class Display:
         if "improved" in metrics:
             parts.append(f"improved {_interval(metrics['improved'])}")
         lost = f", {metrics['lost']} lost to infrastructure" if metrics["lost"] else ""
-        self.say(f"        {metrics['name']} ({metrics['split']}, {metrics['episodes']} episodes{lost}): {', '.join(parts)}")
+        self.say(
+            f"        {metrics['name']} ({metrics['split']}, {metrics['episodes']} episodes{lost}): {', '.join(parts)}"
+        )
 
 
 def _interval(row: dict[str, float]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from air.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
+from air.lab.rows import per_task, row_key, value
 from air.run import Run
 from air.types import Trajectory
 
@@ -28,7 +29,7 @@ def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory])
     if one:
         lines.append(f"held-out tasks, {len(one)} episodes, same tasks and seeds before and after (95 % intervals):")
         for name in ["reward", *(["improved"] if "improved" in one[0].metrics else [])]:
-            lines.append("  " + _difference(name, *([_value(t, name) for t in side] for side in (one, two))))
+            lines.append("  " + _difference(name, _values(one, name), _values(two, name)))
     return "\n".join(lines)
 
 
@@ -41,8 +42,9 @@ def edges(run: Run) -> tuple[Interval, Interval]:
     )
 
 
-def _value(trajectory: Trajectory, name: str) -> float:
-    return trajectory.reward if name == "reward" else trajectory.metrics.get(name, 0.0)
+def _values(trajectories: Sequence[Trajectory], name: str) -> list[float]:
+    """One number per task: episodes of one task are not independent of each other."""
+    return per_task((row_key(t), v) for t in trajectories if (v := value(t, name)) is not None)
 
 
 def _difference(name: str, before: list[float], after: list[float]) -> str:
@@ -86,7 +88,7 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
     for i, name in enumerate(names):
         for j, side in enumerate((one, two)):
             if side:
-                interval = bootstrap_mean([_value(t, name) for t in side])
+                interval = bootstrap_mean(_values(side, name))
                 error = [[interval.mean - interval.low], [interval.high - interval.mean]]
                 right.bar(i * 3 + j, interval.mean, yerr=error, capsize=6, color=("#9aa5b1", "#2f6fb0")[j])
     right.set_xticks([0, 1], ["before", "after"])

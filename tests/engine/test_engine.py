@@ -13,8 +13,8 @@ import torch
 from air.engine.base import ContextFull, Sampling
 from air.engine.embedded import EmbeddedEngine
 from air.models import logits_head
+from air.models.tiny import tiny_model
 from air.policy import Policy
-from air.tiny import tiny_model
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral"]
 

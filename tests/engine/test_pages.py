@@ -52,7 +52,10 @@ class Machine(RuleBasedStateMachine):
         assert decode or prefill or not scheduler.running
         for request in decode + prefill:
             chunk = scheduler.chunk(request)
-            slots = [chunk.pages[(chunk.start + i) // SIZE] * SIZE + (chunk.start + i) % SIZE for i in range(len(chunk.tokens))]
+            slots = [
+                chunk.pages[(chunk.start + i) // SIZE] * SIZE + (chunk.start + i) % SIZE
+                for i in range(len(chunk.tokens))
+            ]
             keys = [self.key(request, chunk.start + i) for i in range(len(chunk.tokens))]
             values = torch.tensor(keys, dtype=torch.float64)[:, None, None]
             scheduler.kv.write(0, torch.tensor(slots), values, values)

@@ -188,9 +188,7 @@ def test_a_configuration_is_complete_and_renders_back() -> None:
 def test_oracle_noop_and_cheat_on_each_kind(env: TuneEnv) -> None:
     async def main() -> None:
         for kind in KINDS:
-            oracle, noop, cheat = [
-                await play(env, task_of(env, kind), n) for n in ("oracle", "noop", "cheat")
-            ]
+            oracle, noop, cheat = [await play(env, task_of(env, kind), n) for n in ("oracle", "noop", "cheat")]
             assert oracle.ending == "done" and oracle.metrics["improved"] == 1.0
             assert oracle.reward > 0.5 > noop.reward
             assert noop.ending == "max_turns" and noop.reward == -0.5 + WORST_IMPROVEMENT
@@ -279,9 +277,7 @@ def test_the_last_model_counts_not_the_best(env: TuneEnv) -> None:
     async def main() -> None:
         task = task_of(env, "regression")
         good, bad = "python train.py --model forest --trees 20", "python train.py --model svm --C 0.01"
-        scores = [
-            (await act(env, task, *commands))[1].metrics["score"] for commands in ([good], [bad], [good, bad])
-        ]
+        scores = [(await act(env, task, *commands))[1].metrics["score"] for commands in ([good], [bad], [good, bad])]
         assert scores[0] > scores[1] == scores[2]
 
     asyncio.run(main())
@@ -316,9 +312,7 @@ def test_demonstrations_use_every_model_about_equally(env: TuneEnv) -> None:
     async def main() -> None:
         task, counts = env.tasks("train")[0], dict.fromkeys(OPTIONS, 0)
         for seed in range(600):
-            reply = await env.scripted("demo", task, seed).reply(
-                (await env.open(task, 0).begin()).messages, ()
-            )
+            reply = await env.scripted("demo", task, seed).reply((await env.open(task, 0).begin()).messages, ())
             counts[parse(reply["content"].strip("`")).config["model"]] += 1
         assert min(counts.values()) > 60
 
@@ -328,9 +322,7 @@ def test_demonstrations_use_every_model_about_equally(env: TuneEnv) -> None:
 def test_the_measured_shares_leave_something_to_learn(env: TuneEnv) -> None:
     """Of the held-out tasks a random model beats the baseline on some, the oracle on nearly all."""
     for split in SPLITS:
-        facts = [
-            measured()[task.payload["dataset"]]["tasks"][task.payload["seed"]] for task in env.tasks(split)
-        ]
+        facts = [measured()[task.payload["dataset"]]["tasks"][task.payload["seed"]] for task in env.tasks(split)]
         random = sum(fact["random_beats_baseline"] for fact in facts) / len(facts)
         oracle = sum(fact["oracle_beats_baseline"] for fact in facts) / len(facts)
         assert 0.25 <= random <= 0.65 and oracle >= 0.95, (split, random, oracle)

@@ -228,9 +228,7 @@ def test_an_environment_can_be_used_again_after_close_and_in_another_event_loop(
 
     async def main(depth: int) -> str:
         async with env.open(env.tasks("train")[0], 0) as session:
-            observation = await session.act(
-                Action("command", f"python train.py --model tree --depth {depth}")
-            )
+            observation = await session.act(Action("command", f"python train.py --model tree --depth {depth}"))
         return observation.text
 
     assert asyncio.run(main(2)) != asyncio.run(main(3))  # one pool, two loops

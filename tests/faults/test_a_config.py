@@ -38,9 +38,7 @@ def test_A1_batch_size_at_top_level(refuse):
     answer = refuse("batch_size = 10\n[orchestrator]\nrollouts_per_example = 5\n")
     assert answer.startswith("run.toml:1: batch_size = 10 at top level")
     assert "[orchestrator]\n    batch_size = 10" in answer
-    assert "mistakes" not in answer, (
-        "the default batch_size, which the fix replaces, must not be complained of"
-    )
+    assert "mistakes" not in answer, "the default batch_size, which the fix replaces, must not be complained of"
 
 
 @pytest.mark.parametrize(
@@ -122,16 +120,11 @@ def test_A2_env_worker_logs(refuse):
 
 
 def test_A2_auto_tool_choice(refuse, tmp_path: Path):
-    (tmp_path / "ok.toml").write_text(
-        "[inference.model]\nenable_auto_tool_choice = true\nenforce_eager = true\n"
-    )
+    (tmp_path / "ok.toml").write_text("[inference.model]\nenable_auto_tool_choice = true\nenforce_eager = true\n")
     assert load_config(["@", str(tmp_path / "ok.toml")]).inference.model.enable_auto_tool_choice is True
     answer = refuse("[inference.model]\nenable_auto_tool_choice = false\nenforce_eager = false\n")
     assert answer.startswith("2 mistakes")
-    assert (
-        "run.toml:2: enable_auto_tool_choice = false" in answer
-        and "air always leaves it to the model" in answer
-    )
+    assert "run.toml:2: enable_auto_tool_choice = false" in answer and "air always leaves it to the model" in answer
     assert "run.toml:3: enforce_eager = false" in answer and "later version" in answer
 
 
@@ -197,9 +190,7 @@ def test_A8_paths_do_not_depend_on_the_working_directory(tmp_path: Path, monkeyp
     for path in (folder / "adapter", elsewhere):
         path.mkdir(parents=True)
     (folder / "chat.jinja").write_text("{{ messages }}")
-    (folder / "a.toml").write_text(
-        '[model]\nname = "./weights"\nchat_template = "chat.jinja"\nadapter = "adapter"\n'
-    )
+    (folder / "a.toml").write_text('[model]\nname = "./weights"\nchat_template = "chat.jinja"\nadapter = "adapter"\n')
     (folder / "weights").mkdir()
     loaded = []
     for cwd, name in ((folder, "a.toml"), (tmp_path, "configs/a.toml"), (elsewhere, str(folder / "a.toml"))):
@@ -216,9 +207,7 @@ def test_A8_paths_do_not_depend_on_the_working_directory(tmp_path: Path, monkeyp
 def test_A8_flags_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chat.jinja").write_text("x")
-    assert load_config(["--model.chat-template", "chat.jinja"]).model.chat_template == str(
-        tmp_path / "chat.jinja"
-    )
+    assert load_config(["--model.chat-template", "chat.jinja"]).model.chat_template == str(tmp_path / "chat.jinja")
 
 
 def test_A8_ready_configs_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from air import model_sources, models
-from air.chat import ChatTokenizer
+from air import models
 from air.errors import AirError
-from air.tiny import save_tiny, tiny_tokenizer
+from air.models import sources as model_sources
+from air.models.chat import ChatTokenizer
+from air.models.tiny import save_tiny, tiny_tokenizer
 
 
 def refusal(config: dict[str, Any], name: str) -> AirError:
@@ -231,9 +232,7 @@ def test_B8_rows_beyond_the_vocabulary_are_normal(tmp_path: Path) -> None:
 
 
 def test_B9_a_template_that_closes_no_turn_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.jinja").write_text(
-        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    )
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}")
     with pytest.raises(AirError, match=r"no stop token after.*<\|im_end\|> \(257\)"):
         ChatTokenizer(tiny_tokenizer(), name="m", chat_template=tmp_path / "t.jinja")
 

@@ -48,9 +48,7 @@ def test_E6_other_splits_have_no_row_in_common(tmp_path: Path) -> None:
 
 def test_E6_other_sampling_is_refused_even_on_equal_rows(tmp_path: Path) -> None:
     hot = measured(tmp_path, "hot", agent="model")
-    cold = measured(
-        tmp_path, "cold", "--orchestrator.sampling.max_tokens", "3", agent="model", temperature=0.0
-    )
+    cold = measured(tmp_path, "cold", "--orchestrator.sampling.max_tokens", "3", agent="model", temperature=0.0)
     for common in (False, True):
         error = refused(hot, cold, common=common)
         assert "sampling.temperature is 1.0 in A and 0.0 in B" in error.problem
@@ -72,10 +70,7 @@ def test_E6_other_mode_is_refused_even_on_equal_rows(tmp_path: Path) -> None:
     error = refused(here, there)
     assert "mode.context is 128 in A and 64 in B" in error.problem
     assert "mode.env.arith.args.demo_accuracy is 0.5 in A and 0.9 in B" in error.problem
-    assert (
-        "--orchestrator.env.0.args.demo_accuracy 0.5" in error.fix
-        and "--orchestrator.seq_len 128" in error.fix
-    )
+    assert "--orchestrator.env.0.args.demo_accuracy 0.5" in error.fix and "--orchestrator.seq_len 128" in error.fix
 
 
 def test_E6_a_run_is_compared_under_the_conditions_of_its_config(tmp_path: Path) -> None:

@@ -80,9 +80,7 @@ def test_a_handful_of_tasks_says_nothing() -> None:
 def test_episodes_of_one_task_are_not_independent() -> None:
     """Eight samples of each task that all say the same make the interval no narrower."""
     gains = [0.3 if i % 3 else -0.3 for i in range(9)]
-    one = compare(
-        side("A", [episode(i, 0.0) for i in range(9)]), side("B", [episode(i, gains[i]) for i in range(9)])
-    )
+    one = compare(side("A", [episode(i, 0.0) for i in range(9)]), side("B", [episode(i, gains[i]) for i in range(9)]))
     many = compare(
         side("A", [episode(i, 0.0, s) for i in range(9) for s in range(8)]),
         side("B", [episode(i, gains[i], s) for i in range(9) for s in range(8)]),
@@ -140,9 +138,7 @@ def test_before_and_after_of_a_run() -> None:
         (["RUN:after"], "needs two evaluations", "air compare RUN"),
     ],
 )
-def test_a_name_that_fits_nothing_is_told_with_what_there_is(
-    names: list[str], problem: str, fix: str
-) -> None:
+def test_a_name_that_fits_nothing_is_told_with_what_there_is(names: list[str], problem: str, fix: str) -> None:
     run = str(tiny_run())
     with pytest.raises(AirError) as error:
         compare_named([name.replace("RUN", run) for name in names])

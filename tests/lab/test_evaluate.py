@@ -68,9 +68,7 @@ def adding_server(failures: int = 0, counts: bool = True) -> Iterator[tuple[str,
         server.server_close()
 
 
-def run(
-    directory: Path, agent: str, *argv: str, url: UrlOptions | None = None, **options: Any
-) -> dict[str, Any]:
+def run(directory: Path, agent: str, *argv: str, url: UrlOptions | None = None, **options: Any) -> dict[str, Any]:
     given = EvalOptions(agent, url=url or UrlOptions(), **options)
     return evaluate(["@", str(write_config(directory)), *argv], given, Display(quiet=True))
 
@@ -110,9 +108,7 @@ def test_every_agent_meets_the_same_rows(tmp_path: Path) -> None:
 def test_a_run_is_evaluated_as_it_was_after_training(tmp_path: Path) -> None:
     """The same policy, rows and seeds give the same episodes as the run's own evaluation."""
     report = evaluate([], EvalOptions(f"run:{tiny_run()}", out=tmp_path / "again"), Display(quiet=True))
-    again = {
-        t.task.id: t.turns[0].reply["content"] for t in read_trajectories(tmp_path / "again" / "episodes")
-    }
+    again = {t.task.id: t.turns[0].reply["content"] for t in read_trajectories(tmp_path / "again" / "episodes")}
     after = read_trajectories(tiny_run() / "evaluations" / "after")
     assert again == {t.task.id: t.turns[0].reply["content"] for t in after}
     assert report["episodes"] == len(after)

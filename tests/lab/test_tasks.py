@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from air.chat import ChatTokenizer
 from air.errors import AirError
 from air.lab import tasks
-from air.tiny import tiny_tokenizer
+from air.models.chat import ChatTokenizer
+from air.models.tiny import tiny_tokenizer
 
 
 def test_registered_environments_are_listed_with_their_tasks() -> None:

@@ -16,8 +16,8 @@ from air.learn.logprobs import token_logprobs
 from air.learn.lora import attach_lora
 from air.learn.losses import LossSettings
 from air.models import logits_head
+from air.models.tiny import tiny_model
 from air.policy import Policy
-from air.tiny import tiny_model
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral"]
 
@@ -48,7 +48,14 @@ def group_rows(seed: int = 0, prompts: int = 2, members: int = 4) -> list[Row]:
             train = [False] * len(prompt) + [i % 4 != 3 for i in range(len(reply))]
             logprobs = [rng.uniform(-6, -1) if t else 0.0 for t in train]
             rows.append(
-                Row(f"{p}-{m}#0", tuple(prompt + reply), tuple(train), tuple(logprobs), rng.uniform(-1, 1), 1 / 64)
+                Row(
+                    f"{p}-{m}#0",
+                    tuple(prompt + reply),
+                    tuple(train),
+                    tuple(logprobs),
+                    rng.uniform(-1, 1),
+                    1 / 64,
+                )
             )
     return rows
 
@@ -146,7 +153,12 @@ def test_an_update_makes_rewarded_tokens_likelier_and_punished_ones_less_so() ->
 def _with_sampler(row: Row, logprobs: list[float]) -> Row:
     found = iter(logprobs)
     return Row(
-        row.key, row.tokens, row.train, tuple(next(found) if t else 0.0 for t in row.train), row.advantage, row.weight
+        row.key,
+        row.tokens,
+        row.train,
+        tuple(next(found) if t else 0.0 for t in row.train),
+        row.advantage,
+        row.weight,
     )
 
 
@@ -194,9 +206,15 @@ def test_a_batch_without_rows_updates_nothing_and_says_so() -> None:
 
 
 @settings(max_examples=60)
-@given(st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=70), min_size=1, max_size=8), st.integers(20, 200))
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=70), min_size=1, max_size=8),
+    st.integers(20, 200),
+)
 def test_every_row_is_laid_out_whole_whatever_it_shares(sequences: list[list[int]], budget: int) -> None:
-    rows = [Row(str(i), tuple(s), (False, *(True,) * (len(s) - 1)), (0.0,) * len(s), 1.0, 1.0) for i, s in enumerate(sequences)]
+    rows = [
+        Row(str(i), tuple(s), (False, *(True,) * (len(s) - 1)), (0.0,) * len(s), 1.0, 1.0)
+        for i, s in enumerate(sequences)
+    ]
     seen = []
     for part in micro_batches(rows, budget):
         for r, row in enumerate(part.rows):

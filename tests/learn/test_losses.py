@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -91,7 +92,9 @@ def test_branching_and_interleaved_give_the_same_loss_weights() -> None:
 
 def test_a_trajectory_without_advantage_has_no_row_but_counts_in_the_mean() -> None:
     group = Group(
-        Task("e", "t", "train"), 0, tuple(trajectory(n, r, [4]) for n, r in [("a", 1.0), ("b", 0.0), ("c", 0.5)])
+        Task("e", "t", "train"),
+        0,
+        tuple(trajectory(n, r, [4]) for n, r in [("a", 1.0), ("b", 0.0), ("c", 0.5)]),
     )
     batch = assign_advantages([group], loss="grpo", scale_rewards=True, token_constant=1)
     assert {r.key for r in batch.rows} == {"a#0", "b#0"} and batch.advantages["c"] == 0.0
@@ -106,7 +109,7 @@ def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], scale: 
     assert sum(advantages) == pytest.approx(0, abs=1e-6 * max(1, max(map(abs, rewards))) * len(rewards))
     order = sorted(range(len(rewards)), key=rewards.__getitem__)
     ranked = [advantages[i] for i in order]
-    assert all(a <= b + 1e-9 for a, b in zip(ranked, ranked[1:], strict=False))
+    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(ranked))
 
 
 def test_scaled_advantages_are_trls() -> None:
@@ -138,9 +141,7 @@ def test_against_trl_itself_where_it_is_installed() -> None:
         keep = mask.bool()
         lengths = mask.sum(1, keepdim=True) if loss_type == "grpo" else torch.full((4, 1), 20.0)
         weight = (1 / (4 * lengths)).expand(shape)
-        terms = LossTerms(
-            leaf[keep], old[keep], old[keep], None, advantages[:, None].expand(shape)[keep], weight[keep]
-        )
+        terms = LossTerms(leaf[keep], old[keep], old[keep], None, advantages[:, None].expand(shape)[keep], weight[keep])
         ours, _ = clipped_policy_loss(terms, LossSettings())
         ours.backward()
         assert ours.item() == pytest.approx(wanted, abs=1e-9)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from air.chat import ChatTokenizer
 from air.engine.base import ContextFull, Generation, Limits, Sampling
 from air.envs.base import EnvArgs, Environment, Opening, Session
-from air.tiny import tiny_tokenizer
+from air.models.chat import ChatTokenizer
+from air.models.tiny import tiny_tokenizer
 from air.types import Action, Agent, Message, Observation, Score, Task
 
 STOP = 257  # <|im_end|> of the tiny tokenizer
@@ -166,9 +166,7 @@ class StubSession(Session):
     async def finish(self) -> Score:
         self.finishes += 1
         answer = await self._hook("finish")
-        return (
-            answer if isinstance(answer, Score) else Score({"solved": float(self.seed % 2)}, {"depth": 1.0})
-        )
+        return answer if isinstance(answer, Score) else Score({"solved": float(self.seed % 2)}, {"depth": 1.0})
 
 
 class StubEnv(Environment):

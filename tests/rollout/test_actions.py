@@ -153,9 +153,7 @@ PIECES = st.sampled_from(
 )
 @example(text="[" * 100_000, format="tools", parser="auto", cut=False)
 @example(text="[\n" * 5_000, format="tools", parser="json", cut=False)
-@example(
-    text='{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", format="tools", parser="auto", cut=False
-)
+@example(text='{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", format="tools", parser="auto", cut=False)
 def test_parse_never_raises(text: str, format: str, parser: str, cut: bool) -> None:
     found, note = parse(text, format, parser, cut=cut)  # type: ignore[arg-type]
     assert found

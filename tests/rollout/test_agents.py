@@ -25,9 +25,7 @@ HELLO = [Message(role="user", content="hello")]
 
 def completion(content: str | None, finish: str = "stop", **message: Any) -> tuple[int, Any]:
     answer = {
-        "choices": [
-            {"message": {"role": "assistant", "content": content, **message}, "finish_reason": finish}
-        ],
+        "choices": [{"message": {"role": "assistant", "content": content, **message}, "finish_reason": finish}],
         "usage": {"prompt_tokens": 100, "completion_tokens": 10},
     }
     return 200, answer
@@ -76,9 +74,7 @@ def ask(agent: UrlAgent, messages: list[Message] = HELLO, tools: Any = ()) -> Me
 def test_reply_with_tokens_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", "k")
     with server(completion("hi", finish="length")) as (url, requests):
-        agent = UrlAgent(
-            url, "m", "TEST_KEY", price_in=2.0, price_out=10.0, temperature=0.5, max_tokens=7, seed=3
-        )
+        agent = UrlAgent(url, "m", "TEST_KEY", price_in=2.0, price_out=10.0, temperature=0.5, max_tokens=7, seed=3)
         assert ask(agent) == {"role": "assistant", "content": "hi"}
         ask(agent)
     assert agent.cut and agent.times.model > 0

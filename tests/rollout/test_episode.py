@@ -240,9 +240,7 @@ def test_cancellation_while_closing_does_not_lose_the_record() -> None:
 
     async def main() -> None:
         async def work() -> None:
-            kept.append(
-                await run_episode(env, env.tasks("train")[0], Says(command("submit")), id="x", seed=0)
-            )
+            kept.append(await run_episode(env, env.tasks("train")[0], Says(command("submit")), id="x", seed=0))
             await asyncio.sleep(0)
             kept.append(None)
 

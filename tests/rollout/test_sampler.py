@@ -69,9 +69,7 @@ def test_no_more_than_max_concurrent_and_members_side_by_side() -> None:
     world = World(StubEnv(), max_concurrent=5)
     world.collect()
     assert world.engine.most == 5
-    assert world.engine.orders[:5] == [
-        f"{i:06d}-{s:04d}-000" for i, s in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
-    ]
+    assert world.engine.orders[:5] == [f"{i:06d}-{s:04d}-000" for i, s in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]]
 
 
 def test_infra_errors_are_retried_with_the_same_seed_then_dropped_and_counted() -> None:  # D7
@@ -91,11 +89,7 @@ def test_infra_errors_are_retried_with_the_same_seed_then_dropped_and_counted() 
     assert collected.dropped[0].group.task.id == "task 0"
     assert len(collected.groups) == 3 and all(len(g.trajectories) == 4 for g in collected.groups)
     assert all(t.ending == "done" for g in collected.groups for t in g.trajectories)
-    assert (
-        collected.stats["infra_errors"]
-        == 4 * 3 + 4 * 2
-        == sum(t.ending == "infra_error" for t in world.saved)
-    )
+    assert collected.stats["infra_errors"] == 4 * 3 + 4 * 2 == sum(t.ending == "infra_error" for t in world.saved)
     assert len({t.id for t in world.saved}) == len(world.saved)  # G8: retries in the same second
     assert set(tries.values()) == {1, 3}
 
@@ -148,9 +142,7 @@ def test_groups_without_signal_are_replaced_until_there_are_enough() -> None:
 
     def collect(factor: float) -> Any:
         env = StubEnv(tasks=20, finish=finish, act=lambda s: None)
-        world = World(
-            env, online_difficulty_filtering=True, oversampling_factor=factor, rollouts_per_example=6
-        )
+        world = World(env, online_difficulty_filtering=True, oversampling_factor=factor, rollouts_per_example=6)
         env.reward_weights = {"solved": 1.0, "step": 0.0}
         return world, world.collect(n=6)
 

@@ -52,16 +52,9 @@ def test_a_split_without_tasks_is_refused() -> None:
 
 def test_names_never_collide_and_tell_their_place() -> None:  # G8
     names = Names()
-    made = [
-        names.make(task, 12, i, s)
-        for task in ("a/b c", "a_b_c", "../..", "é")
-        for i in range(9)
-        for s in range(9)
-    ]
+    made = [names.make(task, 12, i, s) for task in ("a/b c", "a_b_c", "../..", "é") for i in range(9) for s in range(9)]
     made += [names.make("a/b c", 12, 3, 4) for _ in range(3)]
     assert len(set(made)) == len(made)
-    assert all(
-        set(name) <= set("abcdefghijklmnopqrstuvwxyzT0123456789._-") and name[0] != "." for name in made
-    )
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzT0123456789._-") and name[0] != "." for name in made)
     assert place_in_step(made[-1]) == (3, 4)
     assert made[0].startswith("a-b-c_pi12_2") and made[0].endswith("_0-0")

@@ -21,12 +21,8 @@ JSON = st.recursive(
     max_leaves=4,
 )
 ARGUMENTS = st.dictionaries(TEXT, JSON, max_size=2)
-MESSAGES = st.fixed_dictionaries(
-    {"role": TEXT, "content": TEXT}, optional={"name": TEXT, "tool_call_id": TEXT}
-)
-ACTIONS = st.builds(
-    Action, st.sampled_from(["command", "tool", "text", "invalid"]), TEXT, TEXT, ARGUMENTS, TEXT
-)
+MESSAGES = st.fixed_dictionaries({"role": TEXT, "content": TEXT}, optional={"name": TEXT, "tool_call_id": TEXT})
+ACTIONS = st.builds(Action, st.sampled_from(["command", "tool", "text", "invalid"]), TEXT, TEXT, ARGUMENTS, TEXT)
 
 
 @st.composite
@@ -38,9 +34,7 @@ def sampled(draw: Any) -> Sampled:
 
 @st.composite
 def branches(draw: Any) -> Branch:
-    rows = draw(
-        st.lists(st.tuples(st.integers(0, 300), st.booleans(), FLOATS, st.integers(-1, 3)), max_size=6)
-    )
+    rows = draw(st.lists(st.tuples(st.integers(0, 300), st.booleans(), FLOATS, st.integers(-1, 3)), max_size=6))
     return Branch(
         tuple(r[0] for r in rows),
         tuple(r[1] for r in rows),
@@ -87,9 +81,7 @@ def test_nothing_is_lost_on_the_way_there_and_back(trajectory: Trajectory) -> No
 def example() -> Trajectory:
     message = Message(role="user", content="hello")
     turn = Turn((message,), message, None, (Action("command", "ls"),), (Observation("a"),))
-    return Trajectory(
-        "x", Task("e", "t", "train"), 0, 0, (turn,), (), "done", {}, (), {"m": math.nan}, 0.0, 0.0, 1.0
-    )
+    return Trajectory("x", Task("e", "t", "train"), 0, 0, (turn,), (), "done", {}, (), {"m": math.nan}, 0.0, 0.0, 1.0)
 
 
 def test_text_comes_first_and_empty_fields_are_not_written() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_world import STOP, TEMPLATES, chat_tokenizer
 
-from air.chat import ChatTokenizer
+from air.models.chat import ChatTokenizer
 from air.rollout.transcript import Transcript
 from air.types import Branch, Message, Sampled
 
@@ -40,9 +40,7 @@ def trained(branches: tuple[Branch, ...]) -> dict[int, tuple[list[int], list[flo
     found: dict[int, tuple[list[int], list[float]]] = {}
     for branch in branches:
         assert len(branch.tokens) == len(branch.train) == len(branch.logprobs) == len(branch.turns)
-        for token, train, logprob, turn in zip(
-            branch.tokens, branch.train, branch.logprobs, branch.turns, strict=True
-        ):
+        for token, train, logprob, turn in zip(branch.tokens, branch.train, branch.logprobs, branch.turns, strict=True):
             if train:
                 ids, logprobs = found.setdefault(turn, ([], []))
                 ids.append(token)
@@ -209,9 +207,7 @@ def test_sampled_tokens_never_change_and_are_trained_once(
         faithful = faithful and stop and not trimmed and "�" not in text
         if faithful:
             assert chat.decode(one.prompt()) == chat.render(history, (), True)
-    wanted = {
-        turn: ([*ids, STOP] if stop else ids) for turn, (ids, stop, _) in enumerate(turns) if ids or stop
-    }
+    wanted = {turn: ([*ids, STOP] if stop else ids) for turn, (ids, stop, _) in enumerate(turns) if ids or stop}
     assert {turn: ids for turn, (ids, _) in trained(one.branches()).items()} == wanted
     assert trained(one.branches()) == trained(many.branches())
     for branch in many.branches():

@@ -71,6 +71,8 @@ class EmbeddedEngine:
         self._lockstep = lockstep
         self._tracked = 0
         self._changed = asyncio.Event()
+        self._idle = asyncio.Event()  # set while no forward pass is under way
+        self._idle.set()
 
     @property
     def version(self) -> int:
@@ -106,8 +108,7 @@ class EmbeddedEngine:
 
     async def publish(self, version: int) -> None:
         """The weights are already here: what remains is to forget what the old ones computed."""
-        while self._driver is not None and not self._driver.done() and self._stepping:
-            await asyncio.sleep(0)
+        await self._idle.wait()
         self.set_version(version)
 
     def set_version(self, version: int) -> None:
@@ -131,8 +132,6 @@ class EmbeddedEngine:
                 await self._driver
         self._thread.shutdown(wait=True)
 
-    _stepping = False
-
     def _wake(self) -> None:
         self._changed.set()
         if self._driver is None or self._driver.done():
@@ -154,16 +153,18 @@ class EmbeddedEngine:
                 decode, prefill = scheduler.next_step()
                 if not decode and not prefill:
                     continue  # all that was left had been cancelled
-                self._stepping = True
+                self._idle.clear()
                 ready = [r for r in decode + prefill if r.computed + r.step_tokens == len(r.tokens)]
                 tokens, logprobs = await loop.run_in_executor(self._thread, self._run, decode, prefill, ready)
-                self._stepping = False
+                self._idle.set()
                 self._postprocess([*decode, *prefill], ready, tokens, logprobs)
         except BaseException as error:  # whatever it is, nobody may wait for ever
-            self._stepping = False
+            self._idle.set()
             for request in [*scheduler.waiting, *scheduler.running]:
                 if not request.future.done():
-                    request.future.set_exception(error if isinstance(error, Exception) else RuntimeError("engine closed"))
+                    request.future.set_exception(
+                        error if isinstance(error, Exception) else RuntimeError("engine closed")
+                    )
             raise
 
     def _everybody_waits(self) -> bool:
@@ -171,7 +172,9 @@ class EmbeddedEngine:
         return alive >= self._tracked
 
     @torch.no_grad()
-    def _run(self, decode: list[Request], prefill: list[Request], ready: list[Request]) -> tuple[list[int], list[float]]:
+    def _run(
+        self, decode: list[Request], prefill: list[Request], ready: list[Request]
+    ) -> tuple[list[int], list[float]]:
         began = time.perf_counter()
         chunk = self._scheduler.chunk
         plan = StepPlan(self._kv, [chunk(r) for r in decode], [chunk(r) for r in prefill], self.policy.dtype)
@@ -185,9 +188,7 @@ class EmbeddedEngine:
         self.counters.seconds += time.perf_counter() - began
         return tokens, logprobs
 
-    def _postprocess(
-        self, step: list[Request], ready: list[Request], tokens: list[int], logprobs: list[float]
-    ) -> None:
+    def _postprocess(self, step: list[Request], ready: list[Request], tokens: list[int], logprobs: list[float]) -> None:
         self.counters.steps += 1
         for request in step:
             self._scheduler.advance(request)

@@ -154,7 +154,14 @@ class KeyValues:
     """The tensors behind the pages: [layer, key or value, page, slot, kv head, d]."""
 
     def __init__(
-        self, layers: int, pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         # Zeros, not empty: masked slots are multiplied by a zero weight, and 0 × NaN would be NaN.
         self.data = torch.zeros(layers, 2, pages, page_size, heads, dim, dtype=dtype, device=device)

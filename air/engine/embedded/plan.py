@@ -60,7 +60,9 @@ class StepPlan:
         self._slots = torch.tensor(slots, device=device)
         self._kv = kv
         self._decode = len(decode)
-        self._rows, self._merge, self._hole = _decode_rows(decode, kv, dtype) if decode else ([], None, None)
+        self._rows: list[PageRows] = []
+        if decode:
+            self._rows, self._merge, self._hole = _decode_rows(decode, kv, dtype)
         self._prefill = [_Prefill(c, size, device) for c in prefill]
         ends = torch.tensor([len(c.tokens) for c in chunks]).cumsum(0) - 1
         self.last = ends.to(device)  # index of each sequence's last token
@@ -93,7 +95,6 @@ class StepPlan:
             outs.append(out.view(*shape, dim).transpose(1, 2).reshape(-1, heads, dim))
             sums.append(lse.reshape(shape).transpose(1, 2).reshape(-1, heads))
         out, lse = (outs[0], sums[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(sums))
-        assert self._merge is not None and self._hole is not None
         flat = self._merge.flatten()  # [batch × most pages of a sequence]
         weight = lse[flat].view(batch, -1, heads).masked_fill(self._hole, float("-inf")).softmax(1)
         parts = out[flat].view(batch, -1, heads, dim)
@@ -111,9 +112,7 @@ def attend_pages(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale:
     return torch.matmul((scores - lse[..., None]).exp(), value.float()), lse
 
 
-def _decode_rows(
-    decode: Sequence[Chunk], kv: KeyValues, dtype: torch.dtype
-) -> tuple[list[PageRows], Tensor, Tensor]:
+def _decode_rows(decode: Sequence[Chunk], kv: KeyValues, dtype: torch.dtype) -> tuple[list[PageRows], Tensor, Tensor]:
     """The rows to run and, per sequence, which (row, reader) answers to merge."""
     size, device = kv.page_size, kv.data.device
     readers: dict[int, list[int]] = {}
@@ -125,7 +124,9 @@ def _decode_rows(
             readers.setdefault(page, []).append(i)
             filled[page] = min(size, length - j * size)
     single = {p: r for p, r in readers.items() if len(r) == 1}
-    shared = [(p, r[i : i + MAX_READERS]) for p, r in readers.items() if len(r) > 1 for i in range(0, len(r), MAX_READERS)]
+    shared = [
+        (p, r[i : i + MAX_READERS]) for p, r in readers.items() if len(r) > 1 for i in range(0, len(r), MAX_READERS)
+    ]
     rows: list[PageRows] = []
     answers: list[list[int]] = [[] for _ in decode]
     offset = 0
@@ -151,7 +152,12 @@ def _decode_rows(
 
 
 def _rows(
-    pages: Sequence[tuple[int, list[int]]], width: int, filled: dict[int, int], kv: KeyValues, dtype: torch.dtype, whole: bool
+    pages: Sequence[tuple[int, list[int]]],
+    width: int,
+    filled: dict[int, int],
+    kv: KeyValues,
+    dtype: torch.dtype,
+    whole: bool,
 ) -> PageRows:
     device, size = kv.data.device, kv.page_size
     readers = torch.tensor([r + [0] * (width - len(r)) for _, r in pages], device=device)

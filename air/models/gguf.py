@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from air.chat import CHATML
 from air.errors import AirError
-from air.model_checks import check_config
+from air.models.chat import CHATML
+from air.models.checks import check_config
 
 MANIFEST = "air.json"
 FORM = 1  # of a conversion; a larger number makes old ones be done again
@@ -90,9 +90,7 @@ def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool
     with contextlib.nullcontext() if locked else target.lock():
         if target.is_whole():
             return target
-        say(
-            f"converting {gguf.name} to safetensors in {target.path} (once, under a minute for a small model)"
-        )
+        say(f"converting {gguf.name} to safetensors in {target.path} (once, under a minute for a small model)")
         for leftover in target.path.parent.glob(f".{target.path.name}.tmp-*"):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(dir=target.path.parent, prefix=f".{target.path.name}.tmp-"))

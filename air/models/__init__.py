@@ -1,7 +1,7 @@
 """Find, check and load a model: `load(name)` gives the model, its tokenizer, and what the user should know.
 
 A name is a directory, a GGUF file, a hub id, or `tiny:llama` (random weights, for tests). Everything that
-can be refused is refused from the small files, before the large ones are read; see model_checks.py.
+can be refused is refused from the small files, before the large ones are read; see checks.py.
 Torch and transformers take seconds to import, so they are imported inside functions.
 """
 
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from air.chat import ChatTokenizer
 from air.errors import AirError
-from air.model_checks import check_config, check_context, check_weights, read_config
-from air.model_sources import (
+from air.models.chat import ChatTokenizer
+from air.models.checks import check_config, check_context, check_weights, read_config
+from air.models.sources import (
     DEFAULT_MODEL,
     ModelFiles,
     cache_directory,
@@ -110,11 +110,9 @@ def load(
 
 
 def _load_tiny(name: str, device: torch.device, dtype: str, chat_template: str | Path | None) -> Loaded:
-    from air.tiny import tiny_model, tiny_tokenizer
+    from air.models.tiny import tiny_model, tiny_tokenizer
 
-    loaded = tiny_model(
-        name.removeprefix("tiny:"), device=str(device), dtype="float32" if dtype == "auto" else dtype
-    )
+    loaded = tiny_model(name.removeprefix("tiny:"), device=str(device), dtype="float32" if dtype == "auto" else dtype)
     if chat_template is not None:
         loaded.tokenizer = ChatTokenizer(tiny_tokenizer(), name=name, chat_template=chat_template)
         loaded.notes = list(loaded.tokenizer.notes)
@@ -131,9 +129,7 @@ def _device(device: str) -> torch.device:
     except RuntimeError as error:
         raise AirError(f"there is no device {device!r}", 'use "auto", "cpu", "cuda" or "cuda:1"') from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise AirError(
-            f"device {device!r} was asked for, but torch sees no CUDA device", 'use "auto" or "cpu"'
-        )
+        raise AirError(f"device {device!r} was asked for, but torch sees no CUDA device", 'use "auto" or "cpu"')
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise AirError(f"device {device!r} was asked for; there are {torch.cuda.device_count()} CUDA devices")
     return chosen
@@ -165,9 +161,7 @@ def _config(path: Path, name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:
-        raise AirError(
-            f"transformers cannot read {path / 'config.json'}: {error}", f"fetch {name} again"
-        ) from error
+        raise AirError(f"transformers cannot read {path / 'config.json'}: {error}", f"fetch {name} again") from error
 
 
 def _tokenizer(path: Path, name: str, config: Any, chat_template: str | Path | None) -> ChatTokenizer:
@@ -234,9 +228,7 @@ def _choose_dtype(asked: str, device: torch.device, config: Any) -> tuple[str, s
         if good:
             return "bfloat16", ""
         return "float32", f"{torch.cuda.get_device_name(device)} has no bf16, so the model runs in fp32"
-    gain = bf16_gain(
-        int(config.hidden_size), int(getattr(config, "intermediate_size", 4 * config.hidden_size))
-    )
+    gain = bf16_gain(int(config.hidden_size), int(getattr(config, "intermediate_size", 4 * config.hidden_size)))
     if gain >= BF16_MARGIN:
         return (
             "bfloat16",
@@ -268,9 +260,7 @@ def bf16_gain(hidden: int, inner: int, seconds: float = 0.25) -> float:
                 best[d] = min(best[d], time.perf_counter() - start)
         return best[torch.float32] / best[torch.bfloat16]
 
-    inner = max(
-        1, min(inner, 2**22 // hidden)
-    )  # 4 million weights say as much as 60 million, in the time given
+    inner = max(1, min(inner, 2**22 // hidden))  # 4 million weights say as much as 60 million, in the time given
     with torch.inference_mode(), one_thread():
         return min(gain(rows) for rows in (8, 128))
 
@@ -329,9 +319,7 @@ def check_tokenizer(model_config: Any, tokenizer: ChatTokenizer) -> None:
     for sample in ("The answer is 42.", 'def f(x):\n    return {"a": [1, 2]}\n', "naïve 漢字 🙂"):
         back = tokenizer.decode(tokenizer.encode(sample))
         if back.strip() != sample.strip():
-            raise AirError(
-                f"the tokenizer of {name} does not give back what it is given: {sample!r} → {back!r}"
-            )
+            raise AirError(f"the tokenizer of {name} does not give back what it is given: {sample!r} → {back!r}")
 
 
 def logits_head(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:

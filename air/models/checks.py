@@ -28,9 +28,7 @@ MULTIMODAL_KEYS = (
     "vision_tower",
     "visual",
 )
-MULTIMODAL_WORDS = re.compile(
-    r"(^|_)(vl|vlm|omni|vision|llava|idefics\d*|mllama|paligemma|multimodal|smolvlm)(_|$)"
-)
+MULTIMODAL_WORDS = re.compile(r"(^|_)(vl|vlm|omni|vision|llava|idefics\d*|mllama|paligemma|multimodal|smolvlm)(_|$)")
 EXPERT_KEYS = (
     "num_experts",
     "num_local_experts",
@@ -38,12 +36,8 @@ EXPERT_KEYS = (
     "moe_num_experts",
     "num_experts_per_tok",
 )
-EXPERT_TYPES = re.compile(
-    r"moe|mixtral|gpt_oss|deepseek_v\d|dbrx|jamba|minimax|longcat|dots1|llama4|arctic|grok"
-)
-RECURRENT_TYPES = re.compile(
-    r"mamba|rwkv|recurrent|xlstm|zamba|bamba|falcon_h1|lfm2|kimi_linear|hybrid|nemotron_h|hrm"
-)
+EXPERT_TYPES = re.compile(r"moe|mixtral|gpt_oss|deepseek_v\d|dbrx|jamba|minimax|longcat|dots1|llama4|arctic|grok")
+RECURRENT_TYPES = re.compile(r"mamba|rwkv|recurrent|xlstm|zamba|bamba|falcon_h1|lfm2|kimi_linear|hybrid|nemotron_h|hrm")
 FULL_LAYERS = {"full_attention", "attention", "sliding_attention"}
 
 
@@ -68,9 +62,7 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
     model_type = str(config.get("model_type") or "")
     architectures = [str(a) for a in config.get("architectures") or []]
     if not model_type:
-        raise AirError(
-            f"the config.json of {name} names no model_type: it is no language model in transformers form"
-        )
+        raise AirError(f"the config.json of {name} names no model_type: it is no language model in transformers form")
     _refuse_multimodal(config, name, model_type, architectures)
     _refuse_experts(config, name, model_type)
     _refuse_recurrent(config, name, model_type)
@@ -85,16 +77,13 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
         )
 
 
-def _refuse_multimodal(
-    config: Mapping[str, Any], name: str, model_type: str, architectures: list[str]
-) -> None:
+def _refuse_multimodal(config: Mapping[str, Any], name: str, model_type: str, architectures: list[str]) -> None:
     has_part = next((key for key in MULTIMODAL_KEYS if config.get(key)), "")
     if not has_part and not MULTIMODAL_WORDS.search(model_type):
         return
     seen = f"its config.json has {has_part}" if has_part else f"model type {model_type}"
     raise AirError(
-        f"{name} is a multimodal model ({seen}, {', '.join(architectures) or model_type}): "
-        "air trains text models only",
+        f"{name} is a multimodal model ({seen}, {', '.join(architectures) or model_type}): air trains text models only",
         _text_only_hint(name, model_type),
     )
 
@@ -163,9 +152,7 @@ def _refuse_unknown_type(config: Mapping[str, Any], name: str, model_type: str) 
     )
 
 
-def _refuse_not_causal(
-    config: Mapping[str, Any], name: str, model_type: str, architectures: list[str]
-) -> None:
+def _refuse_not_causal(config: Mapping[str, Any], name: str, model_type: str, architectures: list[str]) -> None:
     if config.get("is_encoder_decoder"):
         raise AirError(
             f"{name} ({model_type}) is an encoder-decoder model; air trains decoder-only models",
@@ -213,8 +200,7 @@ def check_context(config: Any, context: int, name: str = "the model") -> None:
     limit = settings.get("max_position_embeddings")
     if isinstance(limit, int) and context > limit:
         raise AirError(
-            f"a context of {context} tokens is more than {name} was made for "
-            f"(max_position_embeddings = {limit})",
+            f"a context of {context} tokens is more than {name} was made for (max_position_embeddings = {limit})",
             f"set seq_len to {limit} or less",
         )
     window = active_window(settings)
@@ -227,9 +213,7 @@ def check_context(config: Any, context: int, name: str = "the model") -> None:
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") if isinstance(rope, Mapping) else None
     if kind in ("dynamic", "longrope"):
-        original = rope.get("original_max_position_embeddings") or settings.get(
-            "original_max_position_embeddings"
-        )
+        original = rope.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
         short = int(original or limit or 0)
         if context > short:
             raise AirError(
@@ -293,9 +277,7 @@ def _check_safetensors(path: Path, name: str) -> None:
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs"):
-            raise AirError(
-                f"{path} is a Git LFS pointer, not the weights", "run `git lfs pull` in its directory"
-            )
+            raise AirError(f"{path} is a Git LFS pointer, not the weights", "run `git lfs pull` in its directory")
         if size < 8 or length > min(size - 8, 100_000_000):
             raise AirError(
                 f"{path} is not a whole safetensors file ({size} bytes, its header alone claims {length})",
@@ -305,9 +287,7 @@ def _check_safetensors(path: Path, name: str) -> None:
             header = json.loads(stream.read(length))
             end = max((t["data_offsets"][1] for key, t in header.items() if key != "__metadata__"), default=0)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise AirError(
-                f"{path} has a broken header: {error!r}", f"delete it and fetch {name} again"
-            ) from error
+            raise AirError(f"{path} has a broken header: {error!r}", f"delete it and fetch {name} again") from error
     if 8 + length + end != size:
         raise AirError(
             f"{path} is {size} bytes, but its header says {8 + length + end}: it was cut off or changed",

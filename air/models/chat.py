@@ -102,11 +102,12 @@ class ChatTokenizer:
         self.hf = tokenizer
         self.name = name
         self.notes: list[str] = []
+        self.tool_notes: list[str] = []  # matter only to environments with tools
         self._choose_template(chat_template)
         self._check_renders()
         self.stop_ids = self._find_stop_ids(extra_stop_ids)
         if not self.supports_tools:
-            self.notes.append(
+            self.tool_notes.append(
                 f"the chat template of {name} has no place for tools: they are listed in the system message, "
                 'and calls are expected as <tool_call>{"name": …, "arguments": …}</tool_call>'
             )
@@ -116,7 +117,7 @@ class ChatTokenizer:
                 "the system message is put before the first user message"
             )
         if not self.supports_parallel_calls:
-            self.notes.append(f"the chat template of {name} allows one tool call in a reply, not more")
+            self.tool_notes.append(f"the chat template of {name} allows one tool call in a reply, not more")
 
     # --- tokens -------------------------------------------------------------------------------------
 
@@ -208,9 +209,7 @@ class ChatTokenizer:
     def supports_tool_role(self) -> bool:
         """Whether a tool's answer has a place of its own. A template that prints any role it is given
         (SmolLM2's) does not count: its model has never seen a tool."""
-        return self.supports_tools and PROBE + "answer" in (
-            self._try(self._chat_with_calls(1), [PROBE_TOOL]) or ""
-        )
+        return self.supports_tools and PROBE + "answer" in (self._try(self._chat_with_calls(1), [PROBE_TOOL]) or "")
 
     @cached_property
     def supports_parallel_calls(self) -> bool:
@@ -262,9 +261,7 @@ class ChatTokenizer:
                     f"take its instruct version, or {GIVE_TEMPLATE}",
                 )
             self.hf.chat_template = CHATML
-            self.notes.append(
-                f"{self.name} brings no chat template; it knows ChatML's tokens, so ChatML is used"
-            )
+            self.notes.append(f"{self.name} brings no chat template; it knows ChatML's tokens, so ChatML is used")
 
     def _check_renders(self) -> None:
         import jinja2
@@ -315,9 +312,7 @@ class ChatTokenizer:
 # --- the same chat for templates that can do less -----------------------------------------------------
 
 
-def _with_tools_in_system(
-    chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _with_tools_in_system(chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     listing = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
     text = HERMES_TOOLS.format(tools=listing)
     if chat and chat[0]["role"] == "system":

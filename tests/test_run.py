@@ -1,0 +1,180 @@
+"""A run's directory: naming, locking, killing, resuming, and the same run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from safetensors.torch import load_file
+
+from air.config import load_config
+from air.errors import AirError
+from air.files import append_line, read_lines, whole_directory, write_json
+from air.run import Run
+from air.train import start
+from air.watch.display import Display
+
+FLAGS = {
+    "model.name": "tiny:llama",
+    "orchestrator.env.0.id": "arith",
+    "orchestrator.env.0.args.max_number": "3",
+    "orchestrator.env.0.args.split_by": "none",
+    "orchestrator.batch_size": "16",
+    "orchestrator.rollouts_per_example": "4",
+    "orchestrator.seq_len": "48",
+    "orchestrator.sampling.max_tokens": "3",
+    "orchestrator.eval.num_examples": "6",
+    "orchestrator.eval.interval": "3",
+    "trainer.optim.lr": "1e-2",
+    "warmstart.steps": "30",
+    "warmstart.episodes": "64",
+    "warmstart.lr": "1e-2",
+    "ckpt.interval": "2",
+    "max_steps": "8",
+    "deterministic": "true",
+}
+
+
+def flags(directory: Path, **changes: str) -> list[str]:
+    settings = {**FLAGS, "output_dir": str(directory), **changes}
+    return [word for key, value in settings.items() for word in (f"--{key}", value)]
+
+
+def run_here(directory: Path, **changes: str) -> Run:
+    return start(load_config(flags(directory, **changes)), Display(Console(quiet=True), quiet=True)).run
+
+
+def what_happened(run: Run) -> dict[str, Any]:
+    """Everything that must be equal between two runs that are the same: numbers, not times."""
+    episodes = [
+        (t.task.id, t.seed, t.version, t.reward, t.branches)
+        for step in range(run.config.max_steps)
+        for _, t in sorted(run.finished(step).items())
+    ]
+    steps = [(m["step"], m["reward"], m["learner"]["loss"], m["learner"]["grad_norm"]) for m in run.metrics("train")]
+    evals = [(m["step"], m["name"], m["reward"]["mean"]) for m in run.metrics("eval")]
+    last = run.path / "checkpoints" / f"step_{run.config.max_steps}" / "adapter" / "adapter_model.safetensors"
+    weights = {k: v.numpy().tobytes() for k, v in load_file(last).items()}
+    return {"episodes": episodes, "steps": steps, "evals": evals, "weights": weights}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return what_happened(run_here(tmp_path_factory.mktemp("whole")))
+
+
+def test_the_same_seed_gives_the_same_run_bit_for_bit(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    again = what_happened(run_here(tmp_path))
+    assert again == uninterrupted
+    assert len({reward for _, reward, _, _ in again["steps"]}) > 1  # something did happen
+    other = what_happened(run_here(tmp_path / "other", seed="1"))
+    assert other["episodes"] != again["episodes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", [0, 1, 2, 3])
+def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
+    tmp_path: Path, uninterrupted: dict[str, Any], when: int
+) -> None:
+    """kill -9 after a random number of saved episodes, several times over, then to the end."""
+    rng = random.Random(when)
+    command = [sys.executable, "-m", "air.cli", "train"]
+    arguments = flags(tmp_path)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for target in sorted(rng.sample(range(1, 130), 2)):
+        process = subprocess.Popen(
+            [*command, *arguments], env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("exp*/trajectories/*/*.json"))) < target and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        arguments = ["--resume", str(next(tmp_path.glob("exp*")))]
+    done = subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("exp*"))) == 1
+    assert what_happened(Run.open(next(tmp_path.glob("exp*")))) == uninterrupted
+
+
+def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "air.cli", "train", *flags(tmp_path, max_steps="500")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("exp*/trajectories/*/*.json"))) < 20:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    run = Run.open(next(tmp_path.glob("exp*")))
+    assert process.returncode == 130
+    assert "Traceback" not in errors and f"air train --resume {run.path}" in errors
+    assert run.status()["status"] == "stopped"
+    assert all(json.loads(p.read_text()) for p in run.path.rglob("trajectories/*/*.json"))
+
+
+def test_names_count_up_and_a_directory_is_never_overwritten(tmp_path: Path) -> None:
+    """A9."""
+    config = load_config(["--output_dir", str(tmp_path)])
+    first, second = Run.create(config, "tune"), Run.create(config, "tune")
+    day = time.strftime("%m%d")
+    assert [first.name, second.name] == [f"exp1.0-tune-{day}", f"exp1.1-tune-{day}"]
+    assert Run.create(config, "other/task", major=2).name == f"exp2.0-other-task-{day}"
+
+
+def test_a_run_in_use_cannot_be_resumed_by_another_process(tmp_path: Path) -> None:
+    run = Run.create(load_config(["--output_dir", str(tmp_path)]), "tune")
+    with pytest.raises(AirError, match=r"in use by another process \(pid \d+\)"):
+        Run.open(run.path).resume(0)
+    run.close()
+    Run.open(run.path).resume(0)
+
+
+def test_resume_of_something_else_says_so(tmp_path: Path) -> None:
+    with pytest.raises(AirError, match="is not a run"):
+        Run.open(tmp_path)
+
+
+def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, {"step": 0})
+    with path.open("a") as file:
+        file.write('{"step": 1, "rew')
+    assert read_lines(path) == [{"step": 0}]
+
+
+def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    with whole_directory(target) as beside:
+        (beside / "a").write_text("1")
+    with pytest.raises(RuntimeError), whole_directory(target) as beside:
+        (beside / "a").write_text("2")
+        raise RuntimeError("killed half-way")
+    assert (target / "a").read_text() == "1" and [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_G4_a_full_disk_is_a_sentence_and_leaves_whole_files(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    try:
+        with pytest.raises(AirError, match="disk is full"):
+            for i in range(100):
+                write_json(small / f"{i}.json", {"text": "x" * 4000})
+        left = list(small.iterdir())
+        assert left and all(json.loads(p.read_text()) for p in left)
+    finally:
+        subprocess.run(["umount", small], check=True)
