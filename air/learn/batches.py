@@ -65,6 +65,7 @@ class PackedPlan:
             [s.place + i for s in batch.segments for i in range(len(s.tokens))], device=device
         )
         self._masks = [self._mask(s, device) for s in batch.segments]
+        self._float_masks: dict[tuple[int, int], Tensor] = {}
         sources: list[int] = []
         targets: list[int] = []
         self.rows: list[int] = []  # of each trained token, its row
@@ -83,6 +84,14 @@ class PackedPlan:
         places = torch.arange(segment.place, segment.place + n, device=device)
         return torch.arange(segment.place + n, device=device)[None] <= places[:, None]
 
+    def _float_mask(self, segment: int, repeat: int, dtype: torch.dtype) -> Tensor:
+        """Made at the first layer, used by all: torch would turn a boolean mask into this one at every call."""
+        key = (segment, repeat)
+        if key not in self._float_masks:
+            mask = self._masks[segment].repeat(repeat, 1)
+            self._float_masks[key] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))[None, None]
+        return self._float_masks[key]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         heads, dim = query.shape[1:]
         kv_heads = key.shape[1]
@@ -96,8 +105,8 @@ class PackedPlan:
             k = torch.cat([keys[s] for s in path]).transpose(0, 1)
             v = torch.cat([values[s] for s in path]).transpose(0, 1)
             q = queries[i].view(n, kv_heads, per_kv, dim).permute(1, 2, 0, 3).reshape(kv_heads, per_kv * n, dim)
-            mask = self._masks[i].repeat(per_kv, 1)
-            out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask[None, None], scale=scale)[0]
+            mask = self._float_mask(i, per_kv, query.dtype)
+            out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
             outs.append(out.view(kv_heads, per_kv, n, dim).permute(2, 0, 1, 3).reshape(n, heads, dim))
         return torch.cat(outs)
 
