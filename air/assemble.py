@@ -76,19 +76,16 @@ def load_environments(config: Config) -> dict[str, Environment]:
             raise AirError(
                 f"Two environments are called {name!r}.", f'give one of them another name: name = "{name}-2".'
             )
-        args = dict(entry.args)
-        if config.orchestrator.workers_per_env and "workers" in load_env_args(entry.id):
-            args.setdefault("workers", config.orchestrator.workers_per_env)
-        envs[name] = load_environment(entry.id, args)
+        envs[name] = load_environment(entry.id, entry.args)
+        workers = config.orchestrator.workers_per_env
+        if workers and "workers" not in entry.args:
+            if "workers" not in type(envs[name]).Args.model_fields:
+                raise AirError(
+                    f"orchestrator.workers_per_env = {workers}, but {entry.id!r} has no worker processes.",
+                    "delete the line; how many episodes run at once is orchestrator.max_concurrent.",
+                )
+            envs[name] = load_environment(entry.id, {**entry.args, "workers": workers})
     return envs
-
-
-def load_env_args(env_id: str) -> set[str]:
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group="air.envs", name=env_id):
-        return set(point.load().Args.model_fields)
-    return set()
 
 
 def load_model(config: Config, say: Say) -> Loaded:

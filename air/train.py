@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ def start(config: Config, display: Display, resume: Path | None = None) -> Finis
     run = Run.open(resume) if resume else None
     run = run or Run.create(config, "-".join(e.name or e.id for e in config.orchestrator.env))
     display.run = run
+    _send_logs_to(display, config if resume is None else run.config)
     try:
         outcome = asyncio.run(_train(run, display, resuming=resume is not None))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -55,6 +57,23 @@ def start(config: Config, display: Display, resume: Path | None = None) -> Finis
     text = summary(run, outcome.before, outcome.after) + f"\nplot: {picture}"
     (run.path / "summary.txt").write_text(text + "\n")
     return Finished(run, outcome, text)
+
+
+class _ToDisplay(logging.Handler):
+    def __init__(self, display: Display) -> None:
+        super().__init__()
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def _send_logs_to(display: Display, config: Config) -> None:
+    """What any part of air logs, worker processes' last words included, is seen where the run is watched (G1)."""
+    logger = logging.getLogger("air")
+    logger.handlers = [_ToDisplay(display)]
+    logger.setLevel(config.orchestrator.log.level.upper())
+    logger.propagate = False
 
 
 async def _train(run: Run, display: Display, resuming: bool) -> Outcome:

@@ -85,7 +85,8 @@ async def collect_demonstrations(config: Config, watcher: Watcher) -> list[Traje
     kept = [t for t in kept if t.ending != "infra_error"][: settings.episodes]
     if not kept:
         raise AirError(
-            f"No demonstration from {settings.source!r} is left ({len(found)} found, min_reward = {settings.min_reward}).",
+            f"No demonstration from {settings.source!r} is left: {len(found)} were found, none of them scored "
+            f"warmstart.min_reward = {settings.min_reward}.",
             "lower warmstart.min_reward, or name a scripted policy or a run directory in warmstart.source.",
         )
     return kept

@@ -11,10 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import air  # noqa: F401  before torch
 import torch
 from rich.console import Console
 
+import air  # noqa: F401  before torch
 from air.config import load_config
 from air.engine.base import Sampling
 from air.engine.embedded import EmbeddedEngine

@@ -112,6 +112,14 @@ def _gpus(config: Config) -> Iterator[Conflict]:
 
 
 def _not_in_this_version(config: Config) -> Iterator[Conflict]:
+    factor = config.orchestrator.oversampling_factor
+    if factor > 1 and not config.orchestrator.buffer.online_difficulty_filtering:
+        yield Conflict(
+            ("orchestrator.oversampling_factor",),
+            f"oversampling_factor = {factor} has no effect here without online_difficulty_filtering: strictly on-policy, "
+            "every episode of a step is waited for, and more are sampled only in place of groups without signal",
+            {"orchestrator.buffer.online_difficulty_filtering": True},
+        )
     if config.inference.backend == "vllm":
         yield Conflict(
             ("inference.backend",),

@@ -202,7 +202,7 @@ class OrchestratorConfig(Section):
     oversampling_factor: float = Field(
         default=1.0,
         ge=1,
-        description="Start this many times the groups needed and train on the first to finish.",
+        description="With online_difficulty_filtering: sample at most this many times the groups of a step.",
     )
     max_concurrent: int = Field(default=64, ge=1, description="Most episodes under way at once.")
     episode_timeout_s: float = Field(default=600, gt=0, description="An episode's deadline in seconds.")
@@ -210,7 +210,7 @@ class OrchestratorConfig(Section):
         default=2, ge=0, description="Attempts after infrastructure trouble before an episode is dropped."
     )
     workers_per_env: int | None = Field(
-        default=None, ge=1, description="Most episodes of one environment at once; by default max_concurrent."
+        default=None, ge=1, description="Worker processes of each environment that has some; by default its own choice."
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     buffer: BufferConfig = Field(default_factory=BufferConfig)

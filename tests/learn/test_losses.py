@@ -1,9 +1,10 @@
-"""Losses and advantages against an independent float64 implementation, and against TRL's formulas written out."""
+"""Losses and advantages against an independent float64 implementation, and against TRL itself."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -120,29 +121,70 @@ def test_scaled_advantages_are_trls() -> None:
     assert group_advantages(rewards, True) == pytest.approx(wanted.tolist(), abs=1e-12)
 
 
-def test_against_trl_itself_where_it_is_installed() -> None:
-    trl = pytest.importorskip("trl")
+def trl_loss_and_gradient(
+    loss_type: str, kl_beta: float, logprobs: torch.Tensor, inputs: dict[str, torch.Tensor], max_length: int
+) -> tuple[float, torch.Tensor]:
+    """TRL's own `GRPOTrainer._compute_loss` on given log-probs; the trainer around it is a stand-in."""
     from trl import GRPOTrainer
 
-    assert hasattr(GRPOTrainer, "_compute_loss"), f"TRL {trl.__version__} has moved its loss"
-    from tests.learn.trl_loss import trl_loss_and_gradient
+    leaf = logprobs.clone().requires_grad_()
+    trainer = MagicMock()
+    trainer._get_per_token_logps_and_entropies.return_value = (leaf, torch.zeros_like(leaf), None)
+    trainer.aux_loss_enabled = trainer._entropy_bonus_enabled = False
+    trainer.top_entropy_quantile = 1.0
+    trainer.off_policy_mask_threshold = None
+    trainer.importance_sampling_level = "token"
+    trainer.epsilon_low, trainer.epsilon_high = 0.2, 0.28
+    trainer.args.delta = None
+    trainer.args.use_bias_correction_kl = False
+    trainer.beta = kl_beta
+    trainer.loss_type = loss_type
+    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+    trainer.max_completion_length = max_length
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.accelerator.gather.side_effect = lambda x: x
+    loss = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    loss.backward()
+    return loss.item(), leaf.grad
 
+
+@pytest.mark.parametrize("kl_beta", [0.0, 0.04])
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
+def test_loss_and_gradient_equal_trls_on_the_same_tensors(loss_type: str, kl_beta: float) -> None:
+    pytest.importorskip("trl")
     rng = torch.Generator().manual_seed(1)
     shape = (4, 12)
+
+    def noise(scale: float) -> torch.Tensor:
+        return scale * torch.randn(shape, generator=rng, dtype=torch.float64)
+
     logprobs = -torch.rand(shape, generator=rng, dtype=torch.float64) * 3
-    old = logprobs + 0.3 * torch.randn(shape, generator=rng, dtype=torch.float64)
+    old, reference = logprobs + noise(0.3), logprobs + noise(0.3)
+    sampler = old + noise(0.5)
     advantages = torch.randn(4, generator=rng, dtype=torch.float64)
     mask = torch.ones(shape, dtype=torch.float64)
     mask[1, 7:] = 0
     mask[3, 3:] = 0
-    for loss_type in ("grpo", "dr_grpo"):
-        wanted, gradient = trl_loss_and_gradient(loss_type, logprobs, old, advantages, mask, max_length=20)
-        leaf = logprobs.clone().requires_grad_()
-        keep = mask.bool()
-        lengths = mask.sum(1, keepdim=True) if loss_type == "grpo" else torch.full((4, 1), 20.0)
-        weight = (1 / (4 * lengths)).expand(shape)
-        terms = LossTerms(leaf[keep], old[keep], old[keep], None, advantages[:, None].expand(shape)[keep], weight[keep])
-        ours, _ = clipped_policy_loss(terms, LossSettings())
-        ours.backward()
-        assert ours.item() == pytest.approx(wanted, abs=1e-9)
-        torch.testing.assert_close(leaf.grad, gradient, atol=1e-9, rtol=0)
+    ids = torch.zeros(shape, dtype=torch.long)
+    inputs = {
+        "prompt_ids": ids,
+        "prompt_mask": ids,
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "advantages": advantages,
+        "old_per_token_logps": old,
+        "ref_per_token_logps": reference,
+        "importance_sampling_ratio": (old - sampler).exp().clamp_max(1.5),
+        "num_items_in_batch": mask.sum(),
+    }
+    wanted, gradient = trl_loss_and_gradient(loss_type, kl_beta, logprobs, inputs, max_length=20)
+    leaf = logprobs.clone().requires_grad_()
+    keep = mask.bool()
+    lengths = mask.sum(1, keepdim=True) if loss_type == "grpo" else torch.full((4, 1), 20.0)
+    weight = (1 / (4 * lengths)).expand(shape)
+    advantage = advantages[:, None].expand(shape)
+    terms = LossTerms(leaf[keep], old[keep], sampler[keep], reference[keep], advantage[keep], weight[keep])
+    ours, _ = clipped_policy_loss(terms, LossSettings(0.2, 0.28, kl_beta, importance_cap=1.5))
+    ours.backward()
+    assert ours.item() == pytest.approx(wanted, abs=1e-9)
+    torch.testing.assert_close(leaf.grad, gradient, atol=1e-9, rtol=0)
