@@ -83,7 +83,8 @@ class Run:
         """Go on from a checkpoint that holds the first `step` updates."""
         self._take_lock()
         self.first_step = step
-        kept = [m for m in self.metrics() if m["step"] < step or (m["kind"] == "eval" and m["step"] <= step)]
+        # A checkpoint holds the first `step` steps and follows the evaluation of the same number.
+        kept = [m for m in self.metrics() if m["step"] < step or (m["kind"] == "eval" and 0 < m["step"] == step)]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(m, ensure_ascii=False) + "\n" for m in kept))
         self.set_status("running")
 
