@@ -57,6 +57,7 @@ def test_a_tiny_model_learns_arith(tmp_path: Path) -> None:
     assert after >= 0.9
 
 
+@pytest.mark.slow
 def test_with_the_advantage_flipped_it_does_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = advantages.group_advantages
     monkeypatch.setattr(advantages, "group_advantages", lambda *a: [-x for x in right(*a)])
@@ -64,6 +65,7 @@ def test_with_the_advantage_flipped_it_does_not_learn(tmp_path: Path, monkeypatc
     assert after < before
 
 
+@pytest.mark.slow
 def test_with_the_loss_mask_as_attention_mask_it_does_not_learn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

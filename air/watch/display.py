@@ -86,7 +86,7 @@ class Display:
         learner, rollout, times = metrics["learner"], metrics["rollout"], metrics["times"]
         groups = int(rollout["groups"])
         self.say(
-            f"{metrics['step'] + 1:6d}  {metrics['reward']:6.3f}  {metrics['metrics'].get('improved', 0):8.0%}  "
+            f"{metrics['step'] + 1:6d}  {metrics['reward']:6.3f}  {_share(metrics['metrics'].get('improved')):>8s}  "
             f"{metrics['groups_without_signal']:4d}/{groups:<4d}  {learner.get('tokens_trained', 0):8.0f}  "
             f"{learner['grad_norm']:5.2f}  {learner.get('logprob_gap_p99', 0):8.4f}  {times['sampling']:5.1f}s  "
             f"{times['training']:4.1f}s   {sparkline(self._rewards)}"
@@ -114,6 +114,10 @@ class Display:
         self.say(
             f"        {metrics['name']} ({metrics['split']}, {metrics['episodes']} episodes{lost}): {', '.join(parts)}"
         )
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
 
 
 def _interval(row: dict[str, float]) -> str:

@@ -70,30 +70,36 @@ def text_plot(values: Sequence[float], height: int = 8) -> str:
 
 
 def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], path: Path) -> Path:
+    """Reward and, where the environment measures it, the share that beats the baseline; then held-out tasks."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    steps = run.metrics("train")
+    steps = [m for m in run.metrics("train") if m["rewards"]]
     one, two = paired(before, after)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [2, 1]})
-    bands = [bootstrap_mean(m["rewards"]) for m in steps if m["rewards"]]
-    x = [m["step"] + 1 for m in steps if m["rewards"]]
-    left.fill_between(x, [b.low for b in bands], [b.high for b in bands], alpha=0.2)
-    left.plot(x, [b.mean for b in bands], marker="o", markersize=4)
-    left.set(xlabel="step", ylabel="mean reward", title=f"{run.name}: training (95 % interval)")
-    left.grid(alpha=0.3)
-    names = ["improved"] if one and "improved" in one[0].metrics else ["reward"]
-    for i, name in enumerate(names):
-        for j, side in enumerate((one, two)):
-            if side:
-                interval = bootstrap_mean(_values(side, name))
-                error = [[interval.mean - interval.low], [interval.high - interval.mean]]
-                right.bar(i * 3 + j, interval.mean, yerr=error, capsize=6, color=("#9aa5b1", "#2f6fb0")[j])
-    right.set_xticks([0, 1], ["before", "after"])
-    right.set(title=f"held-out tasks: {names[0]}", ylabel=f"{names[0]} (mean)")
-    right.grid(alpha=0.3, axis="y")
+    shares = bool(steps) and "improved" in steps[0]["metrics"]
+    widths = [3, 3, 2] if shares else [3, 2]
+    figure, axes = plt.subplots(1, len(widths), figsize=(4 + 3.5 * (len(widths) - 1), 4), width_ratios=widths)
+    x = [m["step"] + 1 for m in steps]
+    bands = [bootstrap_mean(m["rewards"]) for m in steps]
+    axes[0].fill_between(x, [b.low for b in bands], [b.high for b in bands], alpha=0.2)
+    axes[0].plot(x, [b.mean for b in bands], marker="o", markersize=4)
+    axes[0].set(xlabel="step", title="reward in training, 95 % interval")
+    if shares:
+        axes[1].plot(x, [m["metrics"]["improved"] for m in steps], marker="o", markersize=4)
+        axes[1].set(xlabel="step", title="share that beats the baseline", ylim=(-0.03, 1.03))
+    name = "improved" if shares else "reward"
+    for place, (side, colour) in enumerate(((one, "#9aa5b1"), (two, "#2f6fb0"))):
+        if side:
+            held_out = bootstrap_mean(_values(side, name))
+            error = [[held_out.mean - held_out.low], [held_out.high - held_out.mean]]
+            axes[-1].bar(place, held_out.mean, yerr=error, capsize=6, color=colour)
+    axes[-1].set_xticks([0, 1], ["before", "after"])
+    axes[-1].set(title=f"held-out tasks: {name}")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.suptitle(run.name)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
