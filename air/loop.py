@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from air.assemble import Parts
 from air.evaluation import evaluate_policy
@@ -14,20 +13,7 @@ from air.rollout.sampler import Collected
 from air.rollout.schedule import TaskSchedule
 from air.run import Run
 from air.types import Trajectory
-
-
-class Watcher(Protocol):
-    """Whoever looks on: the terminal, a sink. It is told, and has no say."""
-
-    def phase(self, text: str, total: int = 0) -> None: ...
-
-    def episode(self) -> None: ...
-
-    def step(self, metrics: dict[str, Any]) -> None: ...
-
-    def evaluated(self, metrics: dict[str, Any]) -> None: ...
-
-    def say(self, text: str) -> None: ...
+from air.watch.base import Watcher
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from air.config import Config, WarmstartConfig
 from air.errors import AirError
 from air.files import append_line, whole_directory, write_json
 from air.learn.advantages import demonstration_batch
-from air.loop import Watcher
 from air.rollout.sampler import Sampler
 from air.rollout.schedule import TaskSchedule
 from air.rollout.transcript import Transcript
 from air.run import read_trajectories
 from air.trajectory_file import to_json
 from air.types import Sampled, Task, Trajectory
+from air.watch.base import Watcher
 
 # Demonstrations of one task that go into a batch together: their prompt is computed once.
 SAME_TASK = 4
@@ -74,15 +74,9 @@ async def collect_demonstrations(config: Config, watcher: Watcher) -> list[Traje
     settings = config.warmstart
     assert settings is not None
     source = Path(settings.source).expanduser()
-    if source.is_dir():
-        found = [
-            t for d in [source, *sorted(source.rglob("step_*"))] for t in read_trajectories(d) if t.reward == t.reward
-        ]
-        found.sort(key=lambda t: -t.reward)
-    else:
-        found = await _scripted(config, settings, watcher)
-    kept = [t for t in found if settings.min_reward is None or t.reward >= settings.min_reward]
-    kept = [t for t in kept if t.ending != "infra_error"][: settings.episodes]
+    found = best_first(_on_disk(source)) if source.is_dir() else await _scripted(config, settings, watcher)
+    kept = [t for t in found if t.ending != "infra_error"]
+    kept = [t for t in kept if settings.min_reward is None or t.reward >= settings.min_reward][: settings.episodes]
     if not kept:
         raise AirError(
             f"No demonstration from {settings.source!r} is left: {len(found)} were found, none of them scored "
@@ -90,6 +84,25 @@ async def collect_demonstrations(config: Config, watcher: Watcher) -> list[Traje
             "lower warmstart.min_reward, or name a scripted policy or a run directory in warmstart.source.",
         )
     return kept
+
+
+def _on_disk(source: Path) -> list[Trajectory]:
+    """The training episodes of a run, or the trajectory files of a directory."""
+    episodes = source / "trajectories"
+    folders = sorted(episodes.glob("step_*")) if episodes.is_dir() else [source]
+    return [t for folder in folders for t in read_trajectories(folder)]
+
+
+def best_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Every task's best, then every task's second best, and so on: a task that pays more must not crowd out others."""
+    ranked: list[tuple[int, str, Trajectory]] = []
+    by_task: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_task.setdefault(trajectory.task.id, []).append(trajectory)
+    for task, members in by_task.items():
+        members.sort(key=lambda t: -t.reward)
+        ranked += [(rank, task, t) for rank, t in enumerate(members)]
+    return [t for _, _, t in sorted(ranked, key=lambda r: r[:2])]
 
 
 async def _scripted(config: Config, settings: WarmstartConfig, watcher: Watcher) -> list[Trajectory]:

@@ -116,7 +116,7 @@ def _not_in_this_version(config: Config) -> Iterator[Conflict]:
     if factor > 1 and not config.orchestrator.buffer.online_difficulty_filtering:
         yield Conflict(
             ("orchestrator.oversampling_factor",),
-            f"oversampling_factor = {factor} has no effect here without online_difficulty_filtering: strictly on-policy, "
+            f"oversampling_factor = {factor} has no effect here without online_difficulty_filtering: "
             "every episode of a step is waited for, and more are sampled only in place of groups without signal",
             {"orchestrator.buffer.online_difficulty_filtering": True},
         )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from air.errors import AirError
 from air.models.chat import ChatTokenizer
 from air.models.checks import check_config, check_context, check_weights, read_config
+from air.models.head import check_head, logits_head, one_thread
 from air.models.sources import (
     DEFAULT_MODEL,
     ModelFiles,
@@ -265,19 +266,6 @@ def bf16_gain(hidden: int, inner: int, seconds: float = 0.25) -> float:
         return min(gain(rows) for rows in (8, 128))
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """For work of milliseconds: on a busy machine, threads wait for each other longer than they compute."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 # --- checks on what was loaded ------------------------------------------------------------------------------
 
 
@@ -320,48 +308,6 @@ def check_tokenizer(model_config: Any, tokenizer: ChatTokenizer) -> None:
         back = tokenizer.decode(tokenizer.encode(sample))
         if back.strip() != sample.strip():
             raise AirError(f"the tokenizer of {name} does not give back what it is given: {sample!r} → {back!r}")
-
-
-def logits_head(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From the decoder's last hidden states to logits, with what some architectures do after their lm_head.
-
-    Callers use it on a few rows at a time, so that no [tokens × vocabulary] tensor ever exists.
-    """
-    config = model.config
-    divide = getattr(config, "logits_scaling", None)  # granite
-    multiply = getattr(config, "logit_scale", None)  # cohere
-    cap = getattr(config, "final_logit_softcapping", None)  # gemma
-
-    def head(hidden: torch.Tensor) -> torch.Tensor:
-        logits = model.get_output_embeddings()(hidden)
-        if divide is not None:
-            logits = logits / divide
-        if multiply is not None:
-            logits = logits * multiply
-        if cap is not None:
-            logits = (logits / cap).tanh() * cap
-        return logits
-
-    return head
-
-
-def check_head(model: Any) -> None:
-    """The decoder and our head together give the model's own logits, on a few tokens."""
-    import torch
-
-    device = model.get_input_embeddings().weight.device
-    ids = torch.arange(8, device=device).unsqueeze(0) % model.config.vocab_size
-    with torch.inference_mode(), one_thread():
-        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        expected = model(input_ids=ids, use_cache=False).logits.float()
-        got = logits_head(model)(hidden).float()
-    tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if got.shape != expected.shape or not torch.allclose(got, expected, rtol=tolerance, atol=tolerance):
-        raise AirError(
-            f"models of type {model.config.model_type} change their logits in a way air does not know: "
-            "its log-probabilities would be wrong",
-            "choose another model, for example Qwen/Qwen3-4B-Instruct-2507",
-        )
 
 
 # --- what is here -----------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from typing import Any
 
 from air.config import Config
 from air.errors import AirError
-from air.loop import Watcher
 from air.run import Run
+from air.watch.base import Watcher
 
 
 def flatten(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:

@@ -99,6 +99,8 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
     axes[-1].set(title=f"held-out tasks: {name}")
     for axis in axes:
         axis.grid(alpha=0.3)
+    for axis in axes[:-1]:
+        axis.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(run.name)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
