@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from air.policy import Policy
 
 Say = Callable[[str], None]
+# Longest that an environment may take to open one task when its prompt is measured.
+OPENING_S = 120
 
 
 @dataclass
@@ -48,6 +51,15 @@ def assemble(config: Config, say: Say) -> Parts:
     envs = load_environments(config)
     for env in envs.values():
         env.warm()
+    try:
+        return _assemble(config, envs, say)
+    except BaseException:
+        for env in envs.values():
+            env.abandon()
+        raise
+
+
+def _assemble(config: Config, envs: dict[str, Environment], say: Say) -> Parts:
     from air.engine.embedded import EmbeddedEngine
     from air.learn.learner import Learner
 
@@ -124,6 +136,7 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
         model.requires_grad_(True)
     elif config.model.adapter:
         peft = load_lora(model, Path(config.model.adapter))
+        check_adapter(peft, config)
         use_fp32_adapters(model)
     else:
         peft = attach_lora(model, lora.rank, lora.alpha, lora.target_modules)
@@ -131,6 +144,24 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
     if config.trainer.model.ac is not None:
         checkpoint_activations(model, config.trainer.model.ac.freq)
     return Policy(model, logits_head(model), peft)
+
+
+def check_adapter(peft: Any, config: Config) -> None:
+    """The adapter that is started from decides its own shape; a config that says otherwise would be ignored."""
+    found, wanted = peft.peft_config["default"], config.trainer.model.lora
+    same = (found.r, found.lora_alpha, set(found.target_modules)) == (
+        wanted.rank,
+        wanted.alpha,
+        set(wanted.target_modules),
+    )
+    if not same:
+        raise AirError(
+            f"The adapter {config.model.adapter} has rank {found.r}, alpha {found.lora_alpha} and target_modules "
+            f"{sorted(found.target_modules)}; the config says rank {wanted.rank}, alpha {wanted.alpha:g} and "
+            f"{sorted(wanted.target_modules)}.",
+            f"[trainer.model.lora] rank = {found.r}, alpha = {found.lora_alpha}, "
+            f"target_modules = {sorted(found.target_modules)}",
+        )
 
 
 def checkpoint_activations(model: Any, freq: int) -> None:
@@ -189,7 +220,7 @@ async def check_prompts(parts: Parts, tasks: list[Planned]) -> int:
     longest, worst = 0, ""
     tokenizer = parts.loaded.tokenizer
     for name, task in tasks:
-        async with parts.envs[name].open(task, 0) as session:
+        async with asyncio.timeout(OPENING_S), parts.envs[name].open(task, 0) as session:
             opening = await session.begin()
         text = tokenizer.render(list(opening.messages), list(opening.tools), True)
         length = len(tokenizer.encode(text))
@@ -201,8 +232,8 @@ async def check_prompts(parts: Parts, tasks: list[Planned]) -> int:
         raise AirError(
             f"The prompt of task {worst!r} has {longest} tokens: with max_tokens = {wanted} that is more than the "
             f"context of {parts.config.context}.",
-            f"set orchestrator.seq_len (and trainer.model.seq_len) to at least {longest + wanted}, "
-            f"or orchestrator.sampling.max_tokens to at most {max(room, 0)}.",
+            f"set orchestrator.seq_len (and trainer.model.seq_len) to at least {longest + wanted}"
+            + (f", or orchestrator.sampling.max_tokens to at most {room}." if room > 0 else "."),
         )
     return longest
 

@@ -18,13 +18,21 @@ from air.errors import AirError
 def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if _says_disk_full(error):
             raise AirError(
                 f"The disk is full: {path} could not be written. Everything written before is whole.",
                 f"free space on {path.parent}, then go on with `air train --resume RUN`.",
             ) from error
         raise
+
+
+def _says_disk_full(error: Exception) -> bool:
+    """safetensors and torch.save raise errors of their own, with the system's sentence or none at all."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    text = str(error)
+    return "No space left" in text or "os error 28" in text or ("PytorchStreamWriter" in text and "failed" in text)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 
@@ -45,13 +46,14 @@ async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
         sampled = time.perf_counter()
         batch = _advantages(parts, collected)
         watcher.phase(f"step {step + 1}/{config.max_steps}: training")
+        await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
         report = learner.update(batch)
         await engine.publish(policy.version)
         done = time.perf_counter()
         run.record(step, collected, batch, report, {"sampling": sampled - clock, "training": done - sampled})
         watcher.step(run.metrics("train")[-1])
         finished = step + 1
-        if evaluation.interval and finished % evaluation.interval == 0 and finished < config.max_steps:
+        if evaluation.interval and finished % evaluation.interval == 0:
             await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
         if finished % config.ckpt.interval == 0 or finished in (config.max_steps, best_step(run)):
             _checkpoint(parts, run, finished)
@@ -62,9 +64,10 @@ async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
 def _finished(parts: Parts, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
     """Episodes a killed run left in this step. A deterministic run takes all of a step or nothing: in lock-step
     the batch around an episode must be the same as in a run that was never killed."""
-    found = run.finished(step)
-    whole = len(found) >= parts.config.orchestrator.batch_size
-    return found if whole or not parts.config.deterministic else {}
+    if parts.config.deterministic and not run.recorded(step):
+        run.set_aside(step)
+        return {}
+    return run.finished(step)
 
 
 def _advantages(parts: Parts, collected: Collected) -> Batch:
@@ -87,8 +90,7 @@ async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: s
 
 def _checkpoint(parts: Parts, run: Run, step: int) -> None:
     directory = run.path / "checkpoints"
-    position = {"seed": parts.config.seed, "next_task": step * parts.config.orchestrator.batch_size}
-    save_checkpoint(directory, parts.learner, step, position)
+    save_checkpoint(directory, parts.learner, step)
     prune(directory, parts.config.ckpt.keep_last, best_step(run))
 
 

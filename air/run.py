@@ -16,12 +16,13 @@ sampled, the update is computed again, and sampling sets in where the run was ki
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -51,7 +52,14 @@ class Run:
     def create(cls, config: Config, task: str, major: int = 1) -> Run:
         """A new directory `exp{major}.{minor}-{task}-{MMDD}` with the next free minor."""
         root = Path(config.output_dir).expanduser().resolve()
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AirError(
+                f"output_dir = {config.output_dir!r} cannot be made: {error}.", "name another place."
+            ) from None
+        # Absolute in the saved config: a run is resumed from anywhere.
+        config = config.model_copy(update={"output_dir": str(root)})
         label = re.sub(r"[^A-Za-z0-9]+", "-", task).strip("-") or "run"
         while True:
             found = [m for m in map(_NAME.match, os.listdir(root)) if m and int(m[1]) == major]
@@ -63,7 +71,7 @@ class Run:
             except FileExistsError:  # another run took it between our look and our step
                 continue
         run = cls(path, config)
-        run._take_lock()
+        run.lock()
         write_text(path / "config.toml", to_toml(config))
         run.set_status("running")
         return run
@@ -81,10 +89,11 @@ class Run:
 
     def resume(self, step: int) -> None:
         """Go on from a checkpoint that holds the first `step` updates."""
-        self._take_lock()
         self.first_step = step
         # A checkpoint holds the first `step` steps and follows the evaluation of the same number.
-        kept = [m for m in self.metrics() if m["step"] < step or (m["kind"] == "eval" and 0 < m["step"] == step)]
+        kept = [
+            m for m in self.metrics() if m["step"] < step or (m["step"] == step and m.get("name", "")[:5] == "step_")
+        ]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(m, ensure_ascii=False) + "\n" for m in kept))
         self.set_status("running")
 
@@ -108,11 +117,22 @@ class Run:
         """Episodes of a step that are on disk, by their place in it."""
         return _by_place(read_trajectories(self._episodes(step)))
 
-    def evaluation(self, name: str) -> list[Trajectory]:
-        return read_trajectories(self.path / "evaluations" / name)
+    def recorded(self, step: int) -> bool:
+        """Whether the step's update was made and written down."""
+        return (self.path / "tokens" / f"step_{step:04d}.jsonl").is_file()
+
+    def set_aside(self, step: int) -> None:
+        """Take the episodes of a step that will be sampled anew out of its way; nothing is deleted."""
+        if self._episodes(step).is_dir():
+            tries = len(list(self._episodes(step).parent.glob(f"aside_{step:04d}_*")))
+            os.replace(self._episodes(step), self._episodes(step).with_name(f"aside_{step:04d}_{tries}"))
 
     def evaluated(self, name: str) -> dict[tuple[int, int], Trajectory]:
-        return _by_place(self.evaluation(name))
+        """Scored episodes of an evaluation, by their place in it."""
+        return _by_place(read_trajectories(self.path / "evaluations" / name))
+
+    def evaluation(self, name: str) -> list[Trajectory]:
+        return list(self.evaluated(name).values())
 
     def record(self, step: int, collected: Collected, batch: Batch, report: Report, times: Mapping[str, float]) -> None:
         """What training made of a step's episodes."""
@@ -141,7 +161,8 @@ class Run:
         return [m for m in read_lines(self.path / "metrics.jsonl") if kind is None or m["kind"] == kind]
 
     def log(self, text: str) -> None:
-        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
+        # A full disk is reported by whatever must not be lost; the log is not.
+        with contextlib.suppress(OSError), (self.path / "log.txt").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
@@ -152,12 +173,14 @@ class Run:
     def _episodes(self, step: int) -> Path:
         return self.path / "trajectories" / f"step_{step:04d}"
 
-    def _take_lock(self) -> None:
+    def lock(self) -> None:
         """Two processes must never write one run. The lock goes with the process, however it ends."""
-        self._lock = (self.path / ".lock").open("w")
+        handle = (self.path / ".lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = handle
         except BlockingIOError:
+            handle.close()
             raise AirError(
                 f"{self.path} is in use by another process (pid {self.status().get('pid')}).",
                 "wait for it or stop it; a new run needs no name, it takes the next free one.",
@@ -179,20 +202,30 @@ def _by_place(trajectories: list[Trajectory]) -> dict[tuple[int, int], Trajector
 
 
 def step_metrics(step: int, collected: Collected, report: Report, times: Mapping[str, float]) -> dict[str, Any]:
-    """One line of metrics.jsonl: plain numbers, nested by origin."""
-    trajectories = [t for g in collected.groups for t in g.trajectories]
-    names = sorted({k for t in trajectories for k in t.metrics})
-    count = max(1, len(trajectories))
-    components = sorted({k for t in trajectories for k in t.rewards})
+    """One line of metrics.jsonl: plain numbers, nested by origin. Means are over every scored episode, also of
+    groups that were filtered out; null where there is none."""
+    groups = [*collected.groups, *(d.group for d in collected.dropped)]
+    trajectories = [t for g in groups for t in g.trajectories]
     return {
         "kind": "train",
         "step": step,
-        "reward": sum(t.reward for t in trajectories) / count,
+        "reward": _mean([t.reward for t in trajectories]),
         "rewards": [t.reward for t in trajectories],
-        "components": {c: sum(t.rewards.get(c, 0.0) for t in trajectories) / count for c in components},
-        "metrics": {n: sum(t.metrics.get(n, 0.0) for t in trajectories) / count for n in names},
+        "components": _means([t.rewards for t in trajectories]),
+        "turn_components": _means([turn for t in trajectories for turn in t.turn_rewards]),
+        "metrics": _means([t.metrics for t in trajectories]),
         "groups_without_signal": sum(not g.has_signal for g in collected.groups),
         "rollout": dict(collected.stats),
         "learner": report.metrics,
         "times": dict(times),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    return {
+        name: _mean([row[name] for row in rows if name in row]) for name in sorted({k for row in rows for k in row})
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from air.assemble import assemble, check_prompts, held_out_tasks
+from air.assemble import assemble, check_prompts, held_out_tasks, load_environments
 from air.config import Config, check_wandb
 from air.errors import AirError, Stopped
 from air.learn.checkpoints import checkpoints, load_checkpoint
@@ -18,7 +18,7 @@ from air.rollout.schedule import TaskSchedule
 from air.run import Run
 from air.warmstart import warmstart
 from air.watch.display import Clock, Display
-from air.watch.sinks import WandbSink, Watchers
+from air.watch.sinks import open_sinks
 from air.watch.summary import plot, summary
 
 # Prompts measured before the first step; tasks of one environment differ little in length.
@@ -34,11 +34,16 @@ class Finished:
 
 def start(config: Config, display: Display, resume: Path | None = None) -> Finished:
     """Train, whatever happens leaving a run that says how it ended and can be resumed."""
-    check_wandb(config)
-    run = Run.open(resume) if resume else None
-    run = run or Run.create(config, "-".join(e.name or e.id for e in config.orchestrator.env))
+    if resume is None:
+        check_wandb(config)
+        asyncio.run(_check_environments(config))  # what is refused here leaves no empty run behind
+        run = Run.create(config, "-".join(e.name or e.id for e in config.orchestrator.env))
+    else:
+        run = Run.open(resume)
+        check_wandb(run.config)
+        run.lock()
     display.run = run
-    _send_logs_to(display, config if resume is None else run.config)
+    _send_logs_to(display, run.config)
     try:
         outcome = asyncio.run(_train(run, display, resuming=resume is not None))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -57,6 +62,14 @@ def start(config: Config, display: Display, resume: Path | None = None) -> Finis
     text = summary(run, outcome.before, outcome.after) + f"\nplot: {picture}"
     (run.path / "summary.txt").write_text(text + "\n")
     return Finished(run, outcome, text)
+
+
+async def _check_environments(config: Config) -> None:
+    envs = load_environments(config)
+    for split in ("train", config.orchestrator.eval.test_split):
+        TaskSchedule(envs, split, config.seed)
+    for env in envs.values():
+        await env.close()
 
 
 class _ToDisplay(logging.Handler):
@@ -94,10 +107,8 @@ async def _train(run: Run, display: Display, resuming: bool) -> Outcome:
         tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
         longest = await check_prompts(parts, tasks)
         display.say(_opening(config, parts, len(schedule), longest))
-        sinks = [WandbSink(config, run)] if config.wandb else []
-        outcome = await train(parts, run, Watchers(display, sinks))
-        for sink in sinks:
-            sink.close()
+        with open_sinks(config, run, display) as watchers:
+            outcome = await train(parts, run, watchers)
         display.say(f"finished in {clock}")
         return outcome
     finally:

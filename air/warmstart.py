@@ -3,6 +3,7 @@ the learner makes their tokens likely. The result is kept, named by all that wen
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import random
@@ -33,6 +34,9 @@ def warmstart_directory(config: Config) -> Path:
     trainer = config.trainer.model
     parts = {
         "model": config.model.model_dump(),
+        "chat_template": Path(config.model.chat_template).read_text() if config.model.chat_template else None,
+        "deterministic": config.deterministic,
+        "optim": config.trainer.optim.model_dump(exclude={"lr", "warmup_steps"}),
         "train": trainer.train,
         "lora": trainer.lora.model_dump(),
         "env": [e.model_dump() for e in config.orchestrator.env],
@@ -58,7 +62,7 @@ async def warmstart(config: Config, watcher: Watcher) -> Path:
         with whole_directory(directory) as beside:
             for trajectory in demonstrations:
                 write_json(beside / "demonstrations" / f"{trajectory.id}.json", to_json(trajectory))
-            report = fit_demonstrations(parts, demonstrations, beside, watcher)
+            report = await fit_demonstrations(parts, demonstrations, beside, watcher)
             _save(parts, beside)
             write_json(beside / "done.json", report)
     finally:
@@ -155,7 +159,7 @@ def demonstration_order(
     return [stream[i * batch : (i + 1) * batch] for i in range(steps)]
 
 
-def fit_demonstrations(
+async def fit_demonstrations(
     parts: Parts, trajectories: list[Trajectory], directory: Path, watcher: Watcher
 ) -> dict[str, Any]:
     from air.learn.learner import Learner
@@ -176,6 +180,7 @@ def fit_demonstrations(
         losses.append(report.metrics["loss"])
         append_line(directory / "metrics.jsonl", {"kind": "sft", "step": step, **report.metrics})
         watcher.episode()
+        await asyncio.sleep(0)  # so that Ctrl-C is heard between steps
     return {
         "steps": settings.steps,
         "first_loss": losses[0],

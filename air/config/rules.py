@@ -112,6 +112,13 @@ def _gpus(config: Config) -> Iterator[Conflict]:
 
 
 def _not_in_this_version(config: Config) -> Iterator[Conflict]:
+    if config.warmstart is not None and config.model.adapter:
+        yield Conflict(
+            ("model.adapter", "warmstart"),
+            f"model.adapter = {config.model.adapter!r} is what a supervised start would make, so [warmstart] would not "
+            "be run: delete the [warmstart] table, or model.adapter",
+            {},
+        )
     factor = config.orchestrator.oversampling_factor
     if factor > 1 and not config.orchestrator.buffer.online_difficulty_filtering:
         yield Conflict(

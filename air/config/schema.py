@@ -35,7 +35,7 @@ class ModelConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the one copy of the weights is.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description="Number format of the frozen weights; auto is bfloat16 on CUDA, float32 on the CPU.",
+        description="Number format of the frozen weights; auto is bfloat16 on CUDA and the faster of both on the CPU.",
     )
 
 
@@ -75,7 +75,9 @@ class TrainerModelConfig(Section):
         ge=16,
         description="The longest sequence trained on; follows orchestrator.seq_len where not given.",
     )
-    impl: Literal["auto", "hf"] = Field(default="auto", description="Which implementation of the model runs.")
+    impl: Literal["auto", "hf"] = Field(
+        default="auto", description="Which modules run; both are transformers' own with our attention."
+    )
     train: Literal["lora", "full"] = Field(default="lora", description="Train an adapter, or all the weights.")
     ac: AcConfig | None = Field(default=None, description="Activation checkpointing; off without this table.")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="The adapter, for train = lora.")
@@ -139,7 +141,7 @@ class SamplingConfig(Section):
 class BufferConfig(Section):
     online_difficulty_filtering: bool = Field(
         default=False,
-        description="Sample again for groups whose rewards are all equal, as they teach nothing.",
+        description="Leave out groups whose rewards are all equal; oversampling_factor > 1 samples others instead.",
     )
 
 
@@ -229,7 +231,7 @@ class InferenceModelConfig(Section):
     )
     enforce_eager: bool | None = Field(default=None, description="No decode graphs; always so in this version.")
     tool_call_parser: Literal["auto", "hermes", "json"] = Field(
-        default="auto", description="How tool calls are read from a reply; auto goes by the chat template."
+        default="auto", description="How tool calls are read from a reply; auto takes both forms."
     )
     enable_auto_tool_choice: bool | None = Field(default=None, description="The model decides when to call a tool.")
 
@@ -245,7 +247,7 @@ class InferenceConfig(Section):
     kv_tokens: int | None = Field(
         default=None,
         ge=16,
-        description="Key/value memory on the CPU, in tokens; by default what max_batch needs.",
+        description="Key/value memory in tokens; by default what max_batch needs, within 2 GiB or the GPU share.",
     )
     page_size: int = Field(default=64, ge=1, description="Tokens in one page of key/value memory.")
     model: InferenceModelConfig = Field(default_factory=InferenceModelConfig)

@@ -94,8 +94,12 @@ class Environment(ABC):
         """Begin, in the background, what takes time before the first episode."""
         return None
 
-    async def close(self) -> None:
+    def abandon(self) -> None:
+        """Let go of everything at once, without an event loop: the run could not be started."""
         return None
+
+    async def close(self) -> None:
+        self.abandon()
 
 
 def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Environment:

@@ -18,13 +18,13 @@ from air.files import whole_directory
 from air.learn.learner import Learner
 
 
-def save_checkpoint(directory: Path, learner: Learner, step: int, position: dict[str, Any]) -> Path:
-    """State after `step` updates. `position` is the run's own (seed, data position)."""
+def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
+    """State after `step` updates. The step is the data position too: tasks are a function of seed and step."""
     path = directory / f"step_{step}"
     with whole_directory(path) as beside:
         save_weights(learner, beside)
         torch.save({"learner": learner.state(), "random": _random_states()}, beside / "state.pt")
-        (beside / "position.json").write_text(json.dumps({"step": step, "version": learner.policy.version, **position}))
+        (beside / "position.json").write_text(json.dumps({"step": step, "version": learner.policy.version}))
     return path
 
 
@@ -42,42 +42,57 @@ def save_weights(learner: Learner, directory: Path) -> None:
 
 
 def load_checkpoint(path: Path, learner: Learner) -> int:
-    """Put a checkpoint's state into a learner that was built from the same config; returns its step."""
+    """Put a checkpoint's state into a learner that was built from the same config; returns its step.
+
+    Everything is read before anything is changed, so that after a damaged checkpoint an older one can be taken.
+    """
     try:
         position = json.loads((path / "position.json").read_text())
+        step, version = int(position["step"]), int(position["version"])
         state = torch.load(path / "state.pt", map_location=learner.policy.device, weights_only=False)
-    except (OSError, ValueError, RuntimeError) as error:
+        tensors = _read_weights(path, learner)
+    except AirError:
+        raise
+    except Exception as error:  # torch, pickle, safetensors and json each have their own
         raise AirError(
-            f"The checkpoint {path} cannot be read: {error}.", "delete it and resume from the one before."
+            f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}.",
+            "delete it and resume from the one before.",
         ) from error
-    load_weights(path, learner)
+    assign_weights(tensors, learner)
     learner.load_state(state["learner"])
-    learner.policy.version = position["version"]
+    learner.policy.version = version
     _set_random_states(state["random"])
-    return int(position["step"])
+    return step
 
 
 def load_weights(path: Path, learner: Learner) -> None:
+    assign_weights(_read_weights(path, learner), learner)
+
+
+def _read_weights(path: Path, learner: Learner) -> dict[str, torch.Tensor]:
+    """The trainable parameters that a checkpoint holds, by the model's own names."""
     from safetensors.torch import load_file
 
-    names = dict(learner.policy.trainable())
     if (path / "adapter").is_dir():
         saved = load_file(str(path / "adapter" / "adapter_model.safetensors"))
         prefix = "base_model.model."
         tensors = {k.removeprefix(prefix).replace(".weight", ".default.weight"): v for k, v in saved.items()}
     else:
-        tensors = {}
-        for file in sorted((path / "model").glob("*.safetensors")):
-            tensors |= load_file(str(file))
-    missing = [n for n in names if n not in tensors]
+        files = sorted((path / "model").glob("*.safetensors"))
+        tensors = {k: v for file in files for k, v in load_file(str(file)).items()}
+    missing = [n for n, _ in learner.policy.trainable() if n not in tensors]
     if missing:
         raise AirError(
             f"The checkpoint {path} does not fit this model: {len(missing)} tensors are missing, such as {missing[0]}.",
             "resume with the config the run was started with.",
         )
-    with torch.no_grad():
-        for name, parameter in names.items():
-            parameter.data.copy_(tensors[name].to(parameter.device))
+    return tensors
+
+
+@torch.no_grad()
+def assign_weights(tensors: dict[str, torch.Tensor], learner: Learner) -> None:
+    for name, parameter in learner.policy.trainable():
+        parameter.data.copy_(tensors[name].to(parameter.device))
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:

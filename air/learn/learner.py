@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from air.errors import AirError
 from air.learn.advantages import Batch
 from air.learn.batches import MicroBatch, PackedPlan, micro_batches
 from air.learn.logprobs import token_logprobs
@@ -155,7 +156,10 @@ class Learner:
                 parameter.grad = None
         norm = torch.nn.utils.clip_grad_norm_(self._masters, self.settings.max_norm).item()
         if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient's norm is {norm}: no update was made")
+            raise AirError(
+                f"The gradient's norm is {norm}: no update was made, the weights are as they were.",
+                "lower trainer.optim.lr; the step's episodes are saved.",
+            )
         before = [m.detach().clone() for m in self._masters]
         for group in self.optimiser.param_groups:
             group["lr"] = self.rate()

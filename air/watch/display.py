@@ -79,14 +79,15 @@ class Display:
             self.console.print(text, markup=False, soft_wrap=True)
 
     def step(self, metrics: dict[str, Any]) -> None:
-        self._rewards.append(metrics["reward"])
+        if metrics["reward"] is not None:
+            self._rewards.append(metrics["reward"])
         if not self._header:
             self._header = True
             self.say("  step  reward  improved  no-signal  tok/step   grad   gap p99  sample  train   reward so far")
         learner, rollout, times = metrics["learner"], metrics["rollout"], metrics["times"]
-        groups = int(rollout["groups"])
+        groups, improved = int(rollout["groups"]), _share(metrics["metrics"].get("improved"))
         self.say(
-            f"{metrics['step'] + 1:6d}  {metrics['reward']:6.3f}  {_share(metrics['metrics'].get('improved')):>8s}  "
+            f"{metrics['step'] + 1:6d}  {_number(metrics['reward']):>6s}  {improved:>8s}  "
             f"{metrics['groups_without_signal']:4d}/{groups:<4d}  {learner.get('tokens_trained', 0):8.0f}  "
             f"{learner['grad_norm']:5.2f}  {learner.get('logprob_gap_p99', 0):8.4f}  {times['sampling']:5.1f}s  "
             f"{times['training']:4.1f}s   {sparkline(self._rewards)}"
@@ -99,7 +100,7 @@ class Display:
         elif metrics["groups_without_signal"] == groups:
             self.say(
                 f"        no signal: in all {groups} groups every episode scored the same "
-                f"(components: {metrics['components']}), so this step taught nothing. "
+                f"(components: {metrics['components'] | metrics['turn_components']}), so this step taught nothing. "
                 "Raise orchestrator.rollouts_per_example or the temperature, or look at the trajectories."
             )
 
@@ -114,6 +115,10 @@ class Display:
         self.say(
             f"        {metrics['name']} ({metrics['split']}, {metrics['episodes']} episodes{lost}): {', '.join(parts)}"
         )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _share(value: float | None) -> str:

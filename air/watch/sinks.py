@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from air.config import Config
@@ -37,6 +38,8 @@ class WandbSink:
         self._run = wandb.init(
             project=config.wandb.project,
             name=config.wandb.name or run.name,
+            id=run.name.replace(".", "-"),
+            resume="allow",  # a resumed run goes on in the same W&B run
             mode="offline" if config.wandb.offline else "online",
             config=config.model_dump(mode="json"),
             dir=str(run.path),
@@ -88,3 +91,25 @@ class Watchers:
 
     def evaluated(self, metrics: dict[str, Any]) -> None:
         self._tell(lambda w: w.evaluated(metrics))
+
+
+@contextmanager
+def open_sinks(config: Config, run: Run, display: Watcher) -> Iterator[Watchers]:
+    """The display and the config's sinks, closed however the run ends. A missing package is an error before the
+    first step; anything else that fails in a sink is a note."""
+    sinks: list[WandbSink] = []
+    if config.wandb:
+        try:
+            sinks.append(WandbSink(config, run))
+        except AirError:
+            raise
+        except Exception as error:
+            display.say(f"note: Weights & Biases could not be started and is left out: {error}")
+    try:
+        yield Watchers(display, sinks)
+    finally:
+        for sink in sinks:
+            try:
+                sink.close()
+            except Exception as error:
+                display.say(f"note: Weights & Biases did not close: {error}")

@@ -24,7 +24,7 @@ def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory])
     if steps:
         first, last = edges(run)
         lines.append(f"reward while training   first 3 steps {first}   last 3 steps {last}")
-        lines.append(text_plot([m["reward"] for m in steps]))
+        lines.append(text_plot([m["reward"] for m in steps if m["reward"] is not None]))
     one, two = paired(before, after)
     if one:
         lines.append(f"held-out tasks, {len(one)} episodes, same tasks and seeds before and after (95 % intervals):")

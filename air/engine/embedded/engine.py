@@ -117,7 +117,11 @@ class EmbeddedEngine:
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
-        """In lock-step, the engine steps only when every tracked episode waits in generate()."""
+        """In lock-step, the engine steps only when every tracked episode waits in generate(), and what went on
+        before the first of them leaves no trace: a prefix found in the cache was computed in another batch, and
+        that shows in the last bits."""
+        if self._lockstep and self._tracked == 0:
+            self._tree.clear()
         self._tracked += 1
         try:
             yield

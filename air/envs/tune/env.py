@@ -194,10 +194,13 @@ class TuneEnv(Environment):
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return scripted_agent(name, task, seed, self.args.max_turns)
 
-    async def close(self) -> None:
+    def abandon(self) -> None:
         if self._pool is not None:
             pool, self._pool = self._pool, None
-            await asyncio.to_thread(pool.close)
+            pool.close()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.abandon)
 
 
 def check_dataset(name: str) -> None:

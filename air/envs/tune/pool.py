@@ -135,7 +135,10 @@ class FitPool:
                 self._jobs.put((request, future))
         self.warm()
         # Shielded: the others who wait for this fit keep it when one of them is cancelled.
-        return await asyncio.shield(asyncio.wrap_future(future))
+        shared = asyncio.wrap_future(future)
+        # Looked at here, or asyncio complains of an error nobody saw when the one who waited was cancelled.
+        shared.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(shared)
 
     def key(self, request: Mapping[str, Any]) -> str:
         content = json.dumps([PREPARATION, self.sklearn, request], sort_keys=True)
