@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from air.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
@@ -31,7 +33,11 @@ def train(seed: int, options: argparse.Namespace) -> Run:
     if not done:
         began = time.perf_counter()
         command = [sys.executable, "-m", "air.cli", "train", "@", options.config, "--seed", str(seed)]
-        subprocess.run([*command, "--output_dir", str(directory), *options.flags], check=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / "log.txt").open("w") as log:
+            subprocess.run(
+                [*command, "--output_dir", str(directory), *options.flags], check=True, stdout=log, stderr=log
+            )
         done = sorted(directory.glob("exp*"))
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
         cost = {"minutes": (time.perf_counter() - began) / 60, "peak_gib": peak}
@@ -60,11 +66,14 @@ def main() -> None:
     parser.add_argument("--config", default="configs/quickstart.toml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", default="outputs/learn")
+    parser.add_argument("--machine", default=f"{platform.machine()}, {os.cpu_count()} cores", help="named in the table")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time; more only where cores or GPUs abound")
     parser.add_argument("flags", nargs="*", help="further flags of air train, after --")
     options = parser.parse_args()
-    runs = [train(seed, options) for seed in options.seeds]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = list(pool.map(lambda seed: train(seed, options), options.seeds))
 
-    print(f"\n{platform.machine()}, {time.strftime('%Y-%m-%d')}, {options.config}, seeds {options.seeds}\n")
+    print(f"\n{options.machine}, {time.strftime('%Y-%m-%d')}, {options.config}, seeds {options.seeds}\n")
     print("| training reward | first 3 steps | last 3 steps | difference |\n|---|---|---|---|")
     firsts: list[float] = []
     lasts: list[float] = []

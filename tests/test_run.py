@@ -136,9 +136,9 @@ def test_names_count_up_and_a_directory_is_never_overwritten(tmp_path: Path) -> 
 def test_a_run_in_use_cannot_be_resumed_by_another_process(tmp_path: Path) -> None:
     run = Run.create(load_config(["--output_dir", str(tmp_path)]), "tune")
     with pytest.raises(AirError, match=r"in use by another process \(pid \d+\)"):
-        Run.open(run.path).resume(0)
+        Run.open(run.path).lock()
     run.close()
-    Run.open(run.path).resume(0)
+    Run.open(run.path).lock()
 
 
 def test_resume_of_something_else_says_so(tmp_path: Path) -> None:
@@ -178,3 +178,39 @@ def test_G4_a_full_disk_is_a_sentence_and_leaves_whole_files(tmp_path: Path) -> 
         assert left and all(json.loads(p.read_text()) for p in left)
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_a_second_resume_leaves_the_running_one_alone(tmp_path: Path) -> None:
+    run = Run.create(load_config(flags(tmp_path)), "arith")
+    with pytest.raises(AirError, match="in use by another process"):
+        start(run.config, Display(Console(quiet=True), quiet=True), resume=run.path)
+    assert run.status()["status"] == "running" and not (run.path / "log.txt").exists()
+
+
+@pytest.mark.parametrize("damage", ["adapter/adapter_model.safetensors", "state.pt", "position.json"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, damage: str) -> None:
+    run = run_here(tmp_path, max_steps="4")
+    before = what_happened(run)
+    for text in ("", "{}", "junk"):
+        (run.path / "checkpoints" / "step_4" / damage).write_text(text)
+        start(run.config, Display(Console(quiet=True), quiet=True), resume=run.path)
+        assert what_happened(Run.open(run.path)) == before
+
+
+def test_what_is_refused_before_the_start_leaves_no_run_behind(tmp_path: Path) -> None:
+    for changes, says in [
+        ({"orchestrator.env.0.id": "arit"}, "did you mean"),
+        ({"orchestrator.eval.test_split": "nowhere", "orchestrator.env.0.args.split_by": "pairs"}, "have no tasks"),
+        ({"output_dir": "/proc/nowhere"}, "cannot be made"),
+    ]:
+        with pytest.raises(AirError, match=says):
+            run_here(tmp_path, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(AirError, match=r"has \d+ tokens.*more than the context of 24") as error:
+        run_here(
+            tmp_path, **{"orchestrator.seq_len": "24", "warmstart": "none", "orchestrator.sampling.max_tokens": "9"}
+        )
+    assert "to at least" in error.value.fix
