@@ -4,6 +4,7 @@ the learner makes their tokens likely. The result is kept, named by all that wen
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import random
@@ -67,6 +68,8 @@ async def warmstart(config: Config, watcher: Watcher) -> Path:
             write_json(beside / "done.json", report)
     finally:
         await parts.close()
+        del parts
+        gc.collect()  # a model is full of cycles; without this a second one is loaded beside it
     watcher.say(
         f"supervised start: {report['steps']} steps, loss {report['first_loss']:.3f} → {report['last_loss']:.3f}"
     )

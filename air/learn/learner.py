@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -76,6 +78,7 @@ class Learner:
         finally:
             self.policy.model.eval()
         self.policy.version += 1
+        give_back_memory()
         computed, rows = sum(m.computed_tokens for m in micro), sum(m.row_tokens for m in micro)
         seconds = time.perf_counter() - began
         report.metrics |= {
@@ -171,6 +174,14 @@ class Learner:
         result = {"grad_norm": norm, "update_ratio": moved / max(size, 1e-12), "lr": self.rate()}
         self.updates += 1
         return result
+
+
+def give_back_memory() -> None:
+    """The activations are free, but the C library keeps them for itself in pieces that the next, differently cut
+    micro-batches do not fit into: on the CPU the process would grow for several updates."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _assign(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
