@@ -245,8 +245,7 @@ def _cuda_tokens(config: Config, policy: Policy) -> int | None:
     if policy.device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(policy.device)
-    model = policy.model.config
-    dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    token = model.num_hidden_layers * 2 * model.num_key_value_heads * dim * policy.dtype.itemsize
     most = config.inference.max_batch * config.context
-    return max(config.context, min(most, int(free * config.inference.gpu_memory_utilization) // token))
+    return max(
+        config.context, min(most, int(free * config.inference.gpu_memory_utilization) // policy.kv_bytes_per_token)
+    )

@@ -5,13 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from air.errors import AirError
+
+
+def cache_directory() -> Path:
+    """Where what can be made again is kept: converted models, prepared tables, fits."""
+    if own := os.environ.get("AIR_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "air"
 
 
 @contextmanager
@@ -36,15 +44,20 @@ def _says_disk_full(error: Exception) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """All or nothing: written beside its place, then renamed into it."""
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            beside.write_text(text, encoding="utf-8")
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """All or nothing, whoever else writes the same file: written beside its place, then renamed into it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
+    try:
+        with beside.open("xb") as file:
+            write(file)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: Any) -> None:

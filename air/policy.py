@@ -76,6 +76,18 @@ class Policy:
     def dtype(self) -> torch.dtype:
         return self.model.get_input_embeddings().weight.dtype  # type: ignore[return-value]
 
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Layers, key/value heads, head size."""
+        config = self.model.config
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return config.num_hidden_layers, config.num_key_value_heads, dim
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        layers, heads, dim = self.kv_shape
+        return layers * 2 * heads * dim * self.dtype.itemsize
+
     def hidden(self, plan: Plan) -> Tensor:
         """Final hidden states [T, width] of a plan's tokens."""
         out = self.decoder(

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from air.prefix import common_prefix
+
 # A shorter common stretch is cheaper to compute twice than to split segments for.
 WORTH_SHARING = 16
 
@@ -120,7 +122,7 @@ def micro_batches(rows: Sequence[Row], token_budget: int) -> Iterator[MicroBatch
     chosen: list[Row] = []
     cost = 0
     for row in ordered:
-        shared = max((_common(row.tokens, c.tokens) for c in chosen[-1:]), default=0)
+        shared = max((common_prefix(row.tokens, c.tokens) for c in chosen[-1:]), default=0)
         extra = len(row.tokens) - (shared if shared >= WORTH_SHARING else 0)
         if chosen and cost + extra > token_budget:
             yield _tree(chosen)
@@ -129,11 +131,6 @@ def micro_batches(rows: Sequence[Row], token_budget: int) -> Iterator[MicroBatch
         cost += extra
     if chosen:
         yield _tree(chosen)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)
 
 
 def _tree(rows: list[Row]) -> MicroBatch:
@@ -152,7 +149,7 @@ def _grow(batch: MicroBatch, members: list[int], place: int, path: tuple[int, ..
         first = batch.rows[members[0]].tokens
         cluster, common = [members[0]], len(first)
         for m in members[1:]:
-            shared = _common(first[place:], batch.rows[m].tokens[place:]) + place
+            shared = common_prefix(first[place:], batch.rows[m].tokens[place:]) + place
             if shared - place < WORTH_SHARING:
                 break
             cluster.append(m)

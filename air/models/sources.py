@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from air.errors import AirError
+from air.files import cache_directory
 from air.models.checks import check_config, check_weights, read_config
 from air.models.gguf import conversion, convert
 
@@ -48,12 +49,6 @@ class ModelFiles:
     path: Path
     source: str
     notes: tuple[str, ...] = ()
-
-
-def cache_directory() -> Path:
-    if own := os.environ.get("AIR_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "air"
 
 
 def locate(name: str, *, say: Say | None = None) -> ModelFiles:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from air.prefix import common_prefix
 from air.types import Branch, Message, Sampled
 
 # interleaved: one branch for the whole episode, unless the template rewrites history.
@@ -54,7 +55,7 @@ class _Line:
 
     def common(self, text: str) -> _Line:
         """A copy of this line up to the last mark before `text` becomes different."""
-        shared = _shared(self.text, text)
+        shared = common_prefix(self.text, text)
         marks = [mark for mark in self.marks if mark[0] <= shared]
         characters, tokens = marks[-1]
         return _Line(text[:characters], self.tokens[:tokens], self.turns[:tokens], marks)
@@ -158,14 +159,8 @@ class Transcript:
             if not rendered.startswith(core, start):
                 return None
             end = start + len(core)
-            end += _shared(rendered[end:], text[len(text.rstrip()) :])
+            end += common_prefix(rendered[end:], text[len(text.rstrip()) :])
         rest = rendered[end:]
         if stop and rest.lstrip().startswith(stop):
             end = len(rendered) - len(rest.lstrip()) + len(stop)
         return end
-
-
-def _shared(one: str, other: str) -> int:
-    """The length of the longest common beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

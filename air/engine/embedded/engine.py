@@ -47,13 +47,9 @@ class EmbeddedEngine:
         page_size: int = 64,
         lockstep: bool = False,
     ) -> None:
-        config = policy.model.config
-        heads = config.num_key_value_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        layers = config.num_hidden_layers
-        token_bytes = layers * 2 * heads * dim * policy.dtype.itemsize
+        layers, heads, dim = policy.kv_shape
         if kv_tokens is None:
-            kv_tokens = max(context, min(max_batch * context, (2 << 30) // token_bytes))
+            kv_tokens = max(context, min(max_batch * context, (2 << 30) // policy.kv_bytes_per_token))
         if kv_tokens < context:
             raise AirError(
                 f"The key/value memory holds {kv_tokens} tokens, less than one context of {context}.",

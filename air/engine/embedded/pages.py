@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from air.prefix import common_prefix
+
 
 class Node:
     """One page and the tokens in it. `users` counts the running sequences whose path goes through it."""
@@ -28,14 +30,6 @@ class Node:
         self.children: list[Node] = []
         self.users = 0
         self.used = 0
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    n = min(len(a), len(b))
-    for i in range(n):
-        if a[i] != b[i]:
-            return i
-    return n
 
 
 class PageTree:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from air.engine.base import Generation, Sampling
-from air.engine.embedded.pages import KeyValues, Node, PageTree, common_prefix
+from air.engine.embedded.pages import KeyValues, Node, PageTree
 from air.engine.embedded.plan import Chunk
+from air.prefix import common_prefix
 
 
 @dataclass(eq=False)
@@ -115,11 +116,7 @@ class Scheduler:
 
     def _being_computed(self, tokens: Sequence[int], have: int) -> bool:
         worth = have + self.tree.page_size
-        return any(
-            r.computed < r.prompt_length and common_prefix(r.tokens, tokens) >= worth
-            for r in self.running
-            if r.computed < worth + self.tree.page_size * 64
-        )
+        return any(r.computed < r.prompt_length and common_prefix(r.tokens, tokens) >= worth for r in self.running)
 
     def _start(self, request: Request, path: list[Node], part: Node | None, length: int) -> bool:
         tree = self.tree

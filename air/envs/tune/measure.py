@@ -24,7 +24,8 @@ from air.envs.tune.command import BASELINE, MODELS, OPTIONS
 from air.envs.tune.env import METRICS, SCORES_FILE, TASKS_PER_DATASET
 from air.envs.tune.pool import FitPool, Scores
 from air.envs.tune.scripted import GOOD, MENU, SCALED
-from air.envs.tune.tables import load_table, task_rows, write_atomically
+from air.envs.tune.tables import load_table, task_rows
+from air.files import write_atomically
 
 
 def grid() -> Iterator[tuple[dict[str, Any], float]]:

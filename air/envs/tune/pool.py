@@ -25,8 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from air.envs.tune.tables import PREPARATION, cache_directory, write_atomically
+from air.envs.tune.tables import PREPARATION
 from air.errors import AirError, InfraError
+from air.files import cache_directory, write_atomically
 
 log = logging.getLogger(__name__)
 

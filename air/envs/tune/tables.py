@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
-import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from air.envs.tune.catalogue import Dataset
 from air.errors import AirError
+from air.files import cache_directory, write_atomically
 
 Array = NDArray[np.float64]
 
@@ -51,27 +49,6 @@ class Rows:
     train: tuple[Array, Array]
     valid: tuple[Array, Array]
     test: tuple[Array, Array]
-
-
-def cache_directory() -> Path:
-    """AIR_CACHE, else XDG_CACHE_HOME/air, else ~/.cache/air."""
-    if own := os.environ.get("AIR_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "air"
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Readers, in this or another process, see the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".writing-{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            write(file)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @cache
