@@ -247,6 +247,4 @@ def _cuda_tokens(config: Config, policy: Policy) -> int | None:
     free, _ = torch.cuda.mem_get_info(policy.device)
     most = config.inference.max_batch * config.context
     share = int(free * config.inference.gpu_memory_utilization) // policy.kv_bytes_per_token
-    return max(
-        config.context, min(most, int(free * config.inference.gpu_memory_utilization) // policy.kv_bytes_per_token)
-    )
+    return max(config.context, min(most, share))
