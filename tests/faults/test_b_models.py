@@ -174,12 +174,12 @@ def test_B5_a_single_call_template_is_found_by_trial(tmp_path: Path, template: s
     chat = ChatTokenizer(tiny_tokenizer(), name="m", chat_template=tmp_path / "t.jinja")
     assert chat.supports_tools and chat.supports_tool_role
     assert not chat.supports_parallel_calls
-    assert any("one tool call" in note for note in chat.notes)
+    assert any("one tool call" in note for note in chat.tool_notes)
 
 
 def test_B5_a_template_for_several_calls_passes() -> None:
     chat = ChatTokenizer(tiny_tokenizer(), name="m")
-    assert chat.supports_parallel_calls and not chat.notes
+    assert chat.supports_parallel_calls and not chat.tool_notes
 
 
 # --- B8: the tokenizer of another model -----------------------------------------------------------------
