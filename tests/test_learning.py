@@ -51,6 +51,7 @@ def learn(directory: Path, **changes: str) -> tuple[float, float]:
     return evaluations["before"], evaluations["after"]
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_arith(tmp_path: Path) -> None:
     before, after = learn(tmp_path)
     assert before < 0.4

@@ -108,6 +108,7 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
     assert what_happened(Run.open(next(tmp_path.glob("exp*")))) == uninterrupted
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "air.cli", "train", *flags(tmp_path, max_steps="500")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -187,6 +188,7 @@ def test_a_second_resume_leaves_the_running_one_alone(tmp_path: Path) -> None:
     assert run.status()["status"] == "running" and not (run.path / "log.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["adapter/adapter_model.safetensors", "state.pt", "position.json"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, damage: str) -> None:
     run = run_here(tmp_path, max_steps="4")

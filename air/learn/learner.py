@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -179,7 +178,6 @@ class Learner:
 def give_back_memory() -> None:
     """The activations are free, but the C library keeps them for itself in pieces that the next, differently cut
     micro-batches do not fit into: on the CPU the process would grow for several updates."""
-    gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 

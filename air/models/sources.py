@@ -347,10 +347,10 @@ def cached_conversions() -> list[tuple[str, Path]]:
 
 def cached_snapshots() -> list[tuple[str, Path]]:
     """(name, path) of the newest snapshot of each model in the Hugging Face cache."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     try:
-        repos = scan_cache_dir().repos
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except (CacheNotFound, OSError):
         return []
     rows = []
