@@ -38,6 +38,7 @@ class Display:
         self._quiet = quiet
         self._rewards: list[float] = []
         self._header = False
+        self._silent = False  # the last step had no signal
         self._live = self.console.is_terminal and not quiet
         self._progress = Progress(
             SpinnerColumn(),
@@ -97,7 +98,10 @@ class Display:
     def _warn(self, metrics: dict[str, Any], groups: int) -> None:
         if groups == 0:
             self.say("        no group was left to train on: every episode met infrastructure errors or was filtered")
-        elif metrics["groups_without_signal"] == groups:
+        elif metrics["groups_without_signal"] < groups:
+            self._silent = False
+        elif not self._silent:  # said once; the column goes on saying it
+            self._silent = True
             self.say(
                 f"        no signal: in all {groups} groups every episode scored the same "
                 f"(components: {metrics['components'] | metrics['turn_components']}), so this step taught nothing. "
