@@ -69,32 +69,9 @@ def main() -> None:
     for kind in ("llama", "qwen2", "qwen3", "mistral"):
         equal, gap = engine_agrees(kind)
         print(f"{kind:8s} greedy equal to transformers: {equal}/20   engine-trainer gap {gap:.1e}")
-    flags = {
-        "model.name": "tiny:llama",
-        "model.device": "cuda",
-        "trainer.model.train": "full",
-        "trainer.optim.lr": "2e-3",
-        "orchestrator.batch_size": "128",
-        "orchestrator.seq_len": "64",
-        "orchestrator.max_concurrent": "128",
-        "inference.max_batch": "128",
-        "orchestrator.sampling.max_tokens": "3",
-        "orchestrator.env.0.id": "arith",
-        "orchestrator.env.0.args.max_number": "4",
-        "orchestrator.env.0.args.split_by": "none",
-        "orchestrator.env.0.args.demo_accuracy": "0.35",
-        "orchestrator.eval.num_examples": "25",
-        "orchestrator.eval.rollouts_per_example": "4",
-        "warmstart.steps": "200",
-        "warmstart.episodes": "400",
-        "warmstart.batch_size": "40",
-        "warmstart.lr": "3e-3",
-        "max_steps": "60",
-    }
     with tempfile.TemporaryDirectory() as directory:
-        flags["output_dir"] = directory
         began = time.perf_counter()
-        config = load_config([word for key, value in flags.items() for word in (f"--{key}", value)])
+        config = load_config(["@", "configs/arith.toml", "--model.device", "cuda", "--output_dir", directory])
         finished = start(config, Display(Console(quiet=True), quiet=True))
         evals = {m["name"]: m["reward"]["mean"] for m in finished.run.metrics("eval")}
         last = finished.run.metrics("train")[-1]["learner"]

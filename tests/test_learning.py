@@ -17,35 +17,13 @@ from air.run import Run
 from air.train import start
 from air.watch.display import Display
 
-SETTINGS = {
-    "model.name": "tiny:llama",
-    "trainer.model.train": "full",
-    "trainer.optim.lr": "2e-3",
-    "orchestrator.batch_size": "128",
-    "orchestrator.rollouts_per_example": "8",
-    "orchestrator.seq_len": "48",
-    "orchestrator.max_concurrent": "128",
-    "inference.max_batch": "128",
-    "orchestrator.sampling.max_tokens": "3",
-    "orchestrator.env.0.id": "arith",
-    "orchestrator.env.0.args.max_number": "4",
-    "orchestrator.env.0.args.split_by": "none",
-    "orchestrator.env.0.args.demo_accuracy": "0.35",
-    "orchestrator.eval.num_examples": "25",
-    "orchestrator.eval.rollouts_per_example": "4",
-    "warmstart.steps": "200",
-    "warmstart.episodes": "400",
-    "warmstart.batch_size": "40",
-    "warmstart.lr": "3e-3",
-    "max_steps": "80",
-    "ckpt.interval": "80",
-}
+CONFIG = Path(__file__).parent.parent / "configs" / "arith.toml"
 
 
 def learn(directory: Path, **changes: str) -> tuple[float, float]:
     """Held-out reward before and after RL."""
-    settings = {**SETTINGS, "output_dir": str(directory), **changes}
-    config = load_config([word for key, value in settings.items() for word in (f"--{key}", value)])
+    flags = [word for key, value in changes.items() for word in (f"--{key}", value)]
+    config = load_config(["@", str(CONFIG), "--output_dir", str(directory), *flags])
     finished = start(config, Display(Console(quiet=True), quiet=True))
     evaluations = {m["name"]: m["reward"]["mean"] for m in Run.open(finished.run.path).metrics("eval")}
     return evaluations["before"], evaluations["after"]

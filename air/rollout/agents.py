@@ -9,6 +9,7 @@ import json
 import os
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,15 +23,15 @@ from air.rollout.transcript import Strategy, Tokenizer, Transcript
 from air.types import Branch, Message, Sampled, Times
 
 
-class ModelAgent:
+class ModelAgent(ABC):
     """An agent that can say, after each reply, how the reply came about."""
 
     sampled: Sampled | None = None  # the last reply's tokens, if they are ours to train on
     times: Times = Times()  # of the last reply
     cut: bool = False  # whether the last reply ended by its length
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        raise NotImplementedError
+    @abstractmethod
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message: ...
 
     def branches(self) -> tuple[Branch, ...]:
         return ()
