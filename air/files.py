@@ -14,6 +14,9 @@ from typing import IO, Any
 
 from air.errors import AirError
 
+# A write that failed for want of space has filled the disk up to less than this.
+LAST_BYTES = 1 << 18
+
 
 def cache_directory() -> Path:
     """Where what can be made again is kept: converted models, prepared tables, fits."""
@@ -36,11 +39,10 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def _says_disk_full(error: Exception) -> bool:
-    """safetensors and torch.save raise errors of their own, with the system's sentence or none at all."""
+    """safetensors raises an error of its own around the system's sentence."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    text = str(error)
-    return "No space left" in text or "os error 28" in text or ("PytorchStreamWriter" in text and "failed" in text)
+    return "No space left" in str(error)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -86,8 +88,12 @@ def whole_directory(path: Path) -> Iterator[Path]:
         beside.mkdir(parents=True)
         try:
             yield beside
-        except BaseException:
+        except BaseException as error:
+            # torch.save says "iostream error" or "unexpected pos": what is left on the disk tells what it means.
+            full = isinstance(error, RuntimeError) and shutil.disk_usage(beside).free < LAST_BYTES
             shutil.rmtree(beside, ignore_errors=True)
+            if full:
+                raise OSError(errno.ENOSPC, "No space left on device") from error
             raise
         for file in beside.rglob("*"):
             if file.is_file():

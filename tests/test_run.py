@@ -216,3 +216,35 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_length_it_needs(tm
             tmp_path, **{"orchestrator.seq_len": "24", "warmstart": "none", "orchestrator.sampling.max_tokens": "9"}
         )
     assert "to at least" in error.value.fix
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize("size", ["40k", "200k", "600k"])
+def test_G4_a_disk_that_fills_up_at_a_checkpoint_is_a_sentence_too(tmp_path: Path, train: str, size: str) -> None:
+    """safetensors and torch.save report a full disk in ways of their own."""
+    from air.learn.checkpoints import checkpoints, save_checkpoint
+    from air.learn.learner import Learner, LearnerSettings
+    from air.learn.lora import attach_lora
+    from air.models import logits_head
+    from air.models.tiny import tiny_model
+    from air.policy import Policy
+
+    model = tiny_model("llama").model
+    peft = attach_lora(model, 64, 64, ["q_proj", "v_proj", "up_proj"]) if train == "lora" else None
+    learner = Learner(Policy(model, logits_head(model), peft), LearnerSettings())
+    for parameter in learner.parameters:
+        parameter.grad = parameter.detach().clone() + 1
+    learner._step()  # the optimiser's state is most of a checkpoint
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    try:
+        with pytest.raises(AirError, match="disk is full"):
+            for step in range(1, 50):
+                save_checkpoint(small, learner, step)
+        assert all((path / "position.json").is_file() for _, path in checkpoints(small))
+        assert not list(small.glob(".*.tmp"))
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
