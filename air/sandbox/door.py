@@ -1,0 +1,292 @@
+"""The way into a running world: a clean process that forks children which enter its namespaces.
+
+It runs as a program of its own, on the standard library alone, started by `doorkeeper.py`. No code of an agent
+ever runs in it: every request is served by a forked child that first joins the world's control groups and
+namespaces, so a file is read and written as the agent's own world sees it, and links lead nowhere else.
+
+With modules to preload it is also what makes `python x.py` quick: the child that runs an agent's script is a
+fork of this process, with numpy, pandas and scikit-learn already imported.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import door_files
+import door_script
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+NS_GET_USERNS = 0xB701
+KINDS = ("net", "ipc", "uts", "pid", "mnt")
+MAX_CHILDREN = 64  # per world, at one time
+REQUEST_S = 60  # for a request to arrive in full
+
+
+class World:
+    """What is needed to enter: opened while its first process is known to live, so a number is never reused."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.id = facts["id"]
+        self.groups = facts["groups"]
+        self.limits = facts["limits"]  # resource name -> value
+        self.filter = base64.b64decode(facts["filter"])
+        base = f"/proc/{facts['pid']}/ns/"
+        self.spaces = [os.open(base + kind, os.O_RDONLY | os.O_CLOEXEC) for kind in KINDS]
+        self.inner = os.open(base + "user", os.O_RDONLY | os.O_CLOEXEC)
+        # Mounts may belong to a user namespace around the one that processes live in.
+        self.outer = fcntl.ioctl(self.spaces[-1], NS_GET_USERNS)
+        self.python = facts.get("python_socket")
+        self.listener: socket.socket | None = None
+        if self.python:
+            self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.listener.bind(self.python)
+            os.chmod(self.python, 0o777)
+            self.listener.listen(64)
+
+    def close(self) -> None:
+        for fd in [*self.spaces, self.inner, self.outer]:
+            os.close(fd)
+        if self.listener:
+            self.listener.close()
+
+    def enter(self) -> None:
+        for group in self.groups:
+            with open(group + "/cgroup.procs", "w") as file:
+                file.write("0")
+        same = os.fstat(self.outer).st_ino == os.fstat(self.inner).st_ino
+        for fd in [self.outer, *self.spaces, *([] if same else [self.inner])]:
+            if LIBC.setns(fd, 0) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+
+
+class Server:
+    def __init__(self, listener: socket.socket, alive: int) -> None:
+        self.listener = listener
+        self.alive = alive  # a pipe whose other end the host holds: at its end we end
+        self.worlds: dict[str, World] = {}
+        self.children: dict[int, str] = {}  # pid -> world id
+        self.selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the host
+        self.listener.setblocking(False)
+        self.selector.register(self.listener, selectors.EVENT_READ, "host")
+        self.selector.register(self.alive, selectors.EVENT_READ, "alive")
+        self.selector.register(wake_read, selectors.EVENT_READ, "wake")
+        while True:
+            for key, _ in self.selector.select():
+                if key.data == "alive":
+                    return
+                if key.data == "wake":
+                    drain(wake_read)
+                    self.reap()
+                elif key.data == "host":
+                    self.from_host()
+                else:
+                    self.from_world(self.worlds.get(key.data))
+
+    def reap(self) -> None:
+        while self.children:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.children.pop(pid, None)
+
+    def from_host(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return
+        connection.settimeout(REQUEST_S)
+        with connection:
+            try:
+                header, rest = read_header(connection)
+                op = header["op"]
+                if op == "register":
+                    self.register(header)
+                    answer(connection, {"ok": True})
+                elif op == "forget":
+                    self.forget(header["id"])
+                    answer(connection, {"ok": True})
+                else:
+                    world = self.worlds[header["id"]]
+                    self.fork(world, lambda: serve_host(world, header, rest, connection))
+            except Exception as error:
+                answer(connection, {"error": f"{type(error).__name__}: {error}"})
+
+    def register(self, facts: dict[str, Any]) -> None:
+        world = World(facts)
+        self.worlds[world.id] = world
+        if world.listener:
+            world.listener.setblocking(False)
+            self.selector.register(world.listener, selectors.EVENT_READ, world.id)
+
+    def forget(self, id: str) -> None:
+        world = self.worlds.pop(id, None)
+        if world is None:
+            return
+        if world.listener:
+            self.selector.unregister(world.listener)
+        world.close()
+
+    def from_world(self, world: World | None) -> None:
+        """A command `python …` inside the world wants to run."""
+        if world is None or world.listener is None:
+            return
+        try:
+            connection, _ = world.listener.accept()
+        except OSError:
+            return
+        with connection:
+            if sum(owner == world.id for owner in self.children.values()) < MAX_CHILDREN:
+                self.fork(world, lambda: serve_python(world, connection))
+
+    def fork(self, world: World, work: Callable[[], None]) -> None:
+        pid = os.fork()
+        if pid:
+            self.children[pid] = world.id
+            return
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.selector.close()
+            work()
+            code = 0
+        except BaseException as error:
+            os.write(2, f"door: {type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(code)
+
+
+def drain(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while os.read(fd, 4096):
+            pass
+
+
+def read_header(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
+    data = b""
+    while b"\n" not in data:
+        more = connection.recv(65536)
+        if not more:
+            raise EOFError("the request ended early")
+        data += more
+    line, _, rest = data.partition(b"\n")
+    return json.loads(line), rest
+
+
+def answer(connection: socket.socket, header: dict[str, Any], payload: bytes = b"") -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(header).encode() + b"\n" + payload)
+
+
+def serve_host(world: World, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
+    try:
+        world.enter()
+        os.umask(0o022)
+        if header["op"] == "listen":
+            listening = socket.create_server(("127.0.0.1", header["port"]))
+            fds = array.array("i", [listening.fileno()])
+            connection.sendmsg([b'{"ok": true}\n'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+            return
+        facts, payload = door_files.OPERATIONS[header["op"]](header, lambda: receive(connection, rest, header["bytes"]))
+    except Exception as error:
+        facts, payload = {"error": f"{type(error).__name__}: {error}"}, b""
+    answer(connection, facts, payload)
+
+
+def receive(connection: socket.socket, data: bytes, size: int) -> bytes:
+    parts, got = [data], len(data)
+    while got < size:
+        more = connection.recv(min(1 << 20, size - got))
+        if not more:
+            raise EOFError("the payload ended early")
+        parts.append(more)
+        got += len(more)
+    return b"".join(parts)
+
+
+def serve_python(world: World, connection: socket.socket) -> None:
+    """Between the world and the script: forks it into the world's pids, passes signals on, returns its code."""
+    world.enter()
+    connection.settimeout(REQUEST_S)
+    request, fds = receive_request(connection)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        door_script.become_script(world, request, fds)
+    for fd in fds:
+        os.close(fd)
+    watch = os.pidfd_open(child)
+    connection.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(watch, selectors.EVENT_READ, "end")
+        selector.register(connection, selectors.EVENT_READ, "signal")
+        while True:
+            events = {key.data for key, _ in selector.select()}
+            if "end" in events:
+                break
+            try:
+                wish = connection.recv(1)
+            except OSError:
+                wish = b""
+            # The command that stands for the script in the agent's shell has ended: so does the script.
+            signal.pidfd_send_signal(watch, wish[0] if wish else signal.SIGKILL)
+            if not wish:
+                selector.unregister(connection)
+    _, status = os.waitpid(child, 0)
+    connection.setblocking(True)
+    code = os.waitstatus_to_exitcode(status)
+    connection.sendall(struct.pack("=i", code))
+
+
+def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    fds = array.array("i")
+    data, ancillary, _, _ = connection.recvmsg(65536, socket.CMSG_LEN(3 * fds.itemsize))
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    (size,) = struct.unpack("=I", data[:4])
+    if size > 1 << 24 or len(fds) != 3:
+        raise ValueError("not a request to run python")
+    return json.loads(receive(connection, data[4:], size)), list(fds)
+
+
+def main() -> None:
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    for name in filter(None, sys.argv[2].split(",")):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            os.write(2, f"door: {name} cannot be preloaded: {error}\n".encode())
+    sys.path[0:1] = []  # this program's own directory is nothing a script should import from
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    Server(listener, 0).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Files of a world, read and written by a child of door.py that has entered it. Standard library only."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pathlib
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable
+from typing import Any
+
+Header = dict[str, Any]
+Answer = tuple[Header, bytes]
+Payload = Callable[[], bytes]
+
+
+def put(header: Header, payload: Payload) -> Answer:
+    """Unpacks a tar of absolute paths. What is in the way of a file is removed, not followed."""
+    with tarfile.open(fileobj=io.BytesIO(payload()), mode="r:") as tar:
+        for member in tar:
+            path = "/" + member.name.lstrip("/")
+            if member.isdir():
+                os.makedirs(path, exist_ok=True)
+                os.chmod(path, member.mode)
+                continue
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            clear(path)
+            if member.issym():
+                os.symlink(member.linkname, path)
+                continue
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as file:
+                content = tar.extractfile(member)
+                file.write(content.read() if content else b"")
+                os.fchmod(file.fileno(), member.mode)
+            if header.get("keep_times"):
+                os.utime(path, (member.mtime, member.mtime))
+    return {"ok": True}, b""
+
+
+def clear(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        shutil.rmtree(path)
+
+
+def get(header: Header, payload: Payload) -> Answer:
+    """A regular file, with the time it was last written; anything else is as good as nothing."""
+    try:
+        fd = os.open(header["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return {"found": False}, b""
+    with open(fd, "rb") as file:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > header["limit"]:
+            return {"found": False}, b""
+        data = file.read(header["limit"] + 1)
+    if len(data) > header["limit"]:  # files of /proc say they are empty
+        return {"found": False}, b""
+    return {"found": True, "modified": facts.st_mtime_ns}, data
+
+
+def listing(header: Header, payload: Payload) -> Answer:
+    root = pathlib.Path(header["root"])
+    found = []
+    for path in root.glob(header["pattern"]):
+        if path.is_file() and not path.is_symlink():
+            found.append(str(path.relative_to(root)))
+        if len(found) >= header["limit"]:
+            break
+    return {"ok": True}, json.dumps(sorted(found)).encode()
+
+
+def pack(header: Header, payload: Payload) -> Answer:
+    """A tar of directories, without what is mounted into them from outside."""
+    out = io.BytesIO()
+    skip = set(header["skip"])
+
+    def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        plain = info.isreg() or info.isdir() or info.issym()
+        return info if plain and "/" + info.name not in skip else None
+
+    with tarfile.open(fileobj=out, mode="w:") as tar:
+        for path in header["paths"]:
+            tar.add(path, filter=wanted)
+            if out.tell() > header["limit"]:
+                raise ValueError("the snapshot is larger than its limit")
+    return {"ok": True}, out.getvalue()
+
+
+OPERATIONS = {"put": put, "get": get, "list": listing, "pack": pack}

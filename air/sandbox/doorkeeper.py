@@ -1,0 +1,116 @@
+"""The host's side of door.py: starts it, and asks it for files of a world."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import io
+import json
+import os
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from air.errors import InfraError
+
+DOOR = Path(__file__).with_name("door.py")
+ANSWER_S = 60.0
+FILES_LIMIT = 1 << 30  # bytes of one archive
+Facts = Mapping[str, Any]
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class Door:
+    """One running door. `preload` are modules for agents' scripts; without any it only moves files."""
+
+    def __init__(self, directory: Path, name: str, python: str, preload: Sequence[str] = ()) -> None:
+        self.address = str(directory / f"{name}.sock")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(self.address)
+        os.chmod(self.address, 0o600)
+        listener.listen(128)
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the door
+        self.process = subprocess.Popen(
+            [python, str(DOOR), str(listener.fileno()), ",".join(preload)],
+            stdin=subprocess.PIPE,  # its end is ours: with us the door ends
+            stdout=subprocess.DEVNULL,
+            stderr=self.errors,
+            pass_fds=[listener.fileno()],
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **ONE_THREAD},
+            cwd="/",
+            start_new_session=True,
+        )
+        listener.close()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.errors.close()
+        Path(self.address).unlink(missing_ok=True)
+
+    async def ask(self, op: str, facts: Facts, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        header = json.dumps({"op": op, "bytes": len(payload), **facts}).encode() + b"\n"
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                reader, writer = await asyncio.open_unix_connection(self.address, limit=1 << 20)
+                try:
+                    writer.write(header + payload)
+                    await writer.drain()
+                    line = await reader.readline()
+                    answer = json.loads(line) if line else {"error": "no answer"}
+                    rest = await reader.read()
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError) as error:
+            raise InfraError(f"the sandbox's door did not answer {op!r}: {error!r}{self._last_words()}") from error
+        if "error" in answer:
+            raise InfraError(f"the sandbox's door failed at {op!r}: {answer['error']}")
+        return answer, rest
+
+    def listen_inside(self, id: str, port: int) -> socket.socket:
+        """A listening socket on a world's own loopback, to be served from out here."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_S)
+            connection.connect(self.address)
+            connection.sendall(json.dumps({"op": "listen", "id": id, "port": port, "bytes": 0}).encode() + b"\n")
+            fds = array.array("i")
+            said, ancillary, _, _ = connection.recvmsg(4096, socket.CMSG_LEN(fds.itemsize))
+        for _, _, content in ancillary:
+            fds.frombytes(content[: fds.itemsize])
+        if not fds:
+            raise InfraError(f"no port could be opened inside the sandbox: {said.decode(errors='replace')}")
+        return socket.socket(fileno=fds[0])
+
+    def _last_words(self) -> str:
+        if self.alive:
+            return ""
+        self.errors.seek(0)
+        return f"; it ended with {self.process.returncode}: {self.errors.read()[-500:].decode(errors='replace')}"
+
+
+def archive(files: Iterable[tuple[str, bytes, int]]) -> bytes:
+    """A tar of absolute paths."""
+    out = io.BytesIO()
+    now = int(time.time())
+    with tarfile.open(fileobj=out, mode="w:") as tar:
+        for path, content, mode in files:
+            info = tarfile.TarInfo(path.lstrip("/"))
+            info.size, info.mode, info.mtime = len(content), mode, now
+            tar.addfile(info, io.BytesIO(content))
+    return out.getvalue()

@@ -1,0 +1,59 @@
+"""Processes as the host sees them, without asking anything inside a sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    inside: int  # its number in its own pid namespace
+    started: float  # seconds since boot
+
+
+def of_namespace(namespace: int, candidates: Iterable[int] | None = None) -> Iterator[Process]:
+    """Those in the pid namespace with this inode; zombies are left out."""
+    for pid in candidates if candidates is not None else all_pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if namespace_of(pid) == namespace and (found := look(pid)) is not None:
+                yield found
+
+
+def all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def namespace_of(pid: int) -> int:
+    return os.stat(f"/proc/{pid}/ns/pid").st_ino
+
+
+def look(pid: int) -> Process | None:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    fields = stat[stat.rindex(")") + 2 :].split()
+    if fields[0] in "ZX":
+        return None
+    inside = pid
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            inside = int(line.split()[-1])
+    return Process(pid, inside, int(fields[19]) / TICKS)
+
+
+def now() -> float:
+    """Seconds since boot, rounded down to the clock that processes are dated by."""
+    with open("/proc/uptime") as file:
+        return float(file.read().split()[0]) - 1 / TICKS
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
