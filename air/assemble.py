@@ -97,6 +97,8 @@ def load_environments(config: Config) -> dict[str, Environment]:
                     "delete the line; how many episodes run at once is orchestrator.max_concurrent.",
                 )
             envs[name] = load_environment(entry.id, {**entry.args, "workers": workers})
+        if entry.rewards is not None:
+            envs[name].weigh(entry.rewards)
     return envs
 
 

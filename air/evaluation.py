@@ -9,6 +9,7 @@ from air.assemble import Parts, held_out_tasks
 from air.lab.rows import interval_json, means
 from air.run import Run
 from air.types import Trajectory
+from air.watch.families import by_family
 
 
 async def evaluate_policy(parts: Parts, run: Run, step: int, name: str, split: str) -> list[Trajectory]:
@@ -24,7 +25,8 @@ async def evaluate_policy(parts: Parts, run: Run, step: int, name: str, split: s
         step=step,
         finished=run.evaluated(name),
     )
-    run.record_evaluation(step, name, {"split": split, "lost": len(result.lost), **summarise(result.trajectories)})
+    found = {**summarise(result.trajectories), "task": by_family(result.trajectories)}
+    run.record_evaluation(step, name, {"split": split, "lost": len(result.lost), **found})
     return list(result.trajectories)
 
 

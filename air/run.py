@@ -5,7 +5,8 @@
       status.json                     running, completed, stopped or failed, and why
       metrics.jsonl                   a line per step and per evaluation
       trajectories/step_0012/*.json   one file per episode, written at its end, never changed
-      tokens/step_0012.jsonl          what training made of each episode: advantage, trainer log-probs
+      tokens/step_0012.jsonl          what training made of each episode: rewards (those it has only within its
+                                      group included), advantage, trainer log-probs
       evaluations/before/*.json       episodes on held-out tasks
       checkpoints/step_20/            adapter, optimiser, random states, position, policy version
       log.txt
@@ -32,6 +33,7 @@ from air.files import append_line, read_lines, write_json, write_text
 from air.rollout.schedule import place_in_step
 from air.trajectory_file import from_json, to_json
 from air.types import Trajectory
+from air.watch.families import by_family
 
 if TYPE_CHECKING:  # importing the learner imports torch, which reading a run does not need
     from air.learn.advantages import Batch
@@ -114,8 +116,11 @@ class Run:
         write_json(self.path / "evaluations" / name / f"{trajectory.id}.json", to_json(trajectory))
 
     def finished(self, step: int) -> dict[tuple[int, int], Trajectory]:
-        """Episodes of a step that are on disk, by their place in it."""
-        return _by_place(read_trajectories(self._episodes(step)))
+        """Episodes of a step that are on disk, by their place in it. Those that infrastructure errors spoilt are
+        left out, to be tried again, unless the step's update was made without them: it is then repeated so."""
+        found = read_trajectories(self._episodes(step))
+        lost = {place_in_step(t.id): t for t in found} if self.recorded(step) else {}
+        return lost | _by_place(found)
 
     def recorded(self, step: int) -> bool:
         """Whether the step's update was made and written down."""
@@ -140,6 +145,7 @@ class Run:
             {
                 "id": t.id,
                 "reward": t.reward,
+                "rewards": dict(t.rewards),
                 "advantage": batch.advantages[t.id],
                 "fate": "trained" if f"{t.id}#0" in report.logprobs else "zero advantage",
                 "logprobs": [report.logprobs.get(f"{t.id}#{i}", []) for i in range(len(t.branches))],
@@ -148,7 +154,9 @@ class Run:
             for t in g.trajectories
         ]
         lines += [
-            {"id": t.id, "reward": t.reward, "fate": d.reason} for d in collected.dropped for t in d.group.trajectories
+            {"id": t.id, "reward": t.reward, "rewards": dict(t.rewards), "fate": d.reason}
+            for d in collected.dropped
+            for t in d.group.trajectories
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_text(self.path / "tokens" / f"step_{step:04d}.jsonl", text)
@@ -203,7 +211,7 @@ def _by_place(trajectories: list[Trajectory]) -> dict[tuple[int, int], Trajector
 
 def step_metrics(step: int, collected: Collected, report: Report, times: Mapping[str, float]) -> dict[str, Any]:
     """One line of metrics.jsonl: plain numbers, nested by origin. Means are over every scored episode, also of
-    groups that were filtered out; null where there is none."""
+    groups that were filtered out; null where there is none. `task` has them for each family of tasks."""
     groups = [*collected.groups, *(d.group for d in collected.dropped)]
     trajectories = [t for g in groups for t in g.trajectories]
     return {
@@ -214,6 +222,7 @@ def step_metrics(step: int, collected: Collected, report: Report, times: Mapping
         "components": _means([t.rewards for t in trajectories]),
         "turn_components": _means([turn for t in trajectories for turn in t.turn_rewards]),
         "metrics": _means([t.metrics for t in trajectories]),
+        "task": by_family(trajectories),
         "groups_without_signal": sum(not g.has_signal for g in collected.groups),
         "rollout": dict(collected.stats),
         "learner": report.metrics,

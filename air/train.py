@@ -106,7 +106,7 @@ async def _train(run: Run, display: Display, resuming: bool) -> Outcome:
         tasks = schedule.batch(0, min(PROMPTS_MEASURED, len(schedule)))
         tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
         longest = await check_prompts(parts, tasks)
-        display.say(_opening(config, parts, len(schedule), longest))
+        display.say(_opening(config, parts, schedule, longest))
         with open_sinks(config, run, display) as watchers:
             outcome = await train(parts, run, watchers)
         display.say(f"finished in {clock}")
@@ -136,15 +136,13 @@ def _resume(run: Run, parts: Any, display: Display) -> None:
     display.say(f"resuming {run.name} after step {step}")
 
 
-def _opening(config: Config, parts: Any, tasks: int, longest: int) -> str:
+def _opening(config: Config, parts: Any, schedule: TaskSchedule, longest: int) -> str:
     o = config.orchestrator
     trained = sum(p.numel() for _, p in parts.policy.trainable())
-    examples = o.batch_size // o.rollouts_per_example
     limits = parts.engine.describe()
     return (
         f"{config.model.name} on {parts.policy.device} in {str(parts.policy.dtype).removeprefix('torch.')}, "
         f"{trained / 1e6:.1f} M parameters trained; context {config.context}, longest prompt {longest}, "
         f"key/value memory {limits.memory_bytes / 2**20:.0f} MiB\n"
-        f"{tasks} training tasks; each step {examples} tasks × {o.rollouts_per_example} episodes; "
-        f"{config.max_steps} steps = {config.max_steps * examples / tasks:.1f} epochs"
+        + schedule.describe(o.batch_size, o.rollouts_per_example, config.max_steps)
     )

@@ -10,7 +10,9 @@ from typing import Any
 from air.errors import AirError
 from air.types import Action, Branch, Observation, Sampled, Task, Times, Trajectory, Turn
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# 1 had no `family` of a task and no `places` of a turn: both are empty there, which is what their absence means.
+READABLE = (1, SCHEMA_VERSION)
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -19,7 +21,7 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "id": t.id,
-        "task": {"env": t.task.env, "id": t.task.id, "split": t.task.split, "payload": dict(t.task.payload)},
+        "task": _task_to_json(t.task),
         "ending": t.ending,
         "error": t.error,
         "reward": _number(t.reward),
@@ -38,9 +40,9 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> Trajectory:
     found = data.get("schema_version")
-    if found != SCHEMA_VERSION:
+    if found not in READABLE:
         raise AirError(
-            f"This trajectory has schema version {found!r}; this version of air reads {SCHEMA_VERSION}.",
+            f"This trajectory has schema version {found!r}; this version of air reads {READABLE[0]} to {READABLE[-1]}.",
             "read it with the version of air that wrote it",
         )
     sampled = [_sampled_from_json(s) for s in data["sampled"]]
@@ -62,9 +64,20 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
     )
 
 
+def _task_to_json(task: Task) -> dict[str, Any]:
+    return {
+        "env": task.env,
+        "id": task.id,
+        "family": task.family,
+        "split": task.split,
+        "payload": dict(task.payload),
+    }
+
+
 def _turn_to_json(turn: Turn) -> dict[str, Any]:
     return {
         "shown": [dict(message) for message in turn.shown],
+        **({"places": list(turn.places)} if turn.places else {}),
         "reply": dict(turn.reply),
         "actions": [_said(action) for action in turn.actions],
         "observations": [{**_said(seen), "rewards": _numbers(seen.rewards)} for seen in turn.observations],
@@ -81,6 +94,7 @@ def _turn_from_json(data: Mapping[str, Any], sampled: Sampled | None) -> Turn:
         actions=tuple(Action(**action) for action in data["actions"]),
         observations=tuple(seen),
         times=Times(**data["times"]),
+        places=tuple(data.get("places", ())),
     )
 
 

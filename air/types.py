@@ -7,7 +7,7 @@ started under one policy version form a Group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
@@ -30,6 +30,12 @@ class Task:
     id: str
     split: str
     payload: Mapping[str, Any] = field(default_factory=dict)
+    family: str = ""  # of which this is an example: "titanic" of "titanic-3"; empty: the environment itself
+
+    @property
+    def curve(self) -> str:
+        """The name its results are counted under, apart from those of other families."""
+        return self.family or self.env
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +94,18 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    shown: tuple[Message, ...]  # messages new since the last turn
+    """`shown` are the messages that are new or changed since the last turn, in their order; `places` says where
+    each of them stands in the conversation as the agent saw it. Empty `places`: at its end, after the last
+    reply, which is how it is unless the session's view() shapes the history. The conversation's last message is
+    always among them, so that its length is known; see Trajectory.conversations()."""
+
+    shown: tuple[Message, ...]
     reply: Message
     sampled: Sampled | None  # None for agents that are not the policy under training
     actions: tuple[Action, ...]
     observations: tuple[Observation, ...]
     times: Times = Times()
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +141,29 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         return sum(sum(branch.train) for branch in self.branches)
+
+    def conversations(self) -> Iterator[list[Message]]:
+        """For each turn, all that the agent saw before its reply."""
+        seen: list[Message] = []
+        for turn in self.turns:
+            if turn.places:
+                changed = dict(zip(turn.places, turn.shown, strict=True))
+                seen = [changed[i] if i in changed else seen[i] for i in range(turn.places[-1] + 1)]
+            else:
+                seen = [*seen, *turn.shown]
+            yield seen
+            seen = [*seen, turn.reply]
+
+
+def shown_anew(before: Sequence[Message], now: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[int, ...]]:
+    """`shown` and `places` of a turn: what of the conversation is not as it was at the end of the turn before."""
+    grown = range(len(before), len(now))
+    places = [i for i, message in enumerate(now) if i in grown or message != before[i]]
+    if places == list(grown) and places:
+        return tuple(now[len(before) :]), ()
+    if places[-1:] != [len(now) - 1]:
+        places.append(len(now) - 1)
+    return tuple(now[i] for i in places), tuple(places)
 
 
 @dataclass(frozen=True, slots=True)

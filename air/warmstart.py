@@ -136,8 +136,8 @@ def as_transcript(trajectory: Trajectory, tokenizer: Any) -> Trajectory:
     if trajectory.branches:
         return trajectory  # sampled by a policy: its tokens are kept as they are
     transcript = Transcript(tokenizer, ())
-    for turn in trajectory.turns:
-        transcript.extend(list(turn.shown))
+    for turn, shown in zip(trajectory.turns, trajectory.conversations(), strict=True):
+        transcript.show(shown)
         ids = [*tokenizer.encode(turn.reply["content"]), tokenizer.stop_ids[0]]
         transcript.append_sampled(Sampled(tuple(ids), (0.0,) * len(ids), "stop", 0))
     return replace(trajectory, branches=transcript.branches())

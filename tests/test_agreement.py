@@ -4,6 +4,7 @@ prefix cache, page copies, packing and the adapter."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 
 from air.assemble import assemble
 from air.config import load_config
+from air.envs.tune.env import TuneSession
 from air.learn.advantages import trajectory_rows
 from air.rollout.schedule import TaskSchedule
-from air.types import Trajectory
+from air.types import Message, Trajectory
 
 
 def gaps(flags: dict[str, str]) -> tuple[list[float], list[Trajectory]]:
@@ -61,6 +63,26 @@ def test_engine_and_trainer_agree_on_multi_turn_episodes(kind: str, strategy: st
     flags = {"model.name": f"tiny:{kind}", "orchestrator.trajectory_strategy": strategy}
     found, trajectories = gaps({**TUNE, **flags, "orchestrator.seq_len": "1500", "inference.page_size": "16"})
     assert max(len(t.turns) for t in trajectories) > 1 and len(found) > 200
+    assert max(found) < 1e-4
+
+
+@pytest.mark.parametrize("strategy", ["interleaved", "branching"])
+def test_engine_and_trainer_agree_when_the_environment_shortens_what_was_seen(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def view(self: TuneSession, messages: Sequence[Message]) -> list[Message]:
+        last = len(messages) - 1
+        return [
+            {**m, "content": "(old)"} if m["role"] != "assistant" and 1 < i < last else m
+            for i, m in enumerate(messages)
+        ]
+
+    monkeypatch.setattr(TuneSession, "view", view)
+    flags = {"model.name": "tiny:llama", "orchestrator.trajectory_strategy": strategy}
+    found, trajectories = gaps({**TUNE, **flags, "orchestrator.seq_len": "1500", "inference.page_size": "16"})
+    assert max(len(t.branches) for t in trajectories) > 2
+    assert len(found) == sum(len(turn.sampled.token_ids) for t in trajectories for turn in t.turns if turn.sampled)
+    assert any("(old)" in m["content"] for t in trajectories for turn in t.turns for m in turn.shown)
     assert max(found) < 1e-4
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from air.errors import AirError
-from air.types import Action, Agent, Message, Observation, Score, Task
+from air.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
 # How replies become actions: one fenced shell-like command, tool calls, or the whole reply as it is.
 ActionFormat = Literal["command", "tools", "text"]
@@ -62,6 +62,16 @@ class Session(ABC):
         """The answer to a reply without a valid action; an environment may price it."""
         return Observation(action.text, failed=True)
 
+    def view(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """What the agent is shown of the conversation so far; all of it, as it is, unless overridden.
+
+        Asked before every reply, always with the whole conversation. Old observations may become a short note;
+        replies should stay as they are, so that their tokens can be kept. Each time the beginning changes, what
+        follows is read anew by the model and trained as a sequence of its own: shorten several old observations
+        at once and seldom, rather than one in every turn.
+        """
+        return messages
+
 
 class Environment(ABC):
     name: ClassVar[str]
@@ -89,6 +99,21 @@ class Environment(ABC):
     @abstractmethod
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo"."""
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """The components that a config wants and their weights, told before the first episode. An environment
+        that can give others than its own defaults chooses by them."""
+        self.reward_weights = dict(weights)
+
+    def group_rewards(self, trajectories: Sequence[Trajectory]) -> Sequence[Mapping[str, float]]:
+        """For each of a group's scored trajectories, reward components that exist only in comparison with the
+        others (a rank, say); none unless overridden. Weighted like any other component.
+
+        Asked once in training, when the group is complete, and again with the same trajectories when a resumed
+        run repeats the step: it must be a function of what it is given. Evaluations, whose episodes have no
+        group, do not ask.
+        """
+        return [{} for _ in trajectories]
 
     def warm(self) -> None:
         """Begin, in the background, what takes time before the first episode."""

@@ -30,6 +30,7 @@ from air.rollout.schedule import place_in_step
 from air.run import read_trajectories
 from air.trajectory_file import to_json
 from air.types import Trajectory
+from air.watch.families import by_family, table
 
 if TYPE_CHECKING:
     from air.loop import Watcher
@@ -188,6 +189,7 @@ def _results(result: Evaluated, seat: Seat, reused: set[str]) -> dict[str, Any]:
         "episodes": len(result.trajectories),
         "lost": [{"task": t.task.id, "seed": t.seed, "error": t.error} for t in result.lost],
         "means": {name: interval_json(i) for name, i in means(result.trajectories).items()},
+        "task": by_family(result.trajectories),
         "tokens": tokens,
         "cost": cost,
     }
@@ -233,6 +235,8 @@ def format_report(report: dict[str, Any]) -> str:
     ]
     for name, row in report["means"].items():
         lines.append(f"{name:18s} {row['mean']:9.3f}   [{row['low']:.3f}, {row['high']:.3f}]")
+    if len(report["task"]) > 1:
+        lines.append(table({"": report["task"]}))
     tokens = report["tokens"]
     spent = f"{tokens['in']} tokens in, {tokens['out']} out, " if tokens else ""
     cost = f"cost {report['cost']:.4f}, " if report["cost"] is not None else ""

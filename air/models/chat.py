@@ -8,6 +8,7 @@ cannot do is done here, in the form Hermes and Qwen models use, and told to the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -69,6 +70,10 @@ CHATML = (
 
 GIVE_TEMPLATE = 'give a template that can do this: chat_template = "file.jinja" under [model]'
 
+# Inside the text of a special token it means: these are only characters (U+FDD0 is a non-character, for a
+# program's own use). render() puts it there, encode() cuts the text at it and leaves it out.
+ONLY_TEXT = "\ufdd0"
+
 # A word no template contains by chance.
 PROBE = "qzprobe"
 PROBE_TOOL: dict[str, Any] = {
@@ -89,7 +94,12 @@ def _call(word: str) -> dict[str, Any]:
 
 
 class ChatTokenizer:
-    """A Hugging Face tokenizer and its chat template. Every id `encode` gives comes from text alone."""
+    """A Hugging Face tokenizer and its chat template. Every id `encode` gives comes from text alone.
+
+    What an environment, a file or a user writes can never become a special token: where the content of a message
+    that is not the assistant's spells one (`<|im_end|>`), the model reads the same characters, as ordinary
+    tokens. So nobody but the template opens or closes a turn.
+    """
 
     def __init__(
         self,
@@ -122,8 +132,9 @@ class ChatTokenizer:
     # --- tokens -------------------------------------------------------------------------------------
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text as it stands: nothing is added, special tokens written in it are recognised."""
-        return list(self.hf.encode(text, add_special_tokens=False))
+        """Ids of the text as it stands: nothing is added, special tokens written in it are recognised, unless
+        render() has marked them as being only text."""
+        return [i for piece in text.split(ONLY_TEXT) for i in self.hf.encode(piece, add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int], *, skip_stop: bool = False) -> str:
         """Text of the ids, special tokens included; `skip_stop` leaves out the stop tokens at the end."""
@@ -155,8 +166,9 @@ class ChatTokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
     ) -> str:
-        """The chat as text. No tools and an empty list of tools are the same prompt."""
-        chat = [dict(message) for message in messages]
+        """The chat as text. No tools and an empty list of tools are the same prompt. Special tokens in what
+        others than the assistant say are marked with ONLY_TEXT, for encode()."""
+        chat = [self._guarded(message) for message in messages]
         if tools and not self.supports_tools:
             chat = _with_tools_in_system(chat, tools)
         if not self.supports_tool_role:
@@ -174,6 +186,22 @@ class ChatTokenizer:
                 f"the chat template of {self.name} cannot render the roles [{roles}]: {error}",
                 GIVE_TEMPLATE,
             ) from error
+
+    def _guarded(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A tool's `name` is guarded too: it is whatever the agent called."""
+        if message.get("role") == "assistant" or not self._special:
+            return dict(message)
+        words = {key: message[key] for key in ("content", "name") if isinstance(message.get(key), str)}
+        return {**message, **{key: self._special.sub(rf"\g<0>{ONLY_TEXT}", word) for key, word in words.items()}}
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        """Finds the first character of each special token in a text. Tokens that the tokenizer itself calls
+        ordinary (Qwen's <tool_call>) are not among them: in them there is no power to guard against."""
+        declared = {token.content for token in self.hf.added_tokens_decoder.values() if token.special}
+        stops = self.hf.convert_ids_to_tokens(list(self.stop_ids))
+        words = sorted(w for w in {*declared, *self.hf.all_special_tokens, *stops} if w is not None and len(w) > 1)
+        return re.compile(rf"(?=(?:{'|'.join(map(re.escape, words))})).", re.DOTALL) if words else None
 
     def _apply(
         self,

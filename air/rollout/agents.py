@@ -19,7 +19,7 @@ import httpx
 from air.engine.base import ContextFull, Engine, Sampling
 from air.errors import AirError, InfraError
 from air.rollout.schedule import turn_seed
-from air.rollout.transcript import Strategy, Tokenizer, Transcript
+from air.rollout.transcript import Strategy, Tokenizer, Transcript, find_replies
 from air.types import Branch, Message, Sampled, Times
 
 
@@ -59,7 +59,6 @@ class PolicyAgent(ModelAgent):
         self._seed = seed
         self._order = order
         self._strategy = strategy
-        self._seen: list[Message] = []
         self._turn = 0
         self._prompt_tokens = self._cached_tokens = self._sampled_tokens = self._cuts = 0
         self.transcript: Transcript | None = None
@@ -67,9 +66,7 @@ class PolicyAgent(ModelAgent):
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
         if self.transcript is None:
             self.transcript = Transcript(self._tokenizer, tools, self._strategy)
-        if list(messages[: len(self._seen)]) != self._seen:
-            raise ValueError("the conversation changed behind the policy's back: it may only grow")
-        self.transcript.extend(messages[len(self._seen) :])
+        self.transcript.show(messages)
         prompt = self.transcript.prompt()
         sampling = replace(self._sampling, seed=turn_seed(self._seed, self._turn))
         generation = await self._engine.generate(prompt, sampling, order=f"{self._order}-{self._turn:03d}")
@@ -77,7 +74,6 @@ class PolicyAgent(ModelAgent):
         self.times = Times(queue=generation.queue_s, model=generation.model_s)
         self.cut = generation.stop == "length"
         reply = self.transcript.append_sampled(self.sampled)
-        self._seen = [*messages, reply]
         self._turn += 1
         self._prompt_tokens += len(prompt)
         self._cached_tokens += generation.cached_tokens
@@ -141,8 +137,8 @@ class UrlAgent(ModelAgent):
         self._attempts = attempts
         self._backoff_s = backoff_s
         self._price_in, self._price_out = price_in, price_out
-        self._native: dict[int, dict[str, Any]] = {}  # the server's own messages, by their place
-        self._replies = self._cuts = self._retries = 0
+        self._native: list[tuple[str, dict[str, Any]]] = []  # each reply's text, and the server's own message
+        self._cuts = self._retries = 0
         self.tokens_in = self.tokens_out = 0
 
     @property
@@ -154,7 +150,7 @@ class UrlAgent(ModelAgent):
             "tokens_in": self.tokens_in,
             "tokens_out": self.tokens_out,
             "cost": self.cost,
-            "length_stops": self._cuts / max(self._replies, 1),
+            "length_stops": self._cuts / max(len(self._native), 1),
             "request_retries": self._retries,
         }
 
@@ -169,11 +165,10 @@ class UrlAgent(ModelAgent):
         self.tokens_in += int(usage.get("prompt_tokens") or 0)
         self.tokens_out += int(usage.get("completion_tokens") or 0)
         self.cut = choice.get("finish_reason") == "length"
-        self._replies += 1
         self._cuts += self.cut
-        native = choice["message"]
-        self._native[len(messages)] = native
-        return Message(role="assistant", content=_as_text(native))
+        text = _as_text(choice["message"])
+        self._native.append((text, choice["message"]))
+        return Message(role="assistant", content=text)
 
     async def _ask_until_answered(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         async with httpx.AsyncClient(timeout=self._timeout_s, headers=self._headers, verify=_tls()) as client:
@@ -215,9 +210,10 @@ class UrlAgent(ModelAgent):
         """Tool results answer the server's own calls by id; without such calls they go as user messages."""
         out: list[dict[str, Any]] = []
         open_calls: list[str] = []
+        own = find_replies(messages, [text for text, _ in self._native])
         for place, message in enumerate(messages):
-            native = self._native.get(place)
-            if native is not None:
+            if place in own:
+                native = self._native[own[place]][1]
                 open_calls = [str(call.get("id", "")) for call in native.get("tool_calls") or []]
                 known = {k: native[k] for k in ("role", "content", "tool_calls") if native.get(k)}
                 out.append({"role": "assistant", "content": "", **known})

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from air.envs.base import Environment, Session
 from air.errors import AirError, InfraError
 from air.rollout.actions import parse
 from air.rollout.agents import ModelAgent
-from air.types import Action, Agent, Ending, Message, Observation, Score, Task, Times, Trajectory, Turn
+from air.types import Action, Agent, Ending, Message, Observation, Score, Task, Times, Trajectory, Turn, shown_anew
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -103,8 +103,7 @@ async def run_episode(
 
     try:
         ending, score = await episode.run(seed, deadline_s, finish_s)
-        modes: Mapping[str, str] = getattr(env, "turn_reward_mode", {})
-        reward = weighted_reward(score.rewards, episode.turn_rewards, weights, modes)
+        reward = weighted_reward(score.rewards, episode.turn_rewards, weights, env.turn_reward_mode)
     except InfraError as error:
         return record(error=str(error) or repr(error))
     except Exception as error:
@@ -130,7 +129,7 @@ class _Episode:
     messages: list[Message] = field(default_factory=list)
     tools: tuple[Mapping[str, Any], ...] = ()
     turns: list[Turn] = field(default_factory=list)
-    told: int = 0  # messages that earlier turns have shown
+    known: list[Message] = field(default_factory=list)  # the conversation as the agent has it
     end: float = math.inf  # by time.monotonic(): when its time is up
 
     async def run(self, seed: int, deadline_s: float, finish_s: float) -> tuple[Ending, Score]:
@@ -176,12 +175,15 @@ class _Episode:
 
     async def _turn(self, session: Session) -> bool:
         started = time.monotonic()
-        reply = await self.agent.reply(self.messages, self.tools)
+        conversation = list(session.view(tuple(self.messages)))
+        if not conversation:
+            raise ValueError("view() left nothing of the conversation: it must show at least one message")
+        reply = await self.agent.reply(conversation, self.tools)
         replied = time.monotonic()
         model = self.agent if isinstance(self.agent, ModelAgent) else None
-        shown = tuple(self.messages[self.told :])
+        shown, places = shown_anew(self.known, conversation)
         self.messages.append(reply)
-        self.told = len(self.messages)
+        self.known = [*conversation, reply]
         actions: list[Action] = []
         seen: list[Observation] = []
         try:
@@ -192,7 +194,7 @@ class _Episode:
             times = model.times if model else Times(model=replied - started)
             times = replace(times, tool=time.monotonic() - replied)
             sampled = model.sampled if model else None
-            self.turns.append(Turn(shown, reply, sampled, tuple(actions), tuple(seen), times))
+            self.turns.append(Turn(shown, reply, sampled, tuple(actions), tuple(seen), times, places))
 
     async def _act(self, session: Session, actions: list[Action], note: str, seen: list[Observation]) -> bool:
         for action in actions:
@@ -255,7 +257,7 @@ def _summed(observations: tuple[Observation, ...]) -> dict[str, float]:
 
 def weighted_reward(
     rewards: Mapping[str, float],
-    turn_rewards: tuple[Mapping[str, float], ...],
+    turn_rewards: Sequence[Mapping[str, float]],
     weights: Mapping[str, float],
     modes: Mapping[str, str],
 ) -> float:

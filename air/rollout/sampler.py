@@ -14,8 +14,9 @@ from typing import Literal
 
 from air.engine.base import Engine, Sampling
 from air.envs.base import Environment
+from air.errors import AirError
 from air.rollout.agents import PolicyAgent
-from air.rollout.episode import FINISH_S, EpisodeDefect, run_episode
+from air.rollout.episode import FINISH_S, BadReward, EpisodeDefect, run_episode, weighted_reward
 from air.rollout.schedule import Names, Planned, TaskSchedule, episode_seed
 from air.rollout.transcript import Strategy, Tokenizer
 from air.rollout.wave import Wave
@@ -93,7 +94,8 @@ class Sampler:
         version: int,
         finished: Mapping[Place, Trajectory] | None = None,
     ) -> Collected:
-        """A group for each planned task. `finished` are the episodes of this step that a killed run has left.
+        """A group for each planned task. `finished` are the episodes of this step that a killed run has left;
+        one among them that ended in infra_error is lost for good, as it was in the step that is repeated.
 
         With online_difficulty_filtering a group without signal is replaced by one of a spare task, until
         each planned group has signal or oversampling_factor times as many have been sampled.
@@ -161,6 +163,7 @@ class _Round:
         self._plan = plan
         self._finished = finished
         self._agent = agent
+        self._evaluating = seed_step == EVALUATION
         self._seeds = _seeds(plan, settings, seed_step)
         self._wave = Wave(settings.max_concurrent, None if agent else sampler._engine)
         self._clock = time.monotonic()
@@ -188,8 +191,7 @@ class _Round:
 
     def _reusable(self, old: Trajectory, place: Place) -> bool:
         same = (old.version, old.seed, old.task.id)
-        wanted = (self._version, self._seeds[place], self._plan[place[0]][1].id)
-        return same == wanted and old.ending != "infra_error"
+        return same == (self._version, self._seeds[place], self._plan[place[0]][1].id)
 
     async def _episode(self, place: Place) -> None:
         """Attempts with the same seed, each saved, until one is not spoilt by the machinery."""
@@ -201,6 +203,7 @@ class _Round:
                 break
             self.counts["infra_errors"] += 1
             if attempt < settings.retries:
+                self.counts["retried"] += 1
                 await asyncio.sleep(settings.retry_wait_s * 2**attempt)
         self._end(place, trajectory)
 
@@ -218,12 +221,15 @@ class _Round:
                 version=self._version,
                 deadline_s=settings.deadline_s,
                 finish_s=settings.finish_s,
-                reward_weights=settings.reward_weights.get(name),
+                reward_weights=self._weights(name),
                 parser=settings.parser,
             )
         except EpisodeDefect as defect:
             self._sampler._save(defect.trajectory, self._step)
             raise
+
+    def _weights(self, name: str) -> Mapping[str, float]:
+        return self._settings.reward_weights.get(name, self._sampler._envs[name].reward_weights)
 
     def _make_agent(self, env: Environment, task: Task, place: Place) -> Agent:
         seed, engine, tokenizer = self._seeds[place], self._sampler._engine, self._sampler._tokenizer
@@ -243,10 +249,14 @@ class _Round:
             self._group_ended(index, members)
 
     def _group_ended(self, index: int, members: Sequence[Trajectory]) -> None:
+        """Before this, episodes are what they are by themselves; after it, what they are in their group."""
         scored = tuple(t for t in members if t.ending != "infra_error")
+        too_few = len(scored) < min(2, len(members))
+        if not too_few and not self._evaluating:
+            scored = self._compared(self._plan[index][0], scored)
         group = Group(self._plan[index][1], self._version, scored)
         filtering = self._settings.online_difficulty_filtering
-        if len(scored) < min(2, len(members)):
+        if too_few:
             self.dropped[index] = Dropped(group, "infra_error")
         elif filtering and not group.has_signal:
             self.dropped[index] = Dropped(group, "no_signal")
@@ -256,6 +266,26 @@ class _Round:
         replacement = next(self.spare, None)
         if replacement is not None:
             self._start(replacement)
+
+    def _compared(self, name: str, scored: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+        """With the components that the environment gives within a group. The files on disk stay as they were."""
+        env = self._sampler._envs[name]
+        try:
+            found = env.group_rewards(scored)
+            if len(found) != len(scored):
+                raise BadReward(
+                    f"it gave {len(found)} mappings for {len(scored)} trajectories", "give one for each, in their order"
+                )
+            return tuple(
+                with_group_rewards(t, extra, self._weights(name), env.turn_reward_mode) if extra else t
+                for t, extra in zip(scored, found, strict=True)
+            )
+        except Exception as error:
+            raise AirError(
+                f"group_rewards() of environment {env.name!r}, task {scored[0].task.id!r}: "
+                f"{type(error).__name__}: {error}",
+                getattr(error, "fix", "") or "mend the environment; the episodes are saved, so the run can be resumed",
+            ) from error
 
     def collected(self) -> Collected:
         groups = tuple(self.groups[i] for i in sorted(self.groups))
@@ -267,13 +297,31 @@ class _Round:
         return {
             "episodes": len(self.ended),
             "reused": self.counts["reused"],
-            "infra_errors": self.counts["infra_errors"],  # attempts, the retried ones included
+            "infra_errors": self.counts["infra_errors"],  # attempts that failed
+            "retried": self.counts["retried"],  # of these, how many were followed by another attempt
+            "lost": endings["infra_error"],  # episodes that failed in every attempt: in no group and no mean
             "groups": len(self.groups),
             "dropped_infra_error": reasons["infra_error"],
             "dropped_no_signal": reasons["no_signal"],
             **{f"ended_{ending}": count for ending, count in sorted(endings.items())},
             "seconds": time.monotonic() - self._clock,
         }
+
+
+def with_group_rewards(
+    trajectory: Trajectory, extra: Mapping[str, float], weights: Mapping[str, float], modes: Mapping[str, str]
+) -> Trajectory:
+    """The trajectory with further components, weighted anew as a whole."""
+    for name in extra:
+        if name in trajectory.rewards:
+            raise BadReward(
+                f"the reward component {name!r} is given both by the episode and within its group",
+                "give the two different names, or one would hide the other",
+            )
+    rewards = {**trajectory.rewards, **extra}
+    return replace(
+        trajectory, rewards=rewards, reward=weighted_reward(rewards, trajectory.turn_rewards, weights, modes)
+    )
 
 
 def _seeds(plan: Sequence[Planned], settings: RolloutSettings, step: int) -> dict[Place, int]:

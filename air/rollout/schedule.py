@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 
 from air.envs.base import Environment
@@ -15,6 +16,7 @@ from air.errors import AirError
 from air.types import Task
 
 Planned = tuple[str, Task]  # an environment's name in the run, and a task of it
+MAX_NAMED = 6  # families named one by one
 
 
 def stable_hash(*parts: object) -> int:
@@ -47,6 +49,19 @@ class TaskSchedule:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    def families(self) -> Counter[str]:
+        """How many examples each family of tasks has."""
+        return Counter(task.curve for _, task in self._tasks)
+
+    def describe(self, batch_size: int, rollouts: int, steps: int) -> str:
+        """What a run of this schedule will see, in a person's words."""
+        examples, a_step = len(self), batch_size // rollouts
+        return (
+            f"{examples} examples{_of_families(self.families())}; {a_step} examples a step = {batch_size} rollouts / "
+            f"{rollouts} each; {examples / a_step:.4g} steps an epoch; {steps} steps = "
+            f"{steps * a_step / examples:.1f} epochs"
+        )
+
     def batch(self, step: int, n: int) -> list[Planned]:
         """The n tasks of a step."""
         return [self._at(position) for position in range(step * n, (step + 1) * n)]
@@ -68,6 +83,17 @@ class TaskSchedule:
     def _shuffled(self, name: str) -> list[int]:
         keys = [stable_hash(self._seed, name, env, task.id, i) for i, (env, task) in enumerate(self._tasks)]
         return sorted(range(len(keys)), key=lambda i: (keys[i], i))
+
+
+def _of_families(families: Counter[str]) -> str:
+    sizes = set(families.values())
+    if len(families) == 1:
+        return ""
+    if len(sizes) == 1:
+        return f" ({len(families)} tasks × {sizes.pop()})"
+    named = [f"{name} {count}" for name, count in families.most_common(MAX_NAMED)]
+    more = [f"{len(families) - MAX_NAMED} more"] if len(families) > MAX_NAMED else []
+    return f" of {len(families)} tasks ({', '.join(named + more)})"
 
 
 class Names:

@@ -130,6 +130,10 @@ class Backend(ABC):
     @abstractmethod
     async def close(self) -> None: ...
 
+    @abstractmethod
+    def abandon(self) -> None:
+        """Ends everything at once, without an event loop."""
+
 
 def inside(path: str) -> str:
     """An absolute path inside a world, from one relative to the workspace."""

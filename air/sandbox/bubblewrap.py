@@ -121,6 +121,14 @@ class Bubblewrap(Backend):
         self._doors.clear()
         self.runtime.remove()
 
+    def abandon(self) -> None:
+        for world in list(self.worlds):
+            world.abandon()
+        for door in self._doors.values():
+            door.close()
+        self._doors.clear()
+        self.runtime.remove()
+
 
 class BubbleWorld(World):
     def __init__(self, backend: Bubblewrap, image: Image, name: str) -> None:
@@ -264,6 +272,8 @@ class BubbleWorld(World):
 
     def _flush(self) -> None:
         assert self.process is not None and self.process.stdin is not None
+        if self._ended.is_set():
+            return
         loop = asyncio.get_running_loop()
         try:
             sent = os.write(self.process.stdin.fileno(), self._unsent)
@@ -318,6 +328,8 @@ class BubbleWorld(World):
     async def _cause(self, lost: WorldLost) -> Exception:
         """Nothing inside can send its first process a deadly signal: one that died of a signal died from outside."""
         assert self.process is not None
+        if self._closed:
+            return InfraError(f"the sandbox {self.name} was closed under a command")
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = await asyncio.to_thread(self.process.wait, 2.0)
             if code < 0 or code == 128 + signal.SIGKILL:
@@ -361,6 +373,18 @@ class BubbleWorld(World):
         os.close(self._errors)
         await asyncio.to_thread(self._remove)
 
+    def abandon(self) -> None:
+        """As close(), when there is no event loop any more to wait with."""
+        if self._closed:
+            return
+        self._closed = True
+        self.backend.worlds.discard(self)
+        if self.process is not None:
+            processes.send([self.first] if self.first else [], signal.SIGKILL)
+            self.process.kill()
+            self.process.wait(CLOSE_S)
+        self._remove()
+
     async def _forget(self) -> None:
         if self._warming is not None:
             await asyncio.gather(self._warming, return_exceptions=True)
@@ -375,6 +399,9 @@ class BubbleWorld(World):
         for pipe in (process.stdout, process.stdin):
             loop.remove_reader(pipe)
             loop.remove_writer(pipe)
+        if self.shell is not None and not self._ended.is_set():
+            self._ended.set()
+            self.shell.ended()  # whoever waits for a command is told
         # Until bwrap has been waited for, its child's number cannot belong to another process.
         processes.send([self.first] if self.first else [], signal.SIGKILL)
         process.kill()

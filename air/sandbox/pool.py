@@ -90,6 +90,11 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.backend.close()
 
+    def abandon(self) -> None:
+        """Lets go of everything at once, without an event loop."""
+        self._closed = True
+        self.backend.abandon()
+
     async def _start(self, start: Start) -> World:
         for attempt in range(1, ATTEMPTS + 1):
             try:

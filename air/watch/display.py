@@ -16,6 +16,7 @@ from rich.progress import (
 )
 
 from air.run import Run
+from air.watch.families import one_line
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -39,6 +40,7 @@ class Display:
         self._rewards: list[float] = []
         self._header = False
         self._silent = False  # the last step had no signal
+        self._families: set[str] = set()  # seen so far
         self._live = self.console.is_terminal and not quiet
         self._progress = Progress(
             SpinnerColumn(),
@@ -93,9 +95,24 @@ class Display:
             f"{learner['grad_norm']:5.2f}  {learner.get('logprob_gap_p99', 0):8.4f}  {times['sampling']:5.1f}s  "
             f"{times['training']:4.1f}s   {sparkline(self._rewards)}"
         )
+        self._tell_families(metrics)
         self._warn(metrics, groups)
 
+    def _tell_families(self, metrics: dict[str, Any]) -> None:
+        """A mixture's mean says little: where there are several families, each is named."""
+        found = metrics.get("task", {})
+        self._families |= found.keys()
+        if len(self._families) > 1 and found:
+            self.say(f"        {one_line(found)}")
+
     def _warn(self, metrics: dict[str, Any], groups: int) -> None:
+        retried, lost = int(metrics["rollout"].get("retried", 0)), int(metrics["rollout"].get("lost", 0))
+        if retried or lost:
+            episodes = int(metrics["rollout"]["episodes"])
+            self.say(
+                f"        infrastructure errors: attempts repeated: {retried}; episodes dropped: {lost} of {episodes} "
+                "(they count in no mean and no reward; their files say what happened)"
+            )
         if groups == 0:
             self.say("        no group was left to train on: every episode met infrastructure errors or was filtered")
         elif metrics["groups_without_signal"] < groups:
@@ -119,6 +136,7 @@ class Display:
         self.say(
             f"        {metrics['name']} ({metrics['split']}, {metrics['episodes']} episodes{lost}): {', '.join(parts)}"
         )
+        self._tell_families(metrics)
 
 
 def _number(value: float | None) -> str:

@@ -9,6 +9,7 @@ from air.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
 from air.lab.rows import per_task, row_key, value
 from air.run import Run
 from air.types import Trajectory
+from air.watch.families import by_family, families, first_and_last, table
 
 
 def paired(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -25,11 +26,16 @@ def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory])
         first, last = edges(run)
         lines.append(f"reward while training   first 3 steps {first}   last 3 steps {last}")
         lines.append(text_plot([m["reward"] for m in steps if m["reward"] is not None]))
+        if len({name for m in steps for name in m.get("task", {})}) > 1:
+            lines.append("reward of each task while training (episodes, shares):")
+            lines.append(table(first_and_last(steps)))
     one, two = paired(before, after)
     if one:
         lines.append(f"held-out tasks, {len(one)} episodes, same tasks and seeds before and after (95 % intervals):")
         for name in ["reward", *(["improved"] if "improved" in one[0].metrics else [])]:
             lines.append("  " + _difference(name, _values(one, name), _values(two, name)))
+        if len(families(one)) > 1:
+            lines.append(table({"before": by_family(one), "after": by_family(two)}))
     return "\n".join(lines)
 
 

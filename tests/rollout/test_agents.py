@@ -86,9 +86,9 @@ def test_reply_with_tokens_and_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_tries_again_after_429_5xx_timeouts_and_nonsense() -> None:
-    answers = [(429, "", {"retry-after": "0"}), (503, "busy"), 0.5, (200, "not json"), (200, {"choices": []})]
+    answers = [(429, "", {"retry-after": "0"}), (503, "busy"), 1.3, (200, "not json"), (200, {"choices": []})]
     with server(*answers, completion("hi")) as (url, requests):
-        agent = UrlAgent(url, "m", timeout_s=0.3, attempts=6, backoff_s=0.001)
+        agent = UrlAgent(url, "m", timeout_s=1.0, attempts=6, backoff_s=0.001)
         assert ask(agent)["content"] == "hi"
     assert len(requests) == 6 and agent.metrics()["request_retries"] == 5
 
@@ -136,14 +136,35 @@ def test_an_episode_with_the_servers_own_tool_calls() -> None:
     assert "tools" not in requests[0]
 
 
-def test_the_policy_notices_a_changed_conversation() -> None:
-    engine = ScriptedEngine(chat_tokenizer())
+def test_the_policy_sees_a_changed_conversation_as_it_is_now() -> None:
+    prompts: list[str] = []
+
+    def speak(prompt: str, seed: int) -> str:
+        prompts.append(prompt)
+        return "hi"
+
+    engine = ScriptedEngine(chat_tokenizer(), speak)
     agent = PolicyAgent(engine, engine.tokenizer, Sampling(50), seed=1)
 
     async def main() -> None:
         reply = await agent.reply(HELLO, ())
-        with pytest.raises(ValueError, match="may only grow"):
-            await agent.reply([*HELLO, {**reply, "content": "other"}, *HELLO], ())
+        await agent.reply([*HELLO, {**reply, "content": "other"}, *HELLO], ())
 
     asyncio.run(main())
     assert agent.sampled is not None and agent.sampled.stop == "stop"
+    assert "assistant\nother<|im_end|>" in prompts[1] and "hi" not in prompts[1]
+    assert len(agent.branches()) == 2
+
+
+def test_a_server_gets_its_own_calls_back_wherever_the_view_puts_them() -> None:
+    call = {"id": "abc", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    with server(completion("one"), completion(None, tool_calls=[call]), completion("end")) as (url, requests):
+        agent = UrlAgent(url, "m")
+        first = ask(agent)
+        second = ask(agent, [*HELLO, first, *HELLO])
+        ask(agent, [Message(role="user", content="(left out)"), second, Message(role="tool", content="seen")])
+    assert requests[2]["messages"] == [
+        {"role": "user", "content": "(left out)"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abc", "content": "seen"},
+    ]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,11 +52,12 @@ TURNS = st.builds(
     st.lists(ACTIONS, max_size=2).map(tuple),
     st.lists(st.builds(Observation, TEXT, REWARDS, st.booleans(), st.booleans()), max_size=2).map(tuple),
     st.builds(Times, st.floats(0, 9), st.floats(0, 9), st.floats(0, 9)),
+    st.lists(st.integers(0, 9), max_size=2).map(tuple),
 )
 TRAJECTORIES = st.builds(
     Trajectory,
     id=TEXT,
-    task=st.builds(Task, TEXT, TEXT, TEXT, ARGUMENTS),
+    task=st.builds(Task, TEXT, TEXT, TEXT, ARGUMENTS, TEXT),
     seed=st.integers(0, 2**31),
     version=st.integers(0, 9),
     turns=st.lists(TURNS, max_size=3).map(tuple),
@@ -92,5 +94,12 @@ def test_text_comes_first_and_empty_fields_are_not_written() -> None:
 
 
 def test_another_schema_is_refused() -> None:
-    with pytest.raises(AirError, match="schema version 2"):
-        from_json({**to_json(example()), "schema_version": 2})
+    with pytest.raises(AirError, match="schema version 3; this version of air reads 1 to 2"):
+        from_json({**to_json(example()), "schema_version": 3})
+
+
+def test_files_of_schema_1_are_read() -> None:
+    data = {**to_json(example()), "schema_version": 1, "metrics": {}}
+    del data["task"]["family"]
+    assert "places" not in data["turns"][0]
+    assert from_json(data) == replace(example(), metrics={})

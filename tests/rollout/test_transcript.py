@@ -147,9 +147,9 @@ def test_a_reply_keeps_its_tokens_when_only_what_followed_it_was_rewritten() -> 
         transcript.extend(user("a long observation"))
     branches = transcript.branches()
     assert len(branches) == 2  # the first observation is shortened only when the second comes
-    starts = [branches[1].turns.index(turn) for turn in (0, 2)]
-    assert [list(branches[1].tokens[s : s + len(spelled)]) for s in starts] == [spelled, spelled]
-    assert 1 not in branches[1].turns  # read again, as text: what came before it had changed
+    starts = [branches[1].turns.index(turn) for turn in (0, 1, 2)]
+    assert [list(branches[1].tokens[s : s + len(spelled)]) for s in starts] == [spelled] * 3
+    assert [branches[1].train[s] for s in starts] == [False, False, True]  # turn 1 is trained where it was sampled
 
 
 def test_a_prompt_that_was_never_answered_is_not_trained_on() -> None:

@@ -1,0 +1,233 @@
+"""The pool: ready worlds, resets, broken worlds, deadlines, and what a crash leaves. On the real bubblewrap."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from air.errors import InfraError
+from air.sandbox import cgroups, processes
+from air.sandbox.base import Backend, Image, Snapshot, World
+from air.sandbox.bubblewrap import Bubblewrap
+from air.sandbox.pool import Pool
+
+IMAGE = Image(files=(("a.txt", b"as it was\n", 0o644),), setup="greet() { echo hello; }")
+
+
+def with_pool(work: Callable[[Pool], Awaitable[None]], backend: Backend | None = None, **options: float) -> None:
+    async def run() -> None:
+        pool = Pool(backend or Bubblewrap(warm_python=False), **options)  # type: ignore[arg-type]
+        try:
+            await asyncio.wait_for(work(pool), 120)
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_lease_starts_as_the_image_and_a_restore_brings_it_back() -> None:
+    async def work(pool: Pool) -> None:
+        async with await pool.lease(IMAGE) as lease:
+            await lease.run("echo changed > a.txt; export X=1; cd /tmp; sleep 100 &", 5)
+            await lease.restore()
+            result = await lease.run("cat a.txt; echo [$X]; pwd; greet; pgrep sleep", 5)
+            assert result.output == "as it was\n[]\n/home/agent/workspace\nhello\n"
+
+    with_pool(work)
+
+
+def test_a_snapshot_keeps_files_modes_and_links() -> None:
+    async def work(pool: Pool) -> None:
+        async with await pool.lease(IMAGE) as lease:
+            await lease.run("mkdir -p d/e; echo x > d/e/f; chmod 555 d/e/f; ln -s d/e/f link; echo h > ~/.hidden", 5)
+            snapshot = await lease.snapshot()
+            await lease.run("rm -rf d link a.txt ~/.hidden", 5)
+            await lease.restore(snapshot)
+            result = await lease.run("cat d/e/f link a.txt ~/.hidden; stat -c %a d/e/f; readlink link; greet", 5)
+            assert result.output == "x\nx\nas it was\nh\n555\nd/e/f\nhello\n"
+            await lease.restore()
+            assert (await lease.run("ls", 5)).output == "a.txt\n"
+
+    with_pool(work)
+
+
+def test_ready_worlds_are_used_and_made_again() -> None:
+    async def work(pool: Pool) -> None:
+        await pool.warm(IMAGE)
+        for _ in range(5):
+            await pool.warm(IMAGE)
+            async with await pool.lease(IMAGE) as lease:
+                assert (await lease.run("cat a.txt", 5)).output == "as it was\n"
+        assert pool.counts["warm"] == 5 and pool.counts["cold"] == 0
+
+    with_pool(work, standby=2)
+
+
+def test_a_broken_ready_world_is_replaced() -> None:
+    async def work(pool: Pool) -> None:
+        await pool.warm(IMAGE, 2)
+        for ready in pool._ready[IMAGE]:
+            os.kill(ready.first, signal.SIGKILL)  # type: ignore[attr-defined]
+        async with await pool.lease(IMAGE) as lease:
+            assert (await lease.run("echo fine", 5)).output == "fine\n"
+        assert pool.counts["broken"] == 2
+
+    with_pool(work, standby=0)
+
+
+def test_a_world_killed_from_outside_is_trouble_of_the_machine() -> None:
+    async def work(pool: Pool) -> None:
+        async with await pool.lease(IMAGE) as lease:
+            running = asyncio.create_task(lease.run("sleep 20", 30))
+            await asyncio.sleep(0.2)
+            os.kill(lease.world.first, signal.SIGKILL)  # type: ignore[attr-defined]
+            with pytest.raises(InfraError, match="killed from outside"):
+                await running
+
+    with_pool(work)
+
+
+class Flaky(Backend):
+    """A real backend whose first starts fail."""
+
+    name = "flaky"
+
+    def __init__(self, failures: int) -> None:
+        self.real = Bubblewrap(warm_python=False)
+        self.failures = failures
+
+    async def start(self, image: Image | Snapshot) -> World:
+        if self.failures > 0:
+            self.failures -= 1
+            raise InfraError("not this time")
+        return await self.real.start(image)
+
+    def protections(self) -> dict[str, str]:
+        return dict(self.real.protections())
+
+    async def close(self) -> None:
+        await self.real.close()
+
+    def abandon(self) -> None:
+        self.real.abandon()
+
+
+def test_starting_is_tried_again_and_then_given_up() -> None:
+    async def mended(pool: Pool) -> None:
+        async with await pool.lease(IMAGE) as lease:
+            assert (await lease.run("echo fine", 5)).output == "fine\n"
+
+    async def hopeless(pool: Pool) -> None:
+        with pytest.raises(InfraError, match="not this time"):
+            await pool.lease(IMAGE)
+
+    with_pool(mended, Flaky(2), standby=0)
+    with_pool(hopeless, Flaky(3), standby=0)
+
+
+def test_a_lease_held_too_long_is_closed_under_its_holder() -> None:
+    async def work(pool: Pool) -> None:
+        lease = await pool.lease(IMAGE, deadline_s=0.3)
+        begin = time.monotonic()
+        with pytest.raises(InfraError, match="deadline"):
+            await lease.run("sleep 60", 90)
+        assert time.monotonic() - begin < 10
+        await lease.close()
+
+    with_pool(work)
+
+
+def test_sixty_four_leases_at_once_are_apart() -> None:
+    async def work(pool: Pool) -> None:
+        leases = await asyncio.gather(*(pool.lease(IMAGE) for _ in range(64)))
+
+        async def use(i: int) -> None:
+            await leases[i].run(f"echo {i} > own; X={i}; cd /tmp; echo {i} > t", 20)
+            result = await leases[i].run("cat ~/workspace/own t; echo $X; ls ~/workspace", 20)
+            assert result.output == f"{i}\n{i}\n{i}\na.txt\nown\n"
+
+        await asyncio.gather(*(use(i) for i in range(64)))
+
+    with_pool(work)
+
+
+def test_nothing_is_left_after_many_short_lives() -> None:
+    before = Path("/proc/self/mounts").read_text()
+
+    async def work(pool: Pool) -> None:
+        for _ in range(40):
+            async with await pool.lease(IMAGE) as lease:
+                await lease.run("(setsid sleep 300 &); (setsid nohup sleep 300 >/dev/null 2>&1 &); touch x /tmp/y", 5)
+                namespace = lease.world.namespace  # type: ignore[attr-defined]
+            assert not list(processes.of_namespace(namespace))
+        root = pool.backend.runtime.path  # type: ignore[attr-defined]
+        assert len(list((root / "worlds").iterdir())) <= len(pool._ready[IMAGE]) + pool._coming[IMAGE]
+
+    with_pool(work)
+    groups = cgroups.find()
+    for parent in filter(None, {groups.memory, groups.pids}):
+        assert not list(parent.glob(f"air-{os.getpid()}-*"))
+    assert Path("/proc/self/mounts").read_text() == before
+
+
+CRASH = """
+import asyncio, sys
+from air.sandbox.bubblewrap import Bubblewrap
+from air.sandbox.pool import Pool
+from air.sandbox.base import Image
+
+async def main():
+    pool = Pool(Bubblewrap())
+    lease = await pool.lease(Image())
+    await lease.run("setsid sleep 200 & echo on", 5)
+    print(lease.world.namespace, pool.backend.runtime.path, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_D10_what_a_crash_leaves_is_reaped(tmp_path: Path) -> None:
+    script = tmp_path / "crash.py"
+    script.write_text(textwrap.dedent(CRASH))
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    namespace, runtime = process.stdout.readline().split()
+    assert list(processes.of_namespace(int(namespace)))
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 10
+    while list(processes.of_namespace(int(namespace))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(processes.of_namespace(int(namespace))), "processes outlive the one that started them"
+    assert Path(runtime).exists()  # a killed process cannot tidy up: the next one does
+    groups = cgroups.find()
+    backend = Bubblewrap(warm_python=False)
+    assert not Path(runtime).exists()
+    for parent in filter(None, {groups.memory, groups.pids}):
+        assert not list(parent.glob(f"air-{process.pid}-*"))
+    backend.abandon()
+
+
+def test_abandon_needs_no_event_loop() -> None:
+    async def leave() -> Bubblewrap:
+        backend = Bubblewrap(warm_python=False)
+        await backend.start(IMAGE)
+        await backend.start(IMAGE)
+        return backend
+
+    backend = asyncio.run(leave())
+    worlds = list(backend.worlds)
+    backend.abandon()
+    assert all(not list(processes.of_namespace(world.namespace)) for world in worlds)
+    assert not backend.runtime.path.exists()
