@@ -1,0 +1,244 @@
+"""In the grader's world: stands in for the agent's modules. Every call is a message to another world.
+
+The evaluation imports `strategy` and gets a module of ours in its place; the agent's own file is in the worker's
+world and nowhere else. Arguments go there as a pickle (a copy: what is done to them there stays there). What comes
+back is JSON with a few tagged types and is never unpickled, so the agent's code cannot make objects here: plain
+data comes as a copy, anything else as a handle whose attributes and calls are messages again. A handle is no number
+and no container, so that a value that was checked is the value that is used.
+
+A program of its own on the standard library: it is copied into the grader's workspace.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import pickle
+import socket
+import struct
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from typing import Any
+
+PLACE = "/run/agent_link"  # the host's socket
+HEAD = struct.Struct("=I")
+DOUBLE = struct.Struct("=d")
+LARGEST = 64 << 20  # bytes of an answer
+LONGEST_ERROR = 2000
+TOO_LONG = "A call of the agent's code took too long.\n"
+TIMED_OUT = 124  # this program's exit code when a call has lasted too long, as timeout(1) has it
+# An evaluation may expect these of the code it calls; others are AgentCodeError alone.
+EXPECTED: tuple[type[Exception], ...] = (
+    AttributeError, ArithmeticError, AssertionError, ImportError, IndexError, KeyError, LookupError,
+    NotImplementedError, RuntimeError, StopIteration, TypeError, ValueError, ZeroDivisionError,
+)  # fmt: skip
+
+
+class AgentCodeError(Exception):
+    """The agent's code failed, or its answer cannot be read."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+AgentCodeError.__module__ = "builtins"  # told without a module's name
+ERRORS = {kind.__name__: type("AgentCodeError", (AgentCodeError, kind), {}) for kind in EXPECTED}
+for _kind in ERRORS.values():
+    _kind.__module__ = "builtins"
+
+
+class Link:
+    def __init__(self) -> None:
+        self.host = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.host.connect(PLACE)
+        said, fds, _, _ = socket.recv_fds(self.host, DOUBLE.size, 1)
+        self.worker = socket.socket(fileno=fds[0])
+        seconds = DOUBLE.unpack(said)[0]
+        limit = struct.pack("=qq", int(seconds), int(seconds % 1 * 1e6))  # struct timeval, on 64-bit machines
+        self.worker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self.worker.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self.thread_lock = threading.RLock()
+        self.process_lock = os.memfd_create("lock")
+        self.broken = ""
+
+    def ask(self, *request: Any) -> Any:
+        try:
+            data = pickle.dumps(request, 5)
+        except Exception as error:
+            raise TypeError(f"the evaluation passes the agent's code what cannot be sent: {error}") from None
+        with self.thread_lock:  # an evaluation may use threads, and fork
+            fcntl.lockf(self.process_lock, fcntl.LOCK_EX)
+            try:
+                answer = self._exchange(data)
+            finally:
+                fcntl.lockf(self.process_lock, fcntl.LOCK_UN)
+        return read_answer(answer)
+
+    def _exchange(self, data: bytes) -> bytearray:
+        if self.broken:
+            raise AgentCodeError(self.broken)
+        try:
+            self.worker.sendall(HEAD.pack(len(data)) + data)
+            answer = bytearray(self.worker.recv(65536))
+            while len(answer) < HEAD.size or len(answer) < HEAD.size + HEAD.unpack_from(answer)[0] <= LARGEST:
+                more = self.worker.recv(1 << 20)
+                if not more:
+                    raise EOFError
+                answer += more
+        except BlockingIOError:
+            sys.stderr.write(TOO_LONG)
+            sys.stderr.flush()
+            os._exit(TIMED_OUT)
+        except (OSError, EOFError):
+            self.broken = "the process of the agent's code has ended"
+            raise AgentCodeError(self.broken) from None
+        if len(answer) != HEAD.size + HEAD.unpack_from(answer)[0]:
+            self.broken = "the process of the agent's code answered too much, or what was not asked"
+            raise AgentCodeError(self.broken)
+        return answer
+
+    def cpu_seconds(self) -> float:
+        with self.thread_lock:
+            self.host.sendall(b"c")
+            return float(DOUBLE.unpack(self.host.recv(DOUBLE.size, socket.MSG_WAITALL))[0])
+
+
+_links: list[Link] = []
+
+
+def link() -> Link:
+    if not _links:
+        _links.append(Link())
+    return _links[0]
+
+
+# --- answers: the only place where bytes of the agent's world are read ---------------------------------------
+
+
+def read_answer(answer: bytearray) -> Any:
+    """The frame's head, "r" or "e" (a result or an error), JSON."""
+    try:
+        value = DECODER.decode(answer[HEAD.size + 1 :].decode())
+    except (ValueError, TypeError, KeyError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
+        raise AgentCodeError(f"the answer of the agent's code cannot be read: {error}") from None
+    if answer[HEAD.size : HEAD.size + 1] == b"r":
+        return value
+    kind, text = [str(part)[:LONGEST_ERROR] for part in value] if _is_pair(value) else ("AgentCodeError", "")
+    raise ERRORS.get(kind, AgentCodeError)(f"{kind}: {text}" if text else kind)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+def tagged(found: dict[str, Any]) -> Any:
+    kind, value = found["t"], found["v"]
+    if kind == "tuple":
+        return tuple(value)
+    if kind == "dict":
+        return {key: item for key, item in value}
+    if kind == "set":
+        return set(value)
+    if kind == "bytes":
+        return base64.b64decode(value)
+    if kind == "complex":
+        return complex(float(value[0]), float(value[1]))
+    if kind == "array":
+        return array(value, str(found["dtype"]), [int(n) for n in found["shape"]])
+    if kind == "object":
+        return (AgentCallable if found["callable"] is True else AgentObject)(int(value), str(found["class"])[:80])
+    raise ValueError(f"unknown type {kind!r:.40}")
+
+
+def array(data: str, dtype: str, shape: list[int]) -> Any:
+    """Without a shape, a single number."""
+    import numpy
+
+    kind = numpy.dtype(dtype)
+    if kind.hasobject or kind.fields is not None or kind.subdtype is not None:
+        raise ValueError("an array of objects")
+    flat = numpy.frombuffer(base64.b64decode(data), kind)
+    return flat.reshape(shape).copy() if shape else flat[0]
+
+
+DECODER = json.JSONDecoder(object_hook=tagged)
+
+
+# --- what the evaluation holds ------------------------------------------------------------------------------
+
+
+def held(number: int) -> Any:
+    """How a handle travels: the worker has a function of this name that finds the object."""
+    return AgentObject(number, "object")
+
+
+class AgentObject:
+    def __init__(self, number: int, kind: str) -> None:
+        self.__dict__.update(_number=number, _kind=kind)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = link().ask("get", self._number, name)
+        if isinstance(found, AgentObject):  # methods stay what they are; data is asked for every time
+            self.__dict__[name] = found
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        link().ask("set", self._number, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return held, (self._number,)
+
+    def __repr__(self) -> str:
+        return f"<{self._kind} in the agent's process>"
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        raise TypeError(f"the evaluation derives a class from the agent's {self._kind}, which lives in another process")
+
+
+class AgentCallable(AgentObject):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return link().ask("call", self._number, args, kwargs)
+
+    def many(self, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """One call for each tuple of arguments, all in one message."""
+        arguments = list(arguments)
+        if not all(type(one) is tuple for one in arguments):
+            raise TypeError("many() takes a list with a tuple of arguments for each call")
+        answers = link().ask("many", self._number, arguments)
+        if not isinstance(answers, list) or len(answers) != len(arguments):
+            raise AgentCodeError("the agent's process did not answer every call")
+        return answers
+
+
+class AgentModule(types.ModuleType):
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that all processes of the agent's world have used so far, measured by the host."""
+        return link().cpu_seconds()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return [str(one) for one in link().ask("names", self.__name__)]
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        found = link().ask("get", self.__name__, name)
+        if isinstance(found, AgentObject):
+            self.__dict__[name] = found
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("__"):
+            link().ask("set", self.__name__, name, value)
+        super().__setattr__(name, value)
+
+
+def stand_in(name: str) -> None:
+    """Makes the module that is being imported one whose content is in the worker's world."""
+    link().ask("import", name)
+    sys.modules[name].__class__ = AgentModule

@@ -1,0 +1,20 @@
+"""How an evaluation ends: one JSON object, or a sentence that says what is wrong with the submission."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+
+class Invalid(Exception):
+    """What the agent handed in cannot be scored, and why."""
+
+
+def report(evaluate: Callable[[], dict[str, float]]) -> None:
+    try:
+        scores = evaluate()
+    except Invalid as error:
+        print(error)
+        sys.exit(1)
+    print(json.dumps(scores, allow_nan=False))
