@@ -210,19 +210,33 @@ def models(as_json: Json = False) -> None:
         print(f"{name:46s} {row.type:10s} {size:>9s}  {row.where}{why_not}")
 
 
-tasks = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(tasks, name="tasks", help="List environments and look at their tasks.")
+tasks = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(tasks, name="tasks", help="List environments and their tasks, look at one, try one out.")
+MlgymRoot = Annotated[str | None, typer.Option(help="An MLGym checkout; by default the variable AIR_MLGYM_ROOT.")]
+
+
+@tasks.callback()
+def all_environments(context: typer.Context) -> None:
+    """The registered environments; `list`, `show` and `check` say more."""
+    if context.invoked_subcommand is None:
+        from air.lab.tasks import format_environments, list_environments
+
+        print(format_environments(list_environments(), with_args=False))
 
 
 @tasks.command("list")
 def list_tasks(
     environments: Annotated[list[str] | None, typer.Argument(help="Only these, in detail.")] = None,
+    mlgym_root: MlgymRoot = None,
     as_json: Json = False,
 ) -> None:
-    """The registered environments and how many tasks each has."""
+    """The registered environments, how many tasks each has, and the research tasks by name."""
     from air.lab.tasks import format_environments, list_environments
+    from air.watch.display import Display
 
-    rows = list_environments(environments or ())
+    with Display(quiet=as_json) as display:
+        display.phase("looking at the tasks")
+        rows = list_environments(environments or (), mlgym_root, with_tasks=True)
     _print(rows) if as_json else print(format_environments(rows, with_args=bool(environments)))
 
 
@@ -239,6 +253,57 @@ def show_tasks(
 
     rows = show(environment, split, n)
     _print(rows) if as_json else print(format_tasks(rows))
+
+
+@tasks.command("check")
+def check_task(
+    name: Annotated[str, typer.Argument(help="A research task, as `air tasks list` names it.")],
+    mlgym_root: MlgymRoot = None,
+    source: Annotated[str, typer.Option(help="auto, builtin or checkout: which, where both have the name.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Try a research task out: open it in the sandbox, run its baseline, validate that."""
+    from air.envs.mlgym.tasks_report import check_json, format_check
+    from air.lab.tasks import check_task as check
+    from air.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        result = check(name, mlgym_root, source, display)
+    _print(check_json(result)) if as_json else print(format_check(result))
+    sys.exit(result.exit_code)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A .traj file of MLGym, or a trajectory of air.")],
+    mlgym_root: MlgymRoot = None,
+    task: Annotated[str | None, typer.Option(help="The task's name, if neither the file nor its path says it.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds for a command that trains.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="Largest relative difference; by default the task's noise, or 0.02.")
+    ] = None,
+    turns: Annotated[bool, typer.Option("--turns", help="Every command, with its output there and here.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Play a recorded research episode again and compare its scores: 0 same, 1 different, 2 cannot be replayed."""
+    import asyncio
+
+    from air.envs.mlgym.replay import ReplayOptions, replay_file
+    from air.envs.mlgym.replay_report import as_json as replay_json
+    from air.envs.mlgym.replay_report import format_replay
+    from air.errors import InfraError
+    from air.watch.display import Display
+
+    options = ReplayOptions(mlgym_root, task, timeout, tolerance)
+    try:
+        with Display(quiet=as_json) as display:
+            found = asyncio.run(replay_file(file, options, display))
+    except AirError as error:
+        _fail(str(error), 2)
+    except InfraError as error:
+        _fail(f"the sandbox failed, and with it the replay: {error}", 2)
+    _print(replay_json(found, turns)) if as_json else print(format_replay(found, turns))
+    sys.exit(found.exit_code)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ class Finished:
 
 def start(config: Config, display: Display, resume: Path | None = None) -> Finished:
     """Train, whatever happens leaving a run that says how it ended and can be resumed."""
+    # The engine's thread holds the interpreter for most of the time; episodes must not wait 5 ms at every await.
+    sys.setswitchinterval(0.001)
     if resume is None:
         check_wandb(config)
         asyncio.run(_check_environments(config))  # what is refused here leaves no empty run behind

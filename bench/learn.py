@@ -61,6 +61,20 @@ def line(name: str, before: Interval, after: Interval, gain: Interval) -> str:
     return f"| {name} | {before} | {after} | {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] |"
 
 
+def families(before: list[Trajectory], after: list[Trajectory]) -> None:
+    """A line per task family and measure; the interval is over episodes of all seeds."""
+    names = sorted({t.task.curve for t in before})
+    if len(names) < 2:
+        return
+    print("\n| held-out, by task | warm start | after RL | difference |\n|---|---|---|---|")
+    for name in names:
+        for measure in ("improved", "headroom"):
+            sides = [[t.metrics[measure] for t in side if t.task.curve == name] for side in (before, after)]
+            b, a = sides
+            gain = bootstrap_difference(a, b)
+            print(line(f"{name}, {measure} ({len(b)} episodes)", bootstrap_mean(b), bootstrap_mean(a), gain))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/quickstart.toml")
@@ -100,6 +114,7 @@ def main() -> None:
         cb, ca = by_cluster(all_one, b), by_cluster(all_two, a)
         gain = bootstrap_difference(ca, cb)
         print(line(f"all, {name}, over {len(cb)} data sets", bootstrap_mean(cb), bootstrap_mean(ca), gain))
+    families(all_one, all_two)
     for seed, run in zip(options.seeds, runs, strict=True):
         if (cost := run.path / "cost.json").is_file():
             data = json.loads(cost.read_text())

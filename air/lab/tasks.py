@@ -4,23 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from air.envs.base import Environment, load_environment
 from air.errors import AirError
 from air.models.chat import ChatTokenizer
+from air.types import Message
+
+if TYPE_CHECKING:
+    from air.envs.mlgym.tasks_report import Check, Watcher
 
 SPLITS = ("train", "eval", "test")
+RESEARCH = "mlgym"
+SOURCES: tuple[Literal["auto", "builtin", "checkout"], ...] = ("auto", "builtin", "checkout")
 
 
-def list_environments(names: Sequence[str] = ()) -> list[dict[str, Any]]:
+def list_environments(
+    names: Sequence[str] = (), mlgym_root: str | None = None, with_tasks: bool = False
+) -> list[dict[str, Any]]:
     """A row per environment, with its default arguments. One that cannot be used says why in `problem`, and
-    hides no other."""
+    hides no other. `with_tasks`: research tasks, which have names, are in `catalogue`, runnable or not."""
     registered = sorted({point.name for point in entry_points(group="air.envs")})
-    return [_environment(name, asked=bool(names)) for name in names or registered]
+    with _warnings_unsaid():
+        rows = [_environment(name, asked=bool(names)) for name in names or registered]
+        if with_tasks and (research := next((row for row in rows if row["id"] == RESEARCH), None)):
+            from air.envs.mlgym.tasks_report import catalogue
+
+            research["catalogue"] = catalogue(mlgym_root)
+    return rows
+
+
+@contextmanager
+def _warnings_unsaid() -> Iterator[None]:
+    """A run logs what is odd about its tasks; here it stands in what is printed."""
+    log = logging.getLogger("air.envs.mlgym.library")
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
 
 
 def _environment(name: str, asked: bool) -> dict[str, Any]:
@@ -83,6 +110,24 @@ async def _openings(env: Environment, chosen: Sequence[Any]) -> list[dict[str, A
     return rows
 
 
+def check_task(name: str, mlgym_root: str | None, source: str, watcher: Watcher) -> Check:
+    """A research task, tried out from end to end. AirError if there is none of that name."""
+    from air.envs.mlgym import tasks_report
+
+    if name in {point.name for point in entry_points(group="air.envs")}:
+        raise AirError(f"{name!r} is an environment, not one of its tasks.", f"air tasks show {name}")
+    for known in SOURCES:
+        if known == source:
+            with _warnings_unsaid():
+                return asyncio.run(tasks_report.check_task(name, mlgym_root, known, watcher, _count_tokens))
+    raise AirError(f"--source {source!r} is not known.", f"use {', '.join(SOURCES)}.")
+
+
+def _count_tokens(messages: Sequence[Message]) -> int | None:
+    tokenizer = cached_tokenizer()
+    return len(tokenizer.encode(tokenizer.render(list(messages), [], True))) if tokenizer else None
+
+
 def cached_tokenizer() -> ChatTokenizer | None:
     """The default model's tokenizer, if it is on this machine already: to look at tasks fetches nothing."""
     from air.models import list_models, quiet
@@ -102,13 +147,22 @@ def format_environments(rows: Sequence[dict[str, Any]], with_args: bool) -> str:
         lines.append(f"{row['id']}: {row['about']}" if row["about"] else row["id"])
         if row["problem"]:
             lines.append(f"  cannot be used: {row['problem']}")
-            continue
-        counts = ", ".join(f"{count} {split}" for split, count in row["tasks"].items())
-        form = {"command": "a command", "tools": "tool calls", "text": "plain text"}[row["action_format"]]
-        lines.append(f"  tasks: {counts}; turns: at most {row['max_turns']}; a reply is {form}")
-        if with_args:
-            lines += [f"  args.{k} = {v['default']!r}  {v['about']}" for k, v in row["args"].items()]
+        else:
+            lines += _facts(row, with_args)
+        if "catalogue" in row:
+            from air.envs.mlgym.tasks_report import format_catalogue
+
+            lines += [f"  {line}" for line in format_catalogue(row["catalogue"]).splitlines()]
     return "\n".join(lines) or "no environment is registered"
+
+
+def _facts(row: dict[str, Any], with_args: bool) -> list[str]:
+    counts = ", ".join(f"{count} {split}" for split, count in row["tasks"].items())
+    form = {"command": "a command", "tools": "tool calls", "text": "plain text"}[row["action_format"]]
+    lines = [f"  tasks: {counts}; turns: at most {row['max_turns']}; a reply is {form}"]
+    if with_args:
+        lines += [f"  args.{k} = {v['default']!r}  {v['about']}" for k, v in row["args"].items()]
+    return lines
 
 
 def format_tasks(rows: Sequence[dict[str, Any]]) -> str:

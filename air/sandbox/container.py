@@ -12,32 +12,27 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
 
 from air.errors import AirError, InfraError
 from air.sandbox import container_request as request
-from air.sandbox import processes
 from air.sandbox.base import HOME, WORKSPACE, Backend, Image, Result, Snapshot, World, WorldLost, inside
+from air.sandbox.container_leftovers import maker_labels, reap, remove
+from air.sandbox.container_signaller import Signaller
 from air.sandbox.docker_api import STDOUT, Done, Engine, Refused, Stream, find_socket
 from air.sandbox.doorkeeper import FILES_LIMIT, archive
 from air.sandbox.shell import Shell
 
 log = logging.getLogger(__name__)
 
-LABEL = "air.sandbox"
 START_S = 120.0  # many may start at once
-SIGNAL_S = 5.0
 LISTED_BYTES = 16 << 20
 LISTED = 10_000
 KILLED = 137
 NOT_RUN = 125  # and above: engines' codes for what could not be started, and shells' for what was killed
-TICKS = 100  # per second in /proc, on every Linux
 
 
 class Container(Backend):
@@ -126,26 +121,26 @@ class ContainerWorld(World):
         made = await self.engine.ask("POST", "/containers/create", body, START_S)
         self.id = str(made["Id"])
         try:
+            await self._attach(mark)  # before it starts: nothing it says is missed
             await self.engine.ask("POST", f"/containers/{self.id}/start", timeout=START_S)
         except Refused as refused:
-            if "executable file not found" in refused.message or "no such file or directory" in refused.message.lower():
-                raise self._unfit("it has no /bin/sh") from refused
-            raise
-        where = f"/containers/{self.id}/attach?stream=1&stdin=1&stdout=1&stderr=1"
-        self._stream = await self.engine.raw(where)
-        self.shell = Shell(self._stream.write, self._interrupt, mark, self.image.limits.output_bytes)
-        self._reading = asyncio.create_task(self._read(self._stream, self.shell))
+            raise (self._unfit("it has no /bin/sh") if '"/bin/sh"' in refused.message else refused) from None
+        assert self.shell is not None
         try:
             await self.shell.begin(WORKSPACE, "")
         except WorldLost:
             raise await self._cause_at_start() from None
-        if shared := request.made_by_root(self.image):
-            await self._must("the directories of binds", ["chmod", "0777", *shared], user="0:0")
+        await self._open_places()
         await self._check_gpus()
         await self._fill(saved)
         self._signaller = await Signaller.start(self.engine, self.id)
         if self.image.setup:
             await self.shell.begin(WORKSPACE, self.image.setup)
+
+    async def _attach(self, mark: str) -> None:
+        self._stream = await self.engine.raw(f"/containers/{self.id}/attach?stream=1&stdin=1&stdout=1&stderr=1")
+        self.shell = Shell(self._stream.write, self._interrupt, mark, self.image.limits.output_bytes)
+        self._reading = asyncio.create_task(self._read(self._stream, self.shell))
 
     async def _read(self, stream: Stream, shell: Shell) -> None:
         while (frame := await stream.frame()) is not None:
@@ -156,6 +151,15 @@ class ContainerWorld(World):
                 self._said += data
         self._over = True
         shell.ended()
+
+    async def _open_places(self) -> None:
+        assert self.shell is not None
+        places = " ".join(request.quoted(place) for place in request.own_places(self.image))
+        told = await self.shell.run(f'for place in {places}; do [ -w "$place" ] || echo "$place"; done', START_S)
+        if told.output:  # root inside has no rights but those of an owner, and these are its own
+            await self._must("its directories", ["chmod", "1777", *told.output.splitlines()], user="0:0")
+            await self.shell.run(f"mkdir -p {WORKSPACE}", START_S)
+            await self.shell.begin(WORKSPACE, "")
 
     async def _cause_at_start(self) -> Exception:
         state = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
@@ -333,54 +337,6 @@ class ContainerWorld(World):
         self._closed = True
 
 
-class Signaller:
-    """A process inside that sends signals for us (request.SIGNALLER)."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._uptime = 0.0  # what the clock inside showed, at the latest, when ours showed `_at`
-        self._at = 0.0
-
-    @classmethod
-    async def start(cls, engine: Engine, container: str) -> Signaller:
-        _, stream = await engine.start_exec(container, ["bash", "-c", request.SIGNALLER], request.USER)
-        signaller = cls(stream)
-        try:
-            said = await signaller._answer()
-            signaller._uptime, signaller._at = float(said), time.monotonic()
-        except (ValueError, InfraError, TimeoutError) as error:
-            stream.close()
-            raise InfraError(f"no process could be started in the container: {error}") from error
-        return signaller
-
-    async def send(self, how: str, since: float, shell: int) -> None:
-        """To processes that are not older than `since`, a time of our monotonic clock (0: all of them)."""
-        first = max(int((self._uptime + since - self._at) * TICKS) - 2, 0) if since else 0
-        self._stream.write(f"{how} {first} {shell}\n".encode())
-        await self._answer()
-
-    async def _answer(self) -> str:
-        async with asyncio.timeout(SIGNAL_S):
-            while (frame := await self._stream.frame()) is not None:
-                if frame[0] == STDOUT:
-                    return frame[1].decode(errors="replace").strip()
-        raise InfraError("the process that sends signals has ended")
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-# --- containers and images of an engine ---------------------------------------------------------------------
-
-
-async def remove(engine: Engine, container: str) -> None:
-    try:
-        await engine.ask("DELETE", f"/containers/{container}", force="true", v="true")
-    except Refused as refused:
-        if refused.status not in (404, 409):  # gone, or being removed by somebody else
-            raise
-
-
 async def find_image(engine: Engine, name: str) -> None:
     """It is here or can be pulled, or an AirError says how to get it."""
     program = "podman" if engine.podman else "docker"
@@ -403,49 +359,6 @@ async def find_image(engine: Engine, name: str) -> None:
             f"The image {name} is not here and cannot be pulled: {error}",
             f"get it with `{program} pull {name}`, or build it with `{program} build -t {name} DIRECTORY`.",
         ) from error
-
-
-def maker_labels() -> dict[str, str]:
-    """Which process made a container; numbers of processes mean something on one machine and namespace only."""
-    own = processes.look(os.getpid())
-    return {
-        LABEL: "world",
-        f"{LABEL}.host": socket.gethostname(),
-        f"{LABEL}.boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        f"{LABEL}.pids": str(processes.namespace_of(os.getpid())),
-        f"{LABEL}.pid": str(os.getpid()),
-        f"{LABEL}.started": str(own.started if own else 0),
-    }
-
-
-async def reap(engine: Engine) -> int:
-    """Removes containers whose maker is gone. Returns how many there were."""
-    filters = f'{{"label": ["{LABEL}=world"]}}'
-    found: list[dict[str, Any]] = await engine.ask("GET", "/containers/json", all="true", filters=filters)
-    left = [one["Id"] for one in found if maker_is_gone(one.get("Labels") or {}, maker_labels())]
-    for container in left:
-        with contextlib.suppress(InfraError):
-            await remove(engine, container)
-    if left:
-        log.info("removed %d containers that an earlier run left", len(left))
-    return len(left)
-
-
-def maker_is_gone(labels: Mapping[str, str], own: Mapping[str, str]) -> bool:
-    def same(what: str) -> bool:
-        return labels.get(f"{LABEL}.{what}") == own[f"{LABEL}.{what}"]
-
-    if not same("host"):
-        return False  # a process we cannot see: not ours to judge
-    if not same("boot"):
-        return True
-    if not same("pids"):
-        return False
-    try:
-        maker = processes.look(int(labels.get(f"{LABEL}.pid", "0")))
-    except (OSError, ValueError):
-        return True
-    return maker is None or str(maker.started) != labels.get(f"{LABEL}.started")
 
 
 def _matches(name: tuple[str, ...], pattern: tuple[str, ...]) -> bool:

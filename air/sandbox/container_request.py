@@ -17,13 +17,14 @@ from air.sandbox.shell import SUPERVISOR
 
 USER = "1000:1000"
 TOOLS = "bash tar find head stat mkdir rm"
+SCRATCH = ("/tmp", "/var/tmp", "/run")
 ALL_PROCESSES = 32768  # of one user on a host, at most: the kernel's own default
 NO_TOOL = 127  # exit code of a container whose image lacks one
 
-# The engine makes the directories above a bind as root; only then does the agent's user come to own the rest.
+# The first process. What the image lacks is said before anything else is tried.
 FIRST = (
     f"for tool in {TOOLS}; do command -v $tool >/dev/null || {{ echo it has no $tool >&2; exit {NO_TOOL}; }}; done; "
-    f"umask 022; mkdir -p {WORKSPACE}; cd {WORKSPACE}; {SUPERVISOR}"
+    f"umask 022; mkdir -p {WORKSPACE} 2>/dev/null; {SUPERVISOR}"
 )
 
 # Waits beside the shell and sends signals, with nothing but what bash does itself: it works when the world may start
@@ -118,7 +119,7 @@ def create_body(image: Image, mark: str, labels: Mapping[str, str], podman: bool
             "PidsLimit": limits.processes,
             "ShmSize": disk,
             "Ulimits": ulimits(image, podman),
-            "Tmpfs": dict.fromkeys((HOME, "/tmp", "/var/tmp", "/run"), own),
+            "Tmpfs": dict.fromkeys((HOME, *SCRATCH), own),
             "Mounts": mounts(image),
             "DeviceRequests": gpu_requests(image, podman),
         },
@@ -170,9 +171,10 @@ def gpu_requests(image: Image, podman: bool) -> list[dict[str, Any]]:
     return [{"Driver": "", "Count": 0, "DeviceIDs": list(image.gpus), "Capabilities": [["gpu"]], "Options": {}}]
 
 
-def made_by_root(image: Image) -> list[str]:
-    """Directories below HOME that the engine makes, as root, to mount a bind."""
-    found = set()
+def own_places(image: Image) -> list[str]:
+    """Directories the agent must be able to write. The engine makes those above a bind, as root; and some give a file
+    system in memory the owner and mode of what the image has in its place."""
+    found = {HOME, *SCRATCH}
     for _, place in image.binds:
         parent = os.path.dirname(os.path.normpath(place))
         while parent.startswith(HOME + "/"):

@@ -203,8 +203,11 @@ def answer(connection: socket.socket, header: dict[str, Any], payload: bytes = b
 
 
 def serve_host(world: World, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
+    entered = False
     try:
         world.enter()
+        entered = True
+        door_script.drop_rights()  # files are read and written as the agent itself could
         os.umask(0o022)
         if header["op"] == "listen":
             listening = socket.create_server(("127.0.0.1", header["port"]))
@@ -213,7 +216,9 @@ def serve_host(world: World, header: dict[str, Any], rest: bytes, connection: so
             return
         facts, payload = door_files.OPERATIONS[header["op"]](header, lambda: receive(connection, rest, header["bytes"]))
     except Exception as error:
-        facts, payload = {"error": f"{type(error).__name__}: {error}"}, b""
+        # Once inside, a full disk or a file in the way is the agent's doing.
+        theirs = entered and isinstance(error, OSError)
+        facts, payload = {"error": f"{type(error).__name__}: {error}", "theirs": theirs}, b""
     answer(connection, facts, payload)
 
 

@@ -56,10 +56,11 @@ def get(header: Header, payload: Payload) -> Answer:
         fd = os.open(header["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return {"found": False}, b""
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > header["limit"]:
+        os.close(fd)
+        return {"found": False}, b""
     with open(fd, "rb") as file:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > header["limit"]:
-            return {"found": False}, b""
         data = file.read(header["limit"] + 1)
     if len(data) > header["limit"]:  # files of /proc say they are empty
         return {"found": False}, b""

@@ -46,11 +46,7 @@ def prepare_process(world: Any) -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for name, value in world.limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
-    for capability in range(64):  # numbers the kernel does not know are refused
-        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
-    header = struct.pack("=Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
-    if LIBC.capset(header, bytes(24)) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
+    drop_rights()
     LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     if LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs")
@@ -60,6 +56,15 @@ def prepare_process(world: Any) -> None:
         program = struct.pack("=H6xQ", length, ctypes.addressof(code))
         if LIBC.prctl(PR_SET_SECCOMP, 2, program, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "seccomp")
+
+
+def drop_rights() -> None:
+    """Whoever enters a user namespace has every right in it until it gives them up."""
+    for capability in range(64):  # numbers the kernel does not know are refused
+        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = struct.pack("=Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    if LIBC.capset(header, bytes(24)) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
 
 
 def run_script(request: dict[str, Any]) -> int:

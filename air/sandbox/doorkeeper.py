@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from air.errors import InfraError
+from air.sandbox.base import WorldLost
 
 DOOR = Path(__file__).with_name("door.py")
 ANSWER_S = 60.0
@@ -79,6 +80,8 @@ class Door:
                     writer.close()
         except (OSError, TimeoutError) as error:
             raise InfraError(f"the sandbox's door did not answer {op!r}: {error!r}{self._last_words()}") from error
+        if answer.get("theirs"):
+            raise WorldLost(f"the world does not take {op!r}: {answer['error']}")
         if "error" in answer:
             raise InfraError(f"the sandbox's door failed at {op!r}: {answer['error']}")
         return answer, rest

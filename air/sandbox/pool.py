@@ -21,7 +21,7 @@ from air.sandbox.base import Backend, Image, Result, Snapshot, World, WorldLost
 log = logging.getLogger(__name__)
 
 PING_S = 2.0  # for a ready world to show that it lives
-KINDS = 8  # images that ready worlds are kept of
+KINDS = 16  # images that ready worlds are kept of
 STARTS = 4  # worlds started at one time
 ATTEMPTS = 3  # to start a world
 
@@ -111,7 +111,8 @@ class Pool:
         raise AssertionError("the last attempt returns or raises")
 
     def _refill(self, start: Start) -> None:
-        while not self._closed and len(self._ready[start]) + self._coming[start] < self.standby:
+        ready = self._ready.setdefault(start, deque())  # it may have made room for others meanwhile
+        while not self._closed and len(ready) + self._coming[start] < self.standby:
             self._spawn(self._add(start))
             self._coming[start] += 1
         while len(self._ready) > KINDS:

@@ -23,7 +23,11 @@ SUPERVISOR = (
     "exec 8>&1; while :; do PS1= PS2= bash --norc --noprofile --noediting -i 2>&1;"
     r""" printf '\036%s X %s\036' "$AIR_MARK" "$?" >&8; done"""
 )
-PRELUDE = "PS1= PS2= PS4='+ '; set +m +H +o history; unset HISTFILE AIR_MARK"
+# __air_status gives a command the status of the one before, without a process that may not be had any more.
+PRELUDE = (
+    "PS1= PS2= PS4='+ '; set +m +H +o history; unset HISTFILE AIR_MARK; declare -F __air_status >/dev/null || "
+    '{ __air_status() { return "$1"; }; readonly -f __air_status; }'
+)
 
 START_S = 20.0
 INTERRUPT_S = 1.0  # from SIGINT until it is SIGKILL
@@ -106,7 +110,10 @@ class Shell:
             if end < 0:
                 break
             self._keep(data[:start])
-            self._marks.put_nowait(data[start + len(self._mark) : end])
+            mark = data[start + len(self._mark) : end]
+            self._marks.put_nowait(mark)
+            if mark.startswith(b"X"):  # what a new shell says at its start is not the command's
+                self._kept = None
             data = data[end + 1 :]
         if start >= 0 and len(data) - start < 65536:  # a mark that has not come in full
             self._keep(data[:start])
@@ -146,8 +153,9 @@ class Shell:
         started = time.monotonic()
         kept = self._kept = Kept(self._limit)
         self._count += 1
-        status = b"" if self._last_code == 0 else b"(exit %d); " % self._last_code
-        self._send(status + b"eval " + quoted(command) + b" </dev/null 8>&-; " + self._report(b"$?"))
+        status = b"" if self._last_code == 0 else b"__air_status %d; " % self._last_code
+        # The report has a line of its own: bash drops the rest of a line that is interrupted or cannot fork.
+        self._send(status + b"eval " + quoted(command) + b" </dev/null 8>&-\n" + self._report(b"$?"))
         timed_out = restarted = False
         killed = KILLED
         try:
@@ -179,7 +187,7 @@ class Shell:
         for how, patience in (("interrupt", INTERRUPT_S), ("kill", KILL_S)):
             await self._interrupt(how)
             self._count += 1
-            self._send(self._report(b"130"))  # an interrupted line is dropped with its own report
+            self._send(self._report(b"130"))
             mark = await self._wait(self._count, time.monotonic() + patience)
             if mark is not None:
                 return mark

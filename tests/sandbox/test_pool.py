@@ -77,6 +77,7 @@ def test_a_broken_ready_world_is_replaced() -> None:
         await pool.warm(IMAGE, 2)
         for ready in pool._ready[IMAGE]:
             os.kill(ready.first, signal.SIGKILL)  # type: ignore[attr-defined]
+            await asyncio.to_thread(ready.process.wait, 10)  # type: ignore[attr-defined]
         async with await pool.lease(IMAGE) as lease:
             assert (await lease.run("echo fine", 5)).output == "fine\n"
         assert pool.counts["broken"] == 2

@@ -161,7 +161,8 @@ def _failure(spec: TaskSpec, what: str, output: str) -> AirError:
     shown = ":\n" + "\n".join(f"    {line}" for line in lines) if lines else "."
     missing = NO_MODULE.search(output)
     install = f"install {missing[1].split('.')[0]} where the sandbox's python finds it, or " if missing else ""
+    line = f"args = {{ metrics = {{ {spec.key} = {{ baseline = 0.5 }} }} }}"
     return AirError(
         f"The baseline of task {spec.key} cannot be measured: {what}{shown}",
-        f"{install}say its score: args = {{ metrics = {{ {spec.key} = {{ baseline = 0.5 }} }} }} with the right number.",
+        f"{install}say its score: {line} with the right number.",
     )

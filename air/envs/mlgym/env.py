@@ -94,8 +94,9 @@ class MlgymEnv(Environment):
             self.abandon()
         if self._running is None:
             pool = Pool(make_backend(self.args.sandbox, self.args.python), standby=self.args.standby)
-            grader = Grader(pool)
-            self._running = Running(loop, Places(pool, grader, Baselines(pool, grader, self.args.worlds())))
+            worlds = self.args.worlds()
+            grader = Grader(pool, worlds)
+            self._running = Running(loop, Places(pool, grader, Baselines(pool, grader, worlds)))
         return self._running.places
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:

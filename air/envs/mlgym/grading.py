@@ -75,54 +75,53 @@ class Grader:
             return Grade(None, "submission_not_found", "No submission was found.", 0.0)
         if submission.problem:
             return Grade(None, "evaluation_failed", submission.problem, 0.0)
-        evaluate = self._with_code if spec.entry_point == "PythonSubmissionTasks" else self._with_files
+        evaluate = {"CSVSubmissionTasks": self._table, "PythonSubmissionTasks": self._code}.get(
+            spec.entry_point, self._model
+        )
         limit = timeout or spec.training_timeout
         try:
             return await evaluate(spec, submission, limit)
+        except WorldLost as lost:
+            return Grade(None, "evaluation_failed", f"The submission cannot be evaluated: {lost}"[:LONGEST_TEXT], 0.0)
         except InfraError as error:
             log.warning("grading of %s is tried again: %s", spec.key, error)
             return await evaluate(spec, submission, limit)
 
     # --- the entry points ---------------------------------------------------------------------------------
 
-    async def _with_files(self, spec: TaskSpec, submission: Submission, limit: float) -> Grade:
-        """A table, or a model and all that belongs to it, beside the evaluation."""
-        image = grader_image(spec, self.worlds)
-        files = dict(submission.files)
-        if spec.entry_point != "CSVSubmissionTasks":
-            is_its = graders(spec)
-            own = [name for name, _ in starter_files(spec)]
-            files = without_impostors(files, await self._library_names(image), own, is_its)
-            # Starter files that the agent removed or replaced are as the agent left them.
-            image = replace(image, files=tuple(file for file in image.files if is_its(file[0])))
-            image = replace(image, files=(*image.files, *((name, data, 0o644) for name, data in files.items())))
-        async with self._world(image, shared=spec.entry_point == "CSVSubmissionTasks") as world:
-            if spec.entry_point == "CSVSubmissionTasks":
-                for name, content in files.items():
-                    await world.put(name, content)
+    async def _table(self, spec: TaskSpec, submission: Submission, limit: float) -> Grade:
+        async with self._world(grader_image(spec, self.worlds), shared=True) as world:
+            for name, content in submission.files.items():
+                await world.put(name, content)
             return await self._evaluate(spec, submission, world, limit)
 
-    async def _with_code(self, spec: TaskSpec, submission: Submission, limit: float) -> Grade:
+    async def _model(self, spec: TaskSpec, submission: Submission, limit: float) -> Grade:
+        """The agent's workspace, with the evaluation's files as they were. Starter files that the agent changed or
+        removed stay so: they are its work."""
+        image = grader_image(spec, self.worlds)
+        is_its = graders(spec)
+        files = await self._without_impostors(spec, submission, image)
+        kept = tuple(file for file in image.files if is_its(file[0]))
+        image = replace(image, files=(*kept, *_as_files(files)))
+        async with self._world(image) as world:
+            return await self._evaluate(spec, submission, world, limit)
+
+    async def _code(self, spec: TaskSpec, submission: Submission, limit: float) -> Grade:
         """The agent's code in a world of its own, answering the evaluation's calls."""
         image = grader_image(spec, self.worlds)
         is_its = graders(spec)
-        own = [name for name, _ in starter_files(spec)]
-        code = without_impostors(submission.files, await self._library_names(image), own, is_its)
-        kept = {name: (name, data, mode) for name, data, mode in image.files
-                if is_its(name) or not name.endswith(".py")}  # fmt: skip
-        proxies = {name: (name, data, 0o644) for name, data in stand_ins(code).items()}
-        mine = tuple((name, data, 0o644) for name, data in submission.files.items())
-        worker_image = Image(
-            files=(*mine, (WORKER_PLACE, WORKER.read_bytes(), 0o444)),
-            binds=visible_data(spec),
-            limits=self.worlds.limits,
-            gpus=self.worlds.gpus,
-            container=self.worlds.container,
-        )
+        proxies = stand_ins(await self._without_impostors(spec, submission, image))
+        kept = tuple(file for file in image.files if is_its(file[0]) or not file[0].endswith(".py"))
         async with contextlib.AsyncExitStack() as stack:
             wire = await stack.enter_async_context(self._wire(min(self.call_s, limit)))
-            image = replace(image, files=tuple((proxies | kept).values()), binds=(*image.binds, wire.bind("grader")))
-            worker_image = replace(worker_image, binds=(*worker_image.binds, wire.bind("worker")))
+            image = replace(image, files=(*_as_files(proxies), *kept), binds=(*image.binds, wire.bind("grader")))
+            worker_image = Image(
+                files=(*_as_files(submission.files), (WORKER_PLACE, WORKER.read_bytes(), 0o444)),
+                binds=(*visible_data(spec), wire.bind("worker")),
+                limits=self.worlds.limits,
+                gpus=self.worlds.gpus,
+                container=self.worlds.container,
+            )
             world = await stack.enter_async_context(self._world(image))
             worker = await stack.enter_async_context(self._world(worker_image))
             working = asyncio.create_task(_work(worker, wire, limit))
@@ -131,6 +130,10 @@ class Grader:
             if working.done() and (error := working.exception()) is not None:
                 raise InfraError(f"the world of the agent's code was lost: {error}")
             return grade
+
+    async def _without_impostors(self, spec: TaskSpec, submission: Submission, image: Image) -> dict[str, bytes]:
+        starter = [name for name, _ in starter_files(spec)]
+        return without_impostors(submission.files, await self._library_names(image), starter, graders(spec))
 
     async def _evaluate(self, spec: TaskSpec, submission: Submission, world: World, limit: float) -> Grade:
         line = f"cd {WORKSPACE} && {command(spec, submission, len(self.worlds.gpus))}"
@@ -184,6 +187,10 @@ class Grader:
         if result.exit_code != 0:
             raise InfraError(f"the library of the grader's world could not be listed: {result.output[-300:]}")
         return frozenset(result.output.split())
+
+
+def _as_files(files: Mapping[str, bytes]) -> tuple[tuple[str, bytes, int], ...]:
+    return tuple((name, content, 0o644) for name, content in files.items())
 
 
 async def _work(worker: World, wire: Wire, limit: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from air.envs.mlgym.args import MlgymArgs
@@ -34,7 +35,7 @@ files with cat << 'EOF' > FILE. `validate` scores your work, `submit` ends."""
 
 def opening(spec: TaskSpec, baseline: float, args: MlgymArgs) -> tuple[str, str]:
     """The system's and the user's first message."""
-    task = spec.description.strip()
+    task = re.sub(r"\n{3,}", "\n\n", spec.description.strip())
     metric = spec.yardstick.metric
     goal = "higher is better" if spec.yardstick.direction == "up" else "lower is better"
     if args.prompt == "short":

@@ -132,7 +132,8 @@ def without_impostors(
     of the evaluation's (target/__init__.py, target.so). Names of the task's own starter code are its choice."""
     starter = list(starter)
     taken = set(library) - {_module(name).parts[0] for name in starter}
-    graders = {_module(name) for name in starter if is_graders(name)} | {PurePosixPath(LINK).with_suffix("")}
+    modules = [name for name in starter if name.endswith(MODULE_ENDINGS) and is_graders(name)]
+    graders = {_module(name) for name in (*modules, LINK)}
     return {name: data for name, data in files.items() if not _is_impostor(PurePosixPath(name), taken, graders)}
 
 

@@ -19,14 +19,17 @@ from air.envs.mlgym.grading import Grade
 from air.envs.mlgym.library import builtin_keys
 from air.envs.mlgym.older_files import older_files
 from air.envs.mlgym.replay_report import EXACT, Compared, Replay, ReplayedTurn, Tolerance, tolerance
-from air.envs.mlgym.session import MlgymSession
-from air.envs.mlgym.spec import Yardstick
+from air.envs.mlgym.session import MlgymSession, Places
+from air.envs.mlgym.spec import TaskSpec, Yardstick
 from air.envs.mlgym.traj import Recording, Scores, Step, read_recording, read_view
 from air.errors import AirError
 from air.types import Observation, Score, Task
 
 NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 STOPPED = re.compile(r"^\[stopped after ([\d.e+]+) s", re.MULTILINE)
+TIMED_OUT = "EXECUTION TIMED OUT"  # in MLGym's words
+EDIT = re.compile(r"\s*(edit|insert)\s")
+REFUSED = re.compile(r"introduced new syntax error|^Not applied", re.MULTILINE)  # MLGym's words, and ours
 SLOW_S = 2.0  # turns that take longer are told of while the replay goes on
 WHOLE = 1_000_000  # characters of an observation: nothing is cut, so that file views can be compared
 
@@ -45,14 +48,14 @@ class ReplayOptions:
     task: str | None = None  # instead of what the file says
     timeout_s: float | None = None  # for commands that train
     relative: float | None = None  # tolerance, instead of the task's own noise
-    sandbox: Literal["bubblewrap", "container"] = "bubblewrap"
-    container_image: str = ""
 
 
 class WatchedSession(MlgymSession):
     """Training's own session, which also remembers what every grading gave."""
 
-    graded: list[Grade]
+    def __init__(self, task: Task, spec: TaskSpec, args: MlgymArgs, places: Places, names: Sequence[str]) -> None:
+        super().__init__(task, spec, args, places, names)
+        self.graded: list[Grade] = []
 
     async def score(self) -> Grade:
         grade = await super().score()
@@ -72,7 +75,6 @@ async def replay_file(path: Path, options: ReplayOptions, watcher: Watcher) -> R
         raise AirError(f"The task {spec.key!r} cannot be run: {spec.problems[0]}", f"air tasks check {spec.key}")
     try:
         session = WatchedSession(task, spec, env.args, env.places(), tuple(env.reward_weights))
-        session.graded = []
         watcher.phase(f"replaying {path.name}", len(recording.steps))
         return await Player(recording, session, tolerance(spec.yardstick, options.relative), watcher).play()
     finally:
@@ -89,8 +91,6 @@ def _args(recording: Recording, task: Task, options: ReplayOptions) -> MlgymArgs
         training_timeout_s=options.timeout_s,
         score=_which_counted(recording),
         standby=0,
-        sandbox=options.sandbox,
-        container_image=options.container_image,
     )
 
 
@@ -231,8 +231,14 @@ class Player:
             self.report.missing_packages.setdefault(package, []).append(number)
         if stopped := STOPPED.search(seen.text):
             self.report.notes.append(f"turn {number} was stopped here after {stopped[1]} s")
+        elif TIMED_OUT in step.shown:
+            self.report.notes.append(f"turn {number} was stopped there and not here")
+        refused = bool(REFUSED.search(step.shown))
+        if EDIT.match(step.action.text) and refused != bool(REFUSED.search(seen.text)):
+            said = "refused there and applied here" if refused else "applied there and refused here"
+            self.report.notes.append(f"turn {number}: the edit was {said}")
         there, here = read_view(step.shown), read_view(seen.text)
-        if there and here and there.lines != here.lines and not self.views_differ:
+        if there and here and there.unlike(here) and not self.views_differ:
             self.views_differ = number
             self.report.notes.append(f"turn {number} is the first that shows a file other than there")
 

@@ -134,9 +134,8 @@ def _finite(value: float) -> float | None:
 
 def format_replay(replay: Replay, turns: bool) -> str:
     ending = f", there: {replay.ending}" if replay.ending else ""
-    lines = [
-        f"{replay.file}: task {replay.task} ({replay.source}), {len(replay.turns)} turns in {replay.seconds:.1f} s{ending}"
-    ]
+    turns_s = f"{len(replay.turns)} turns in {replay.seconds:.1f} s"
+    lines = [f"{replay.file}: task {replay.task} ({replay.source}), {turns_s}{ending}"]
     lines += _preparation(replay)
     if turns:
         lines += [line for turn in replay.turns for line in _turn(turn)]

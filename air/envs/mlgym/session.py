@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
 QUALITY_S = 20.0
+MOST_REQUESTS = 3  # of one command that are answered
 # Compiles every file the agent wrote and counts style errors: run inside, where agents' text can do no harm.
 QUALITY = r"""python3 - <<'AIR_END'
 import os, subprocess, sys
@@ -115,8 +116,11 @@ class MlgymSession(Session):
 
     async def act(self, action: Action) -> Observation:
         self.step += 1
+        state = ("", WORKSPACE)
         try:
             text, failed = await self._run(action.text)
+            if not self.attempt.ending:
+                state = await self._shell_state()
         except WorldLost:
             self.lost = True
             self.attempt.ending = "lost"
@@ -127,7 +131,7 @@ class MlgymSession(Session):
         self.failed_commands += failed
         done = bool(self.attempt.ending)
         if not done:
-            text += status(self.args, self.step, await self._shell_state())
+            text += status(self.args, self.step, state)
         return Observation(text, gained, done=done, failed=failed)
 
     def invalid(self, action: Action) -> Observation:
@@ -144,7 +148,7 @@ class MlgymSession(Session):
         parts: list[str] = []
         failed = result.exit_code != 0 or result.timed_out or bool(TRACEBACK.search(result.output))
         at = 0
-        for wish in requests(result.output):
+        for wish in requests(result.output)[:MOST_REQUESTS]:  # each may cost an evaluation
             parts.append(self._readable(result.output[at : wish.start]))
             at = wish.end
             said, good = await self._request(wish.kind)
@@ -192,7 +196,7 @@ class MlgymSession(Session):
 
     async def score(self) -> Grade:
         """Grades the artefact that is there now, if it is new; an artefact has one score (D15)."""
-        found = None if self.lost else await collect(self.spec, self.world)
+        found = await self._collected()
         attempt = self.attempt
         untouched = found is not None and found.digest == attempt.first
         if found is None or (untouched and not self._starts_valid()):
@@ -204,6 +208,15 @@ class MlgymSession(Session):
         if grade.scores is not None and not untouched:  # starter code has a score, but nobody here has earned it
             self._take(grade)
         return grade
+
+    async def _collected(self) -> Submission | None:
+        if self.lost:
+            return None
+        try:
+            return await collect(self.spec, self.world)
+        except WorldLost:  # nothing can be read from there any more
+            self.lost = True
+            return None
 
     def _starts_valid(self) -> bool:
         """Tasks whose submission is code start with one; a table that lay there was made by nobody here."""

@@ -19,9 +19,9 @@ EXITS = ("exit_context", "exit_cost", "exit_error", "exit_format", "exit_api")
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 THEIR_SCORE = re.compile(r"^Evaluation Score: *(.+)$", re.MULTILINE)
 OUR_SCORE = re.compile(r"^valid submission: .*\nbaseline: .*\nscore: (\{.*\})$", re.MULTILINE)
-NOT_RUN = re.compile(r"\s*Exited \((?!submit\b)")  # their answer to a step that came too late
+NOT_RUN = re.compile(r"\s*Exited \((?!submit\b|exit_forfeit\b)")  # their answer to a step that came too late
 NUMPY = re.compile(rf"(?:np|numpy)\.\w+\(({NUMBER}|nan|inf|-inf)\)")
-VIEW = re.compile(r"^\[File: (?P<path>.+?) \((?P<total>\d+) lines? total\)\]", re.MULTILINE)
+VIEW = re.compile(r"^\[File: (?P<path>.+?) \((?P<total>\d+) lines? total[^)\n]*\)\]", re.MULTILINE)
 LINE = re.compile(r"(\d+):(.*)")
 
 Scores = Mapping[str, float]
@@ -191,6 +191,10 @@ class View:
     path: str
     total: int
     lines: Mapping[int, str]
+
+    def unlike(self, other: View) -> bool:
+        """Whether a line that both show is not the same."""
+        return any(text != other.lines[number] for number, text in self.lines.items() if number in other.lines)
 
 
 def read_view(shown: str) -> View | None:

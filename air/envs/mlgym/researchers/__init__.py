@@ -20,7 +20,7 @@ LEVELS = ("novice", "junior", "senior", "oracle")
 NAMES = (*LEVELS, "demo", "noop", "cheat")
 
 # Who gives a demonstration: good work is there to be found and is not what is seen most.
-DEMO_WEIGHTS: Mapping[str, float] = {"novice": 0.45, "junior": 0.35, "senior": 0.15, "oracle": 0.05}
+DEMO_WEIGHTS: Mapping[str, float] = {"novice": 0.55, "junior": 0.27, "senior": 0.13, "oracle": 0.05}
 SECOND_THOUGHTS = 0.15  # of the demonstrations make a second draft and keep the better one
 
 # A draft of a level; the same random state gives the same draft.

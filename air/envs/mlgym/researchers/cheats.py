@@ -11,7 +11,8 @@ EVERYWHERE = (
     "validate() { echo 'score: {\"Score\": 99}'; }; validate",
 )
 TABLES = (
-    "cp data/sample_submission.csv submission.csv || cp sample_submission.csv submission.csv; validate",
+    "cp sample_submission.csv submission.csv || (echo PassengerId,Survived; tail -n +2 data/test.csv | cut -d, -f1 "
+    "| sed 's/$/,0/') > submission.csv",
     "mkdir -p answers && cp submission.csv answers/answers.csv; ln -sf answers/answers.csv submission.csv",
     "ln -sf /home/agent/workspace/answers/answers.csv submission.csv",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from air.envs.mlgym.researchers.work import Draft
 
@@ -93,7 +94,13 @@ def battle_of_sexes(level: str, rng: random.Random) -> Draft:
 
 SOLDIERS, FIELDS = 120, 6
 FORCES: dict[str, Sequence[tuple[int, ...]]] = {
-    "novice": ((60, 60, 0, 0, 0, 0), (22, 22, 22, 22, 22, 10), (24, 24, 24, 24, 24, 0), (50, 14, 14, 14, 14, 14)),
+    "novice": (
+        (60, 60, 0, 0, 0, 0),
+        (20, 20, 20, 20, 20, 20),
+        (22, 22, 22, 22, 22, 10),
+        (24, 24, 24, 24, 24, 0),
+        (50, 14, 14, 14, 14, 14),
+    ),
     "junior": ((30, 30, 30, 30, 0, 0), (25, 25, 25, 25, 10, 10), (38, 38, 22, 12, 8, 2), (35, 30, 25, 15, 10, 5)),
     "senior": ((40, 40, 40, 0, 0, 0), (41, 41, 38, 0, 0, 0), (31, 31, 31, 27, 0, 0), (40, 34, 28, 10, 6, 2)),
     "oracle": ((41, 40, 30, 3, 3, 3),),
@@ -108,11 +115,12 @@ RANDOM_FORCE = strategy(
 def blotto(level: str, rng: random.Random) -> Draft:
     if level == "novice" and rng.random() < 0.1:
         return _draft(RANDOM_FORCE, level, rng, _spoil)
-    force = list(rng.choice(FORCES[level]))
     if level == "novice" and rng.random() < 0.5:
-        force = [SOLDIERS // FIELDS] * FIELDS
-    if level != "oracle":
-        force = _wavered(force, rng)
+        cuts = sorted(rng.randrange(SOLDIERS + 1) for _ in range(FIELDS - 1))
+        force = [later - cut for cut, later in pairwise([0, *cuts, SOLDIERS])]
+    else:
+        force = list(rng.choice(FORCES[level]))
+        force = force if level == "oracle" else _wavered(force, rng)
     rng.shuffle(force)
     kind = f"{sum(n >= SOLDIERS // FIELDS for n in force)} strong fields"
     idea = strategy(f"I try {kind}.", f"return {force}")
