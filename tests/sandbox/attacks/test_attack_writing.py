@@ -1,10 +1,12 @@
 """Attacks that write: outside the world, on the system, on the host through what a helper leaves open."""
 
+# ruff: noqa: E501 - an attack is one line, and is read best so
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -86,7 +88,9 @@ def test_no_call_for_escapes_works(arena: Arena, cold: bool) -> None:
 
 
 def test_a_setuid_program_gives_no_rights(arena: Arena) -> None:
-    out = arena.attack("cp /bin/bash ~/b; chmod 6755 ~/b; ~/b -pc 'id -u; grep -E \"CapEff|NoNewPrivs\" /proc/self/status'")
+    out = arena.attack(
+        "cp /bin/bash ~/b; chmod 6755 ~/b; ~/b -pc 'id -u; grep -E \"CapEff|NoNewPrivs\" /proc/self/status'"
+    )
     assert out.output.split() == ["1000", "CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
 
 
@@ -95,7 +99,9 @@ def test_a_setuid_program_gives_no_rights(arena: Arena) -> None:
                    "writable mount; an agent with root's number may chmod it (4755!) and write it")  # fmt: skip
 def test_the_interpreters_file_cannot_be_changed_through_proc(arena: Arena) -> None:
     """The mode it has already: an attacker would take 4755."""
-    out = arena.python("import os\nos.chmod('/proc/self/exe', os.stat('/proc/self/exe').st_mode & 0o7777)\nprint('changed')")
+    out = arena.python(
+        "import os\nos.chmod('/proc/self/exe', os.stat('/proc/self/exe').st_mode & 0o7777)\nprint('changed')"
+    )
     assert "changed" not in out
 
 
@@ -109,9 +115,14 @@ kill %1; readlink /proc/$$/fd/7"""
 @pytest.mark.slow
 @pytest.mark.xfail(strict=True, reason="ROOT ESCAPE: once the door has ended, the interpreter it ran is overwritten "
                    "through a descriptor of its /proc/PID/exe; the next door runs what the agent wrote, as root")  # fmt: skip
-def test_the_interpreter_cannot_be_replaced_once_no_one_runs_it(arena: Arena, tmp_path: Path) -> None:
+def test_the_interpreter_cannot_be_replaced_once_no_one_runs_it(arena: Arena) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:  # /tmp is covered inside
+        replace_interpreter(arena, Path(place))
+
+
+def replace_interpreter(arena: Arena, tmp_path: Path) -> None:
     """With a python of its own for agents, as args.python gives. An agent can end the door itself: see the doors."""
-    from air.sandbox.bubblewrap import Bubblewrap, BubbleWorld
+    from air.sandbox.bubblewrap import BubbleWorld, Bubblewrap
 
     subprocess.run([sys.executable, "-m", "venv", "--copies", "--without-pip", tmp_path / "venv"], check=True)
     victim = tmp_path / "venv" / "bin" / "python"
@@ -160,7 +171,9 @@ def test_no_lease_can_be_taken_on_shared_files(arena: Arena, tmp_path: Path) -> 
     assert arena.do(work()) < 1.0
 
 
-@pytest.mark.xfail(strict=True, reason="covers of hidden directories are writable and have no size (/usr/share, /usr/src, …)")
+@pytest.mark.xfail(
+    strict=True, reason="covers of hidden directories are writable and have no size (/usr/share, /usr/src, …)"
+)
 def test_only_the_places_with_a_size_can_be_written(arena: Arena) -> None:
     find = "find / -xdev -type d -writable 2>/dev/null; awk '$3 == \"tmpfs\" && $4 ~ /^rw/ {print $2}' /proc/mounts"
     found = {line for line in arena.attack(find).output.splitlines() if os.path.basename(line)}

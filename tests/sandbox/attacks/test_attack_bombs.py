@@ -1,0 +1,189 @@
+"""Attacks that use things up: memory, processes, disk, inodes, names. Limits are small, and so are the bombs."""
+
+# ruff: noqa: E501 - an attack is one line, and is read best so
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from arena import IMAGE, LIMITS, Arena
+
+from air.errors import InfraError
+from air.sandbox import cgroups
+from air.sandbox.base import WorldLost
+
+
+def free_memory() -> int:
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) >> 10
+
+
+def survive(arena: Arena, command: str, timeout: float = 2.5) -> str:
+    """A bomb in one world; what a neighbour says meanwhile. The bomb may lose its world, never be the machine's fault."""
+
+    async def work() -> str:
+        attacker, neighbour = await arena.world(), await arena.world()
+        before = free_memory()
+        bomb = asyncio.create_task(attacker.run(command, timeout))
+        await asyncio.sleep(1.0)
+        said = (await neighbour.run("echo fine; python -c 'print(1)'", 10)).output
+        try:
+            await bomb
+            await attacker.run("echo still here", 5)
+            await attacker.get("a.txt")
+            await attacker.list("*")
+        except WorldLost:
+            pass
+        finally:
+            assert before - free_memory() < 3 * LIMITS.memory_mb
+            await attacker.close()
+            await neighbour.close()
+        return said
+
+    return arena.do(work(), 90)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        ":() { : | : & }; : 2>/dev/null; sleep 2",
+        "python -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'",
+        "python -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'",
+        "for i in $(seq 30); do python -c 'import time; x = bytearray(b\"x\") * (20 << 20); time.sleep(3)' & done; wait",
+        "python -c 'import mmap\nx = []\nwhile True: m = mmap.mmap(-1, 1 << 20); m.write(b\"x\" * (1 << 20)); x.append(m)'",
+        "head -c 300M /dev/zero | tail",
+        "python -c 'import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,)).start()'",
+        "python -c 'import os, time\nfor _ in range(500):\n  try: os.fork() or os._exit(0)\n  except OSError: pass\ntime.sleep(3)'",
+        "mkdir n; cd n; for i in $(seq 40000); do : > $i; done",
+        "python -c 'import os\nx = []\nwhile True: x.append(os.pipe())'",
+        "python -c 'import os\nfor i in range(3000): os.mkdir(\"d\"); os.chdir(\"d\")'",
+        "for i in $(seq 300); do cat /dev/zero > f$i; done; cat /dev/zero > ~/f; cat /dev/zero > /tmp/f; cat /dev/zero > /dev/shm/f",
+        "python -c 'import ctypes\nctypes.string_at(0)'; for i in $(seq 20); do bash -c 'kill -SEGV $$'; done",
+        "find / -xdev | xargs -P 40 -n 1 true; seq 100000 | xargs -P 40 -n 100 sh -c 'sleep 1'",
+        "python -c 'import hashlib\nwhile True: hashlib.sha256(b\"x\" * (1 << 20))' & while :; do :; done",
+    ],
+    ids=["fork", "fork-python", "memory", "many-small", "shared", "pipe", "threads", "zombies", "inodes", "descriptors",
+         "deep", "disk", "crashes", "starts", "cpu"],
+)  # fmt: skip
+def test_a_bomb_harms_its_own_world_only(arena: Arena, bomb: str) -> None:
+    assert survive(arena, bomb) == "fine\n1\n"
+
+
+FULL = "for d in /tmp /dev/shm ~ /usr/share; do for i in 1 2 3 4 5 6 7 8; do head -c 45M /dev/zero > $d/f$i; done; done 2>/dev/null"
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, raises=InfraError, reason="files use up the world's memory: then shells and helpers are killed, which is taken "
+                   "for trouble of the machine, and the episode is dropped instead of scored")  # fmt: skip
+def test_files_that_use_up_the_memory_are_the_agents_own_trouble(arena: Arena) -> None:
+    image = replace(IMAGE, limits=replace(LIMITS, memory_mb=96, disk_mb=64))
+
+    async def work() -> None:
+        world = await arena.world(image)
+        try:
+            for _ in range(2):
+                await world.run(FULL, 5)
+                await world.get("a.txt")
+                await world.list("**/*")
+        except WorldLost:
+            pass
+        finally:
+            await world.close()
+
+    arena.do(work(), 100)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=InfraError,
+    reason="the helper that reads a file counts against the agent's memory: it is killed, InfraError",
+)
+def test_a_file_larger_than_the_memory_left_is_the_agents_own_trouble(arena: Arena) -> None:
+    image = replace(IMAGE, limits=replace(LIMITS, memory_mb=64, file_mb=200))
+
+    async def work() -> None:
+        world = await arena.world(image)
+        await world.run("truncate -s 190M submission.csv", 5)
+        try:
+            await world.get("submission.csv")
+        finally:
+            await world.close()
+
+    arena.do(work())
+
+
+DEEP = 'python -c \'import os\nfor i in range({depth}): os.mkdir("d" * {length}); os.chdir("d" * {length})\''
+
+
+RECURSION = pytest.mark.xfail(
+    strict=True, raises=InfraError, reason="a RecursionError in the helper is taken for the machine's"
+)
+
+
+@pytest.mark.parametrize(("depth", "length"), [pytest.param(1500, 1, marks=RECURSION), (100, 60), (5000, 200)])
+@pytest.mark.parametrize("what", ["list", "snapshot"])
+def test_deep_directories_are_the_agents_own_trouble(arena: Arena, what: str, depth: int, length: int) -> None:
+    async def work() -> None:
+        world = await arena.world()
+        await world.run(DEEP.format(depth=depth, length=length), 10)
+        try:
+            await (world.list("**/*") if what == "list" else world.snapshot())
+        except WorldLost:
+            pass
+        finally:
+            await world.close()
+
+    arena.do(work())
+
+
+NAMES = r"""touch $'new\nline' $'\xff\xfe' $'tab\t' ' ' -- '-rf' '*' $'\x1e\x1f' "$(printf 'x%.0s' {1..255})"; touch -d @99999999999 late; touch -d @-9999999999 early"""
+
+
+def test_odd_names_and_times_survive_listing_and_snapshots(arena: Arena) -> None:
+    async def work() -> None:
+        world = await arena.world()
+        await world.run(NAMES, 5)
+        names = await world.list("*")
+        assert len(names) == 11
+        for name in names:
+            assert await world.get(name) is not None
+        again = await arena.backend.start(await world.snapshot())
+        assert await again.list("*") == names
+        await again.close()
+        await world.close()
+
+    arena.do(work())
+
+
+def test_many_files_are_listed_within_bounds(arena: Arena) -> None:
+    async def work() -> tuple[int, float]:
+        world = await arena.world()
+        await world.run('python -c \'for i in range(30000): open(f"f{i}", "w")\'', 20)
+        started = time.monotonic()
+        names = await world.list("**/*")
+        seconds = time.monotonic() - started
+        await world.close()
+        return len(names), seconds
+
+    count, seconds = arena.do(work())
+    assert count <= 10_000 and seconds < 10
+
+
+def test_closing_a_world_full_of_everything_takes_no_time(arena: Arena) -> None:
+    async def work() -> float:
+        world = await arena.world()
+        await world.run(
+            'python -c \'for i in range(20000): open(f"f{i}", "w")\'; for i in $(seq 40); do sleep 99 & done', 20
+        )
+        groups = list(world.groups)
+        started = time.monotonic()
+        await world.close()
+        assert not any(os.path.exists(group) for group in groups)
+        return time.monotonic() - started
+
+    assert arena.do(work()) < 4
+    assert cgroups.find() is not None

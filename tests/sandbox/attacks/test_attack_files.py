@@ -1,0 +1,174 @@
+"""Attacks with links, pipes and swaps on every path the host reads or writes."""
+
+# ruff: noqa: E501 - an attack is one line, and is read best so
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from arena import Arena
+
+from air.errors import InfraError
+from air.sandbox.base import WorldLost
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "ln -s /etc/shadow s",
+        "ln -s /proc/self/environ s",
+        "ln -s /proc/self/root/etc/shadow s",
+        "ln -s /dev/zero s",
+        "ln -s /dev/random s",
+        "ln -s s s",
+        "mkfifo s",
+        "mkdir s",
+        "ln -s /proc/1/fd/0 s",
+        "ln -s /proc/kmsg s",
+        "python -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"s\")'",
+        "ln -s /opt/air/run/python.sock s",
+        "ln -s /proc/1/fd/1 s",
+        "truncate -s 40M s",
+        "ln -s /proc/1/task s",
+    ],
+)
+def test_what_is_no_file_of_the_agents_is_read_as_nothing(arena: Arena, make: str) -> None:
+    async def work() -> bytes | None:
+        world = await arena.world()
+        await world.run(make, 5)
+        started = time.monotonic()
+        found = await world.get("s", 1 << 20)
+        assert time.monotonic() - started < 2
+        await world.close()
+        return found
+
+    assert arena.do(work()) is None
+
+
+@pytest.mark.parametrize("target", ["/proc/1/mem", "/proc/1/clear_refs", "/proc/1/pagemap", "/proc/1/auxv"])
+def test_odd_files_of_proc_are_the_agents_own_trouble(arena: Arena, target: str) -> None:
+    async def work() -> None:
+        world = await arena.world()
+        await world.run(f"ln -s {target} s", 5)
+        try:
+            await world.get("s", 1 << 20)
+        except WorldLost:
+            pass
+        finally:
+            await world.close()
+
+    arena.do(work())
+
+
+def test_a_file_that_grows_while_it_is_read_is_cut_off(arena: Arena) -> None:
+    async def work() -> None:
+        world = await arena.world()
+        await world.run("(while :; do head -c 1M /dev/zero >> s; truncate -s 1M s; done) 2>/dev/null & sleep 0.2", 5)
+        for _ in range(20):
+            found = await world.get("s", 2 << 20)
+            assert found is None or len(found) <= 2 << 20
+        await world.close()
+
+    arena.do(work())
+
+
+SWAP = """(echo honest > h; while :; do ln -sf /etc/passwd s; cp h s2; mv -f s2 s; rm -f s; mkdir s; rmdir s; mkfifo s
+rm -f s; done) 2>/dev/null & sleep 0.1"""
+
+
+def test_swapping_a_file_while_it_is_read_gives_one_or_nothing(arena: Arena) -> None:
+    async def work() -> set[bytes | None]:
+        world = await arena.world()
+        await world.run(SWAP, 5)
+        found = {await world.get("s") for _ in range(100)}
+        await world.close()
+        return found
+
+    passwd = b"root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:1000:1000:agent:/home/agent:/bin/bash\n"
+    assert arena.do(work()) <= {None, b"", b"honest\n", passwd}  # the world's own passwd
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "ln -s /usr/bin d",
+        "ln -s /etc d",
+        "ln -s /opt/air/run d",
+        "ln -s /proc/sys/kernel d",
+        "ln -s /proc/1/root/usr d",
+        "ln -s /proc/1/fd d",
+        "ln -s d d",
+        "echo x > d",
+        "mkfifo d",
+        "mkdir d; chmod 000 d",
+        "mkdir -p d/put.txt/deep; chmod 000 d/put.txt",
+        "mkdir d; ln -s /etc/passwd d/put.txt",
+        "mkdir d; mkfifo d/put.txt",
+        "mkdir d; (while :; do rm -rf d; ln -s /usr/bin d; rm -f d; mkdir d; done) 2>/dev/null &",
+    ],
+)
+def test_putting_a_file_writes_nothing_outside(arena: Arena, make: str) -> None:
+    """It may fail; that it is the agent's fault or not matters where the host puts files after the agent has been."""
+
+    async def work() -> str:
+        world = await arena.world()
+        await world.run(make, 5)
+        for _ in range(5):
+            try:
+                await world.put("d/put.txt", b"from the host")
+            except (InfraError, WorldLost):
+                pass
+        said = (
+            await world.run(
+                "ls /usr/bin/put.txt /etc/put.txt /opt/air/run/put.txt /usr/put.txt 2>/dev/null; cat /etc/passwd", 5
+            )
+        ).output
+        await world.close()
+        return said
+
+    assert arena.do(work()).startswith("root:x:0:0")
+
+
+def test_listing_follows_no_link(arena: Arena) -> None:
+    async def work() -> list[str]:
+        world = await arena.world()
+        await world.run(
+            "ln -s / all; ln -s /etc/passwd p; mkdir -p real/in; echo x > real/in/f; ln -s ../.. real/up", 5
+        )
+        found = await world.list("**/*")
+        await world.close()
+        return found
+
+    assert arena.do(work()) == ["a.txt", "real/in/f"]
+
+
+def test_a_snapshot_of_what_changes_all_the_time(arena: Arena) -> None:
+    async def work() -> None:
+        world = await arena.world()
+        await world.run(
+            "(while :; do mkdir -p x/y; head -c 100K /dev/zero > x/y/z; truncate -s 10 x/y/z; rm -rf x; done) 2>/dev/null & sleep 0.2",
+            5,
+        )
+        try:
+            for _ in range(10):
+                await world.snapshot()
+        except WorldLost:
+            pass
+        finally:
+            await world.close()
+
+    arena.do(work())
+
+
+def test_a_link_in_place_of_the_workspace_leads_nowhere(arena: Arena) -> None:
+    async def work() -> tuple[list[str], bytes | None]:
+        world = await arena.world()
+        await world.run("cd ~; rm -rf workspace; ln -s /etc workspace", 5)
+        found = await world.list("*"), await world.get("shadow")
+        await asyncio.sleep(0)
+        await world.close()
+        return found
+
+    names, shadow = arena.do(work())
+    assert shadow is None and "shadow" not in names

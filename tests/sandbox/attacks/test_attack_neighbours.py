@@ -1,0 +1,124 @@
+"""Many attackers at once, and what they leave with the host."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import threading
+
+import pytest
+from arena import IMAGE, Arena
+
+from air.errors import InfraError
+from air.sandbox.base import WorldLost
+from air.sandbox.pool import Pool
+
+ATTACKS = [
+    "kill -9 -1",
+    "yes | head -c 5M; head -c 60M /dev/zero > f",
+    "for i in {1..200}; do sleep 9 & done 2>/dev/null",
+    "rm -rf ~; ln -s /etc ~/workspace",
+    "exec 1>&- 2>&- 8>&-",
+    "python -c 'x = bytearray(400 << 20)'",
+    "printf '\\036%s\\036' x; exit 3",
+    "mkfifo p; ln -s /dev/zero submission.csv",
+    "setsid sleep 99 & disown; kill -9 $$",
+    "trap '' INT; (exec -a python sleep 99) & cat /proc/*/environ > /dev/null",
+]
+
+
+async def attacked(arena: Arena, number: int) -> None:
+    world = await arena.backend.start(IMAGE)
+    try:
+        await world.run(ATTACKS[number % len(ATTACKS)], 1.0)
+        await world.get("submission.csv", 1 << 20)
+        await world.list("*")
+    except WorldLost:
+        pass
+    finally:
+        await world.close()
+
+
+def host() -> tuple[int, int, int]:
+    gc.collect()
+    return (
+        len(os.listdir("/proc/self/fd")),
+        threading.active_count(),
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
+
+
+def left_behind() -> set[str]:
+    return {name for name in os.listdir("/proc") if name.isdigit() and b"sleep\x00" in read(f"/proc/{name}/cmdline")}
+
+
+def read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+@pytest.mark.slow
+def test_sixty_four_attackers_at_once_leave_an_honest_world_alone(arena: Arena) -> None:
+    async def work() -> None:
+        honest = await arena.world()
+        await honest.run("echo mine > mine.txt; export MINE=1", 5)
+        limit = asyncio.Semaphore(16)
+
+        async def one(number: int) -> None:
+            async with limit:
+                await attacked(arena, number)
+
+        attackers = asyncio.gather(*(one(number) for number in range(64)), return_exceptions=True)
+        while not attackers.done():
+            result = await honest.run("cat mine.txt; echo $MINE; ls -A /tmp /dev/shm | wc -l", 20)
+            assert result.output == "mine\n1\n3\n" and not result.shell_restarted
+            await asyncio.sleep(0.1)
+        assert not [error for error in await attackers if error is not None]
+        await honest.close()
+
+    arena.do(work(), 100)
+
+
+@pytest.mark.slow
+def test_two_hundred_attacked_worlds_leave_nothing_with_the_host(arena: Arena) -> None:
+    async def work(count: int) -> None:
+        for start in range(0, count, 20):
+            await asyncio.gather(*(attacked(arena, number) for number in range(start, start + 20)))
+
+    arena.do(work(40), 60)
+    sleeping = left_behind()
+    descriptors, threads, memory = host()
+    arena.do(work(200), 110)
+    descriptors_after, threads_after, memory_after = host()
+    assert descriptors_after <= descriptors + 4
+    assert threads_after <= threads + 16  # of the event loop's pool
+    assert memory_after - memory < 50_000  # KiB
+    assert left_behind() <= sleeping
+    assert not arena.backend.worlds and not list((arena.backend.runtime.path / "worlds").iterdir())
+
+
+def test_a_lease_after_an_attacked_one_is_fresh(arena: Arena) -> None:
+    async def work() -> str:
+        pool = Pool(arena.backend, standby=1)
+        for attack in ATTACKS[:4]:
+            lease = await pool.lease(IMAGE)
+            try:
+                await lease.run(attack, 3)
+                await lease.restore()
+                said = (await lease.run("cat a.txt; ls -A /tmp ~; pgrep -c sleep", 5)).output
+            except (InfraError, WorldLost) as error:
+                said = repr(error)
+            await lease.close()
+            assert said == "as it was\n/home/agent:\nworkspace\n\n/tmp:\n0\n"
+        for ready in pool._ready.values():
+            for world in ready:
+                await world.close()
+        await asyncio.gather(*pool._tasks, return_exceptions=True)
+        return said
+
+    arena.do(work())

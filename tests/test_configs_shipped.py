@@ -1,0 +1,26 @@
+"""Every TOML that comes with air loads, its environments take their arguments, and it is written back the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from air.assemble import load_environments
+from air.config import load_config
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_config_loads_with_its_environments(path: Path) -> None:
+    config = load_config(["@", str(path)])
+    envs = load_environments(config)
+    for env in envs.values():
+        families = {task.curve for task in env.tasks("train")}
+        assert families
+        examples = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+        assert examples * config.orchestrator.rollouts_per_example == config.orchestrator.batch_size
+        env.abandon()
+    # Without a hub the text of a 4B model's tokenizer is not here: lengths are checked when a run starts.
+    assert config.context >= 1024 or "arith" in path.stem or "quickstart" in path.stem
