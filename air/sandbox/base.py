@@ -114,6 +114,10 @@ class World(ABC):
     @abstractmethod
     def alive(self) -> bool: ...
 
+    def cpu_seconds(self) -> float | None:
+        """What everything in this world has used, counted from outside; None where nobody counts."""
+        return None
+
 
 class Backend(ABC):
     name: str

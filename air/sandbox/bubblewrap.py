@@ -70,6 +70,7 @@ class Bubblewrap(Backend):
         self.filter = seccomp.program()
         self.interpreter = interpreter(python, packages)
         self.runtime.install_python(self.interpreter.executable)
+        self.runtime.install_first()
         self._doors: dict[str, Door] = {}
         self.warm_python = warm_python
         self._names = count()
@@ -182,7 +183,7 @@ class BubbleWorld(World):
             listening = self.backend.door("files").listen_inside(self.name, PROXY_PORT)
             self.proxy = await Proxy.start(listening, self.image.network)
         if self.image.setup:
-            await self.shell.begin(WORKSPACE, self.image.setup)
+            await self.shell.prepare(WORKSPACE, self.image.setup)
 
     def _spawn(self, mark: str) -> tuple[int, int]:
         """Starts bwrap, which waits; gives back where it says its child's pid and how to let it go on."""
@@ -312,6 +313,9 @@ class BubbleWorld(World):
     def alive(self) -> bool:
         return self.process is not None and not self._ended.is_set() and not self._closed
 
+    def cpu_seconds(self) -> float | None:
+        return cgroups.cpu_seconds(self.groups)
+
     async def run(self, command: str, timeout: float) -> Result:
         self._check_open()
         assert self.shell is not None
@@ -380,9 +384,7 @@ class BubbleWorld(World):
         self._closed = True
         self.backend.worlds.discard(self)
         if self.process is not None:
-            processes.send([self.first] if self.first else [], signal.SIGKILL)
-            self.process.kill()
-            self.process.wait(CLOSE_S)
+            self._kill()
         self._remove()
 
     async def _forget(self) -> None:
@@ -402,16 +404,25 @@ class BubbleWorld(World):
         if self.shell is not None and not self._ended.is_set():
             self._ended.set()
             self.shell.ended()  # whoever waits for a command is told
-        # Until bwrap has been waited for, its child's number cannot belong to another process.
-        processes.send([self.first] if self.first else [], signal.SIGKILL)
-        process.kill()
-        try:
-            await asyncio.to_thread(process.wait, CLOSE_S)
-        except subprocess.TimeoutExpired:
-            log.warning("sandbox %s does not end although it was killed", self.name)
+        await asyncio.to_thread(self._kill)
         for pipe in (process.stdout, process.stdin):
             with contextlib.suppress(OSError):
                 pipe.close()
+
+    def _kill(self) -> None:
+        """Ends the first process, and with it all others; bwrap ends after it has seen them end. Until then the
+        first process's number cannot belong to another."""
+        assert self.process is not None
+        if self.first and self.process.poll() is None:
+            processes.send([self.first], signal.SIGKILL)
+        else:  # it was given up while starting: its child, which waits for our word, must not outlive it
+            processes.send(processes.children(self.process.pid), signal.SIGKILL)
+            self.process.kill()
+        try:
+            self.process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            log.warning("sandbox %s does not end although it was killed", self.name)
+            self.process.kill()
 
     def _remove(self) -> None:
         for group in self.groups:

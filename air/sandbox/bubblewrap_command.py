@@ -20,10 +20,22 @@ SHARE = (
     *("ca-certificates", "fontconfig", "fonts", "i18n", "locale", "mime"),
     *("misc", "perl", "perl5", "python3", "terminfo", "zoneinfo"),
 )
-ETC = ("alternatives", "fonts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "ssl")
+ETC = (
+    "alternatives",
+    "fonts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
 # Root inside may own these as far as the kernel is concerned: without this, it could set the host's parameters.
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "driver")
-PROC_HIDDEN = ("kcore", "keys", "key-users", "timer_list", "sched_debug", "kallsyms", "config.gz")
+PROC_HIDDEN = (
+    *("kcore", "keys", "key-users", "timer_list", "sched_debug", "kallsyms", "config.gz", "kmsg"),
+    *("kpagecgroup", "kpagecount", "kpageflags", "slabinfo", "vmallocinfo", "pagetypeinfo", "mtrr"),
+)
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 PATH = "/opt/air/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROXY_PORT = 3128
@@ -53,16 +65,17 @@ def command_line(backend: Bubblewrap, image: Image, directory: Path, mark: str, 
     line += ["--info-fd", str(fds["info"]), "--block-fd", str(fds["block"])]
     if "seccomp" in fds:
         line += ["--seccomp", str(fds["seccomp"])]
-    return [*line, "--", "/bin/sh", "-c", SUPERVISOR]
+    return [*line, "--", "/opt/air/bin/first", "-c", SUPERVISOR]
 
 
 def _system(runtime: Path) -> list[str]:
     line = ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/share"]
     for name in SHARE:
         line += ["--ro-bind-try", f"/usr/share/{name}", f"/usr/share/{name}"]
+    line += ["--remount-ro", "/usr/share"]
     for hidden in ("/usr/src", "/usr/local/share", "/usr/lib/R", "/usr/local/lib/R"):
         if os.path.isdir(hidden):
-            line += ["--tmpfs", hidden]
+            line += ["--tmpfs", hidden, "--remount-ro", hidden]
     for place in SYSTEM_LINKS:
         if os.path.islink(place):
             line += ["--symlink", os.readlink(place), place]
@@ -91,6 +104,8 @@ def _python(python: Interpreter) -> list[str]:
         line += ["--tmpfs", path]
     for path in packages:
         line += ["--ro-bind", path, path]
+    for path in dict.fromkeys([*covered, *inner]):
+        line += ["--remount-ro", path]
     if python.executable != python.real and not python.executable.startswith("/usr/"):
         folder = os.path.dirname(python.executable)
         for name in dict.fromkeys([os.path.basename(python.executable), "python", "python3"]):

@@ -27,11 +27,12 @@ class Groups:
     memory: Path | None
     pids: Path | None
     version: int
+    cpu: Path | None = None  # where CPU time is counted
 
     def make(self, name: str, limits: Limits) -> list[Path]:
         """The new groups of one world; the pid of its first process goes into each one's cgroup.procs."""
         made = []
-        for parent in dict.fromkeys(p for p in (self.memory, self.pids) if p):
+        for parent in dict.fromkeys(p for p in (self.memory, self.pids, self.cpu) if p):
             group = parent / f"{PREFIX}{os.getpid()}-{name}"
             group.mkdir(exist_ok=True)
             made.append(group)
@@ -52,9 +53,9 @@ def find() -> Groups:
         for place in (own[""], own[""].parent):
             controllers = _read(place / "cgroup.subtree_control").split()
             if {"memory", "pids"} <= set(controllers) and os.access(place, os.W_OK):
-                return Groups(place, place, 2)
-    memory, pids = own.get("memory"), own.get("pids")
-    return Groups(memory if memory and _usable(memory) else None, pids if pids and _usable(pids) else None, 1)
+                return Groups(place, place, 2, place)
+    usable = {name: own[name] for name in ("memory", "pids", "cpuacct") if name in own and _usable(own[name])}
+    return Groups(usable.get("memory"), usable.get("pids"), 1, usable.get("cpuacct"))
 
 
 def enter(groups: Iterable[Path], pid: int) -> None:
@@ -64,6 +65,17 @@ def enter(groups: Iterable[Path], pid: int) -> None:
 
 def members(group: Path) -> list[int]:
     return [int(pid) for pid in _read(group / "cgroup.procs").split()]
+
+
+def cpu_seconds(groups: Iterable[Path]) -> float | None:
+    """What all processes of these groups have used, those that have ended too; None where nobody counts."""
+    for group in groups:
+        if text := _read(group / "cpuacct.usage"):
+            return int(text) / 1e9
+        for line in _read(group / "cpu.stat").splitlines():
+            if line.startswith("usage_usec"):
+                return int(line.split()[1]) / 1e6
+    return None
 
 
 def remove(groups: Iterable[Path], patience_s: float = 1.0) -> bool:
@@ -83,7 +95,7 @@ def reap() -> int:
     """Removes groups whose maker is gone, with what still runs in them. Returns how many there were."""
     found = find()
     count = 0
-    for parent in dict.fromkeys(p for p in (found.memory, found.pids) if p):
+    for parent in dict.fromkeys(p for p in (found.memory, found.pids, found.cpu) if p):
         for group in parent.glob(f"{PREFIX}*-*"):
             maker = group.name.removeprefix(PREFIX).split("-")[0]
             if maker.isdigit() and not Path(f"/proc/{maker}").exists():

@@ -135,7 +135,7 @@ class ContainerWorld(World):
         await self._fill(saved)
         self._signaller = await Signaller.start(self.engine, self.id)
         if self.image.setup:
-            await self.shell.begin(WORKSPACE, self.image.setup)
+            await self.shell.prepare(WORKSPACE, self.image.setup)
 
     async def _attach(self, mark: str) -> None:
         self._stream = await self.engine.raw(f"/containers/{self.id}/attach?stream=1&stdin=1&stdout=1&stderr=1")

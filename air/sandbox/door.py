@@ -34,6 +34,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 NS_GET_USERNS = 0xB701
 KINDS = ("net", "ipc", "uts", "pid", "mnt")
 MAX_CHILDREN = 64  # per world, at one time
+PR_SET_DUMPABLE = 4
 REQUEST_S = 60  # for a request to arrive in full
 
 
@@ -64,8 +65,11 @@ class World:
         if self.listener:
             self.listener.close()
 
-    def enter(self) -> None:
-        for group in self.groups:
+    def enter(self, limited: bool) -> None:
+        """`limited`: also its control groups, for what runs an agent's code. Our own work inside must not fail
+        because the agent has used all it may."""
+        LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # nothing inside may look into us, or into our children yet
+        for group in self.groups if limited else ():
             with open(group + "/cgroup.procs", "w") as file:
                 file.write("0")
         same = os.fstat(self.outer).st_ino == os.fstat(self.inner).st_ino
@@ -81,6 +85,7 @@ class Server:
         self.worlds: dict[str, World] = {}
         self.children: dict[int, str] = {}  # pid -> world id
         self.selector = selectors.DefaultSelector()
+        self.pid = os.getpid()
 
     def serve(self) -> None:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -131,7 +136,12 @@ class Server:
                     answer(connection, {"ok": True})
                 else:
                     world = self.worlds[header["id"]]
-                    self.fork(world, lambda: serve_host(world, header, rest, connection))
+                    kept = connection.dup()  # the child's; ours is closed when this ends, there too
+                    try:
+                        self.fork(world, lambda: serve_host(world, header, rest, kept))
+                    finally:
+                        if os.getpid() == self.pid:
+                            kept.close()
             except Exception as error:
                 answer(connection, {"error": f"{type(error).__name__}: {error}"})
 
@@ -160,24 +170,30 @@ class Server:
             return
         with connection:
             if sum(owner == world.id for owner in self.children.values()) < MAX_CHILDREN:
-                self.fork(world, lambda: serve_python(world, connection))
+                kept = connection.dup()
+                try:
+                    self.fork(world, lambda: serve_python(world, kept))
+                finally:
+                    if os.getpid() == self.pid:
+                        kept.close()
 
     def fork(self, world: World, work: Callable[[], None]) -> None:
         pid = os.fork()
         if pid:
             self.children[pid] = world.id
             return
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self.selector.close()
-            work()
-            code = 0
-        except BaseException as error:
-            os.write(2, f"door: {type(error).__name__}: {error}\n".encode())
-        finally:
-            os._exit(code)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.selector.close()
+        raise Child(work)
+
+
+class Child(BaseException):
+    """Carries a child's work out of the server's frames, so that a script finds nothing of ours in its own."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self.work = work
 
 
 def drain(fd: int) -> None:
@@ -205,7 +221,7 @@ def answer(connection: socket.socket, header: dict[str, Any], payload: bytes = b
 def serve_host(world: World, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
     entered = False
     try:
-        world.enter()
+        world.enter(limited=False)
         entered = True
         door_script.drop_rights()  # files are read and written as the agent itself could
         os.umask(0o022)
@@ -216,8 +232,8 @@ def serve_host(world: World, header: dict[str, Any], rest: bytes, connection: so
             return
         facts, payload = door_files.OPERATIONS[header["op"]](header, lambda: receive(connection, rest, header["bytes"]))
     except Exception as error:
-        # Once inside, a full disk or a file in the way is the agent's doing.
-        theirs = entered and isinstance(error, OSError)
+        # Once inside, a full disk, a file in the way or a tree too deep to walk is the agent's doing.
+        theirs = entered and not isinstance(error, EOFError)
         facts, payload = {"error": f"{type(error).__name__}: {error}", "theirs": theirs}, b""
     answer(connection, facts, payload)
 
@@ -234,37 +250,52 @@ def receive(connection: socket.socket, data: bytes, size: int) -> bytes:
 
 
 def serve_python(world: World, connection: socket.socket) -> None:
-    """Between the world and the script: forks it into the world's pids, passes signals on, returns its code."""
-    world.enter()
+    """Between the world and the script: forks it into the world's pids, passes signals on, returns its code.
+
+    What the script's process has open is put in order before it exists: from its first moment an agent can stop it
+    and look at it.
+    """
+    world.enter(limited=True)
     connection.settimeout(REQUEST_S)
     request, fds = receive_request(connection)
+    channel = keep_only(connection, fds)
     child = os.fork()
     if child == 0:
-        connection.close()
-        door_script.become_script(world, request, fds)
-    for fd in fds:
-        os.close(fd)
+        cage = (world.limits, world.filter)
+        raise Child(lambda: door_script.become_script(cage, request))
+    forward(child, channel)
+
+
+def keep_only(connection: socket.socket, fds: list[int]) -> socket.socket:
+    """The script's three streams as 0, 1 and 2, the connection as 3, and nothing else."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in (*fds, connection.detach())]
+    for target, fd in enumerate(high):
+        os.dup2(fd, target)
+    os.closerange(4, 1 << 16)
+    return socket.socket(fileno=3)
+
+
+def forward(child: int, channel: socket.socket) -> None:
     watch = os.pidfd_open(child)
-    connection.setblocking(False)
+    channel.setblocking(False)
     with selectors.DefaultSelector() as selector:
         selector.register(watch, selectors.EVENT_READ, "end")
-        selector.register(connection, selectors.EVENT_READ, "signal")
+        selector.register(channel, selectors.EVENT_READ, "signal")
         while True:
             events = {key.data for key, _ in selector.select()}
             if "end" in events:
                 break
             try:
-                wish = connection.recv(1)
+                wish = channel.recv(1)
             except OSError:
                 wish = b""
             # The command that stands for the script in the agent's shell has ended: so does the script.
             signal.pidfd_send_signal(watch, wish[0] if wish else signal.SIGKILL)
             if not wish:
-                selector.unregister(connection)
+                selector.unregister(channel)
     _, status = os.waitpid(child, 0)
-    connection.setblocking(True)
-    code = os.waitstatus_to_exitcode(status)
-    connection.sendall(struct.pack("=i", code))
+    channel.setblocking(True)
+    channel.sendall(struct.pack("=i", os.waitstatus_to_exitcode(status)))
 
 
 def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -290,7 +321,28 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    Server(listener, 0).serve()
+    try:
+        Server(listener, 0).serve()
+        return
+    except Child as child:
+        work = child.work
+    run_child(work)
+
+
+def run_child(work: Callable[[], None] | None) -> None:
+    """A child's work, and that of the child that it may fork in turn."""
+    code = 1
+    while work is not None:
+        try:
+            work()
+            work, code = None, 0
+        except Child as child:
+            work = child.work
+        except BaseException as error:
+            work = None
+            with contextlib.suppress(OSError):
+                os.write(2, f"door: {type(error).__name__}: {error}\n".encode())
+    os._exit(code)
 
 
 if __name__ == "__main__":

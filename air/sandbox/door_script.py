@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import ctypes
 import gc
 import io
@@ -25,13 +26,12 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
 
 
-def become_script(world: Any, request: dict[str, Any], fds: list[int]) -> None:
+def become_script(cage: tuple[dict[str, int], bytes], request: dict[str, Any]) -> None:
     code = 1
     try:
-        prepare_process(world)
-        for target, fd in enumerate(fds):
-            os.dup2(fd, target)
-        os.closerange(3, 4096)
+        with contextlib.suppress(OSError):  # the channel to the command that stands for us, if it is still open
+            os.close(3)
+        prepare_process(*cage)
         os.chdir(request["cwd"])
         code = run_script(request)
     except BaseException as error:
@@ -40,22 +40,22 @@ def become_script(world: Any, request: dict[str, Any], fds: list[int]) -> None:
         os._exit(code)
 
 
-def prepare_process(world: Any) -> None:
+def prepare_process(limits: dict[str, int], rules: bytes) -> None:
     """The same cage as the shell's: no rights, limits on resources, the filter of system calls."""
     os.setpgid(0, 0)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    for name, value in world.limits.items():
+    for name, value in limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
     drop_rights()
-    LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     if LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs")
-    if world.filter:
-        code = ctypes.create_string_buffer(world.filter)
-        length = len(world.filter) // 8
+    if rules:
+        code = ctypes.create_string_buffer(rules)
+        length = len(rules) // 8
         program = struct.pack("=H6xQ", length, ctypes.addressof(code))
         if LIBC.prctl(PR_SET_SECCOMP, 2, program, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "seccomp")
+    LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # from here on it may be looked at: it is the agent's own
 
 
 def drop_rights() -> None:

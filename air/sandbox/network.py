@@ -13,6 +13,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 CONNECT_S = 20.0
+MOST_CONNECTIONS = 64  # of one world at one time
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 REFUSED = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 UNREACHABLE = b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -21,6 +23,7 @@ class Proxy:
     def __init__(self, allowed: Sequence[str]) -> None:
         self.allowed = frozenset(name.lower() for name in allowed)
         self.refused: list[str] = []
+        self._open = 0
         self._server: asyncio.Server | None = None
 
     @classmethod
@@ -37,12 +40,17 @@ class Proxy:
         return host.lower() in self.allowed or f"{host.lower()}:{port}" in self.allowed
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
         try:
+            if self._open > MOST_CONNECTIONS:
+                writer.write(BUSY)
+                return
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), CONNECT_S)
             await self._answer(head, reader, writer)
         except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
+            self._open -= 1
             writer.close()
 
     async def _answer(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +59,7 @@ class Proxy:
         url = urlsplit(f"//{target}" if method == "CONNECT" else target)
         host, port = url.hostname or "", url.port or (443 if method == "CONNECT" else 80)
         if not self.may(host, port):
-            self.refused.append(f"{host}:{port}")
+            self.refused = [*self.refused[-99:], f"{host}:{port}"]
             writer.write(REFUSED)
             return
         try:

@@ -31,6 +31,12 @@ def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
 def namespace_of(pid: int) -> int:
     return os.stat(f"/proc/{pid}/ns/pid").st_ino
 

@@ -97,10 +97,13 @@ _AARCH64 = {
     "sethostname": 161,
     "setdomainname": 162,
 }
+# Calls that are looked into: clone, fcntl, socket.
 ARCHITECTURES = {
-    "x86_64": (X86_64, _X86_64 | _NEW_API, 56),
-    "aarch64": (AARCH64, _AARCH64 | _NEW_API, 220),
+    "x86_64": (X86_64, _X86_64 | _NEW_API, (56, 72, 41)),
+    "aarch64": (AARCH64, _AARCH64 | _NEW_API, (220, 25, 198)),
 }
+F_SETLEASE = 1024  # on a file that worlds share, a lease makes the others wait
+FAMILIES = (1, 2, 10, 16)  # sockets that can be made: unix, IPv4, IPv6, netlink
 CLONE3 = 435
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 
@@ -116,7 +119,7 @@ def program() -> bytes | None:
     known = ARCHITECTURES.get(platform.machine())
     if known is None:
         return None
-    audit, refused, clone = known
+    audit, refused, (clone, fcntl, socket) = known
     code = [
         (LOAD, 0, 0, 4),  # the architecture: a call made in another ABI has other numbers
         (JUMP_EQUAL, 1, 0, audit),
@@ -130,6 +133,16 @@ def program() -> bytes | None:
     for number in sorted(refused.values()):
         code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM)]
     code += [
+        (JUMP_EQUAL, 0, 3, fcntl),
+        (LOAD, 0, 0, 24),  # the low half of its second argument
+        (JUMP_EQUAL, 0, 1, F_SETLEASE),
+        (RETURN, 0, 0, EPERM),
+        (LOAD, 0, 0, 0),
+        (JUMP_EQUAL, 0, len(FAMILIES) + 3, socket),
+        (LOAD, 0, 0, 16),
+        *((JUMP_EQUAL, len(FAMILIES) - i, 0, family) for i, family in enumerate(FAMILIES)),
+        (RETURN, 0, 0, EPERM),
+        (RETURN, 0, 0, ALLOW),
         (JUMP_EQUAL, 0, 3, clone),
         (LOAD, 0, 0, 16),  # the low half of clone's flags
         (JUMP_BITS, 0, 1, NEW_NAMESPACES),

@@ -9,6 +9,7 @@ that forges one deceives itself alone, because no score is ever read from here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 import time
@@ -18,9 +19,10 @@ from air.errors import InfraError
 from air.sandbox.base import Result, WorldLost
 
 # Runs as the first process of a world and starts bash again whenever it ends. fd 8 keeps the channel for marks.
-# Bash must not read the environment's PS1 into its output.
+# What an ended bash had not read is dropped up to the line that begins a new one.
 SUPERVISOR = (
-    "exec 8>&1; while :; do PS1= PS2= bash --norc --noprofile --noediting -i 2>&1;"
+    'exec 8>&1; while :; do while IFS= read -r line || exit; do [ "$line" = "$AIR_MARK" ] && break; done;'
+    " PS1= PS2= bash --norc --noprofile --noediting -i 2>&1;"
     r""" printf '\036%s X %s\036' "$AIR_MARK" "$?" >&8; done"""
 )
 # __air_status gives a command the status of the one before, without a process that may not be had any more.
@@ -30,12 +32,16 @@ PRELUDE = (
 )
 
 START_S = 20.0
+AGAIN_S = 10.0
+MOST_MARKS = 100  # that may wait to be read: more are an agent's
 INTERRUPT_S = 1.0  # from SIGINT until it is SIGKILL
 KILL_S = 3.0  # from SIGKILL until the shell itself is given up
 KILLED = 137  # exit code reported when the shell had to be replaced
 
 # What bash says when a command dies of a signal and there is no terminal to mend.
 NO_TERMINAL = re.compile(rb"bash: \[\d+: \d+ \(\d+\)\] tcsetattr: [^\n]*\n")
+
+NUMBER = re.compile(r"[0-9]{1,9}")
 
 Send = Callable[[bytes], None]
 Interrupt = Callable[[str], Awaitable[None]]  # "interrupt", "kill" (all but the shell) or "shell" (everything)
@@ -77,7 +83,7 @@ class Kept:
 def quoted(command: str) -> bytes:
     """`command` as one word on one line of bash, byte for byte."""
     text = command.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
-    return b"$'" + text.encode("utf-8", "surrogateescape") + b"'"
+    return b"$'" + text.encode("utf-8", "surrogatepass") + b"'"
 
 
 class Shell:
@@ -86,6 +92,7 @@ class Shell:
     def __init__(self, send: Send, interrupt: Interrupt, mark: str, output_bytes: int) -> None:
         self._send = send
         self._interrupt = interrupt
+        self._sync = mark.encode() + b"\n"
         self._mark = b"\x1e" + mark.encode() + b" "
         self._limit = output_bytes
         self._count = 0
@@ -111,7 +118,8 @@ class Shell:
                 break
             self._keep(data[:start])
             mark = data[start + len(self._mark) : end]
-            self._marks.put_nowait(mark)
+            if self._marks.qsize() < MOST_MARKS:
+                self._marks.put_nowait(mark)
             if mark.startswith(b"X"):  # what a new shell says at its start is not the command's
                 self._kept = None
             data = data[end + 1 :]
@@ -134,7 +142,11 @@ class Shell:
     # --- what goes out ------------------------------------------------------------------------------------
 
     async def begin(self, cwd: str, setup: str, timeout: float = START_S) -> None:
-        """Waits for bash and prepares it: quiet, in `cwd`, with `setup` done."""
+        """Has bash started and prepares it: quiet, in `cwd`, with `setup` done."""
+        self._send(b"\n" + self._sync)
+        await self.prepare(cwd, setup, timeout)
+
+    async def prepare(self, cwd: str, setup: str, timeout: float = START_S) -> None:
         self._count += 1
         line = PRELUDE.encode() + b"; cd " + quoted(cwd) + b" || cd /; "
         line += b"eval " + quoted(setup) + b" </dev/null >/dev/null 8>&-; " if setup else b""
@@ -169,13 +181,22 @@ class Shell:
             self._kept = None
         if mark is None:
             restarted = True
-            await self.begin(self.cwd, setup)
+            await self._begin_again(setup)
             code = killed
         else:
             code, self.cwd = int(mark[0]) & 0xFF, mark[1]
         self._last_code = code = 124 if timed_out else code
         text, cut = kept.text()
         return Result(text, code, self.cwd, time.monotonic() - started, timed_out, cut, restarted)
+
+    async def _begin_again(self, setup: str) -> None:
+        """After a shell has ended under a command. If that fails, the command has seen to it."""
+        for _ in range(2):
+            with contextlib.suppress(InfraError):
+                await self.begin(self.cwd, setup, AGAIN_S)
+                return
+            await self._interrupt("shell")
+        raise WorldLost("the command left no way to start another shell")
 
     def _report(self, value: bytes) -> bytes:
         """Bash text that writes this command's mark: its number, a value, the directory."""
@@ -187,7 +208,9 @@ class Shell:
         for how, patience in (("interrupt", INTERRUPT_S), ("kill", KILL_S)):
             await self._interrupt(how)
             self._count += 1
-            self._send(self._report(b"130"))
+            self._send(
+                b"\n\n" + self._report(b"130")
+            )  # bash may notice the interrupt one character late, and drop that
             mark = await self._wait(self._count, time.monotonic() + patience)
             if mark is not None:
                 return mark
@@ -208,7 +231,7 @@ class Shell:
             fields = raw.decode(errors="replace").split(" ", 2)
             if fields[0] == "X" and not starting:
                 raise _Ended(fields[1] if len(fields) > 1 else "")
-            if len(fields) == 3 and fields[0] == str(number) and fields[1].lstrip("-").isdigit():
+            if len(fields) == 3 and fields[0] == str(number) and NUMBER.fullmatch(fields[1]):
                 return fields[1], fields[2]
 
 
@@ -217,7 +240,7 @@ class _Ended(Exception):
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
-        self.code = int(code) & 0xFF if code.isdigit() else KILLED
+        self.code = int(code) & 0xFF if NUMBER.fullmatch(code) else KILLED
 
 
 def _partial(data: bytes, mark: bytes) -> int:

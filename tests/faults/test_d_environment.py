@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,8 +24,8 @@ TURNS = 20
 
 def test_D1_sixty_four_episodes_at_once_each_get_all_their_turns() -> None:
     async def one(env: MlgymEnv, number: int) -> None:
-        lines = [f"echo {number} > own; N={number}", *(f"echo {number}.{turn} $N $(cat own)" for turn in range(TURNS - 1))]
-        game = await play(env, lines, env.tasks("train")[number % 10])
+        lines = [f"echo {number}.{turn} $N $(cat own)" for turn in range(TURNS - 1)]
+        game = await play(env, [f"echo {number} > own; N={number}", *lines], env.tasks("train")[number % 10])
         said = observed(game)
         assert len(game.turns) == TURNS and game.ending == "max_turns"
         for turn in range(TURNS - 1):
@@ -101,10 +103,30 @@ def test_D5_a_task_without_a_baseline_is_measured_and_one_that_fails_is_an_error
     with_env(fails, **args)
 
 
+def test_D7_a_sandbox_that_fails_in_one_of_ten_episodes_is_no_reward_and_harms_no_other() -> None:
+    async def work(env: MlgymEnv) -> None:
+        tasks = [asyncio.create_task(play(env, [DEFECT, "sleep 3", "submit"])) for _ in range(10)]
+        pool = env.places().pool
+        for _ in range(500):  # until all of them are at their second command
+            await asyncio.sleep(0.02)
+            counts = [lease.world.shell._count for lease in pool.leases]  # type: ignore[attr-defined]
+            if len(counts) == 10 and min(counts) >= 5:
+                break
+        victim = next(iter(pool.leases)).world
+        os.kill(victim.first, signal.SIGKILL)  # type: ignore[attr-defined]
+        games = await asyncio.gather(*tasks)
+        spoilt = [game for game in games if game.ending == "infra_error"]
+        assert len(spoilt) == 1 and not spoilt[0].rewards and "killed from outside" in spoilt[0].error
+        assert all(game.metrics["improved"] == 1 for game in games if game.ending != "infra_error")
+
+    with_env(work, standby=0)
+
+
 def test_D8_answers_graders_and_opponents_are_outside_the_agents_world() -> None:
     async def work(env: MlgymEnv) -> None:
         for task in env.tasks("train"):
-            game = await play(env, ["find / -name 'evaluate.py' -o -name 'target.py' -o -name 'answers*' 2>/dev/null"], task)
+            look = "find / -name 'evaluate.py' -o -name 'target.py' -o -name 'answers*' 2>/dev/null"
+            game = await play(env, [look], task)
             said = observed(game)[0]
             assert "workspace" not in said.split("[")[0], said
 

@@ -123,7 +123,7 @@ class Grader:
                 container=self.worlds.container,
             )
             world = await stack.enter_async_context(self._world(image))
-            worker = await stack.enter_async_context(self._world(worker_image))
+            worker = wire.worker = await stack.enter_async_context(self._world(worker_image))
             working = asyncio.create_task(_work(worker, wire, limit))
             stack.push_async_callback(_end, working)
             grade = await self._evaluate(spec, submission, world, limit)
@@ -270,7 +270,10 @@ def told(spec: TaskSpec, result: Result, stdout: str) -> str:
     error = result.output.rpartition(TRACEBACK)[2] if TRACEBACK in result.output else result.output
     lines = [line for line in error.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
     words = "\n".join([*stdout.strip().splitlines()[-3:], *lines[-3:]])
-    if spec.entry_point in ("ModelSubmissionTasks", "LMSubmissionTasks") and (spec.answers or spec.secret_files):
+    sees_answers = spec.entry_point in ("ModelSubmissionTasks", "LMSubmissionTasks") and spec.secret_files
+    if sees_answers or (
+        spec.answers and spec.entry_point != "CSVSubmissionTasks"
+    ):  # its code meets them: it could tell
         kinds = re.findall(r"^(\w+(?:Error|Exception))\b", words, re.MULTILINE)
         kind = kinds[-1] if kinds and kinds[-1] in dir(builtins) else ""
         return f"{kind or 'an error'} (its text is not shown, because answers could be in it)."

@@ -11,6 +11,8 @@ from air.envs.mlgym.spec import TaskSpec
 from air.sandbox.base import HOME, WORKSPACE
 from air.types import Message
 
+LONGEST_PATH = 160
+
 FULL = """\
 You are a machine-learning researcher at work in a Linux shell without a terminal. You have {turns} steps to reach the \
 best score you can on the task you are given. What you submit is scored out of your reach.
@@ -50,13 +52,19 @@ def opening(spec: TaskSpec, baseline: float, args: MlgymArgs) -> tuple[str, str]
 def status(args: MlgymArgs, step: int, state: tuple[str, str]) -> str:
     """The line after every observation: step, steps left, open file, directory."""
     file, directory = state
-    file, directory = (place.replace(HOME, "~", 1) if place.startswith(HOME) else place for place in (file, directory))
+    file, directory = map(_short_path, (file, directory))
     left = args.max_turns - step
     if args.prompt == "short":
         where = f"; in {directory}" if directory != "~/workspace" else ""
         opened = f"; open: {file}" if file else ""
         return f"\n[{left} steps left{opened}{where}]"
     return f"\n[step {step}, {left} left; open file: {file or 'none'}; directory: {directory}]"
+
+
+def _short_path(place: str) -> str:
+    """Both are the agent's own variables, and may be anything."""
+    place = " ".join((place.replace(HOME, "~", 1) if place.startswith(HOME) else place).split())
+    return place if len(place) <= LONGEST_PATH else f"…{place[-LONGEST_PATH:]}"
 
 
 def shorten(messages: Sequence[Message], keep: int) -> Sequence[Message]:

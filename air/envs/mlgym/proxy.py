@@ -20,6 +20,7 @@ from typing import Literal, Self
 
 from air.envs.mlgym import agent_link
 from air.sandbox import processes
+from air.sandbox.base import World
 
 MODULE = Path(agent_link.__file__)
 LINK = "agent_link.py"  # its name in the grader's workspace
@@ -40,6 +41,7 @@ class Wire:
         self._ends: dict[Role, socket.socket] = {"grader": ends[0], "worker": ends[1]}
         self._listeners = {role: _listen(directory / role) for role in self._ends}
         self._namespace = 0  # of the worker's processes
+        self.worker: World | None = None  # whose CPU time is asked for
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -80,7 +82,8 @@ class Wire:
     async def _tell_time(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while await loop.sock_recv(connection, 1):
-            seconds = await asyncio.to_thread(cpu_seconds, self._namespace)
+            counted = self.worker.cpu_seconds() if self.worker is not None else None
+            seconds = await asyncio.to_thread(cpu_seconds, self._namespace) if counted is None else counted
             await loop.sock_sendall(connection, struct.pack("=d", seconds))
 
 
@@ -94,7 +97,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def cpu_seconds(namespace: int) -> float:
-    """CPU time of every process in a pid namespace, measured from outside: what runs there cannot change it.
+    """CPU time of every process in a pid namespace, where no control group counts it for the whole world.
 
     Exact to microseconds for processes that live, to 10 ms for children that have ended and were waited for.
     Not counted is one that ended while its parent ignored SIGCHLD.

@@ -30,8 +30,10 @@ TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
 QUALITY_S = 20.0
 MOST_REQUESTS = 3  # of one command that are answered
 # Compiles every file the agent wrote and counts style errors: run inside, where agents' text can do no harm.
-QUALITY = r"""python3 - <<'AIR_END'
-import os, subprocess, sys
+# By its path and without the shell's variables, because names in the shell are the agent's.
+QUALITY = r"""/usr/bin/env -i PATH=/usr/bin:/bin /opt/air/bin/python3 -I - <<'AIR_END'
+import os
+os.chdir("/home/agent/workspace")
 own = [f for f in sorted(os.listdir(".")) if f.endswith(".py") and os.access(f, os.W_OK)]
 good = total = 0.0
 for name in own:
@@ -298,7 +300,7 @@ class MlgymSession(Session):
         if self.lost:
             return 0.0
         try:
-            result = await self.world.run(f"cd {WORKSPACE} && {QUALITY}", QUALITY_S)
+            result = await self.world.run(QUALITY, QUALITY_S)
             return min(1.0, max(0.0, float(result.output.strip().splitlines()[-1])))
         except (InfraError, WorldLost, ValueError, IndexError):
             return 0.0

@@ -139,6 +139,6 @@ async def _copy(
 def _submission(path: str, files: Mapping[str, bytes], problem: str = "") -> Submission:
     digest = hashlib.sha256(problem.encode())
     for name in sorted(files):
-        digest.update(f"{name}\0{len(files[name])}\0".encode())
+        digest.update(f"{name}\0{len(files[name])}\0".encode("utf-8", "surrogateescape"))
         digest.update(files[name])
     return Submission(path, dict(files), digest.hexdigest(), problem)

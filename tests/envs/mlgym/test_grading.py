@@ -259,9 +259,7 @@ def test_an_unchanged_config_is_no_model(lab: Lab, tmp_path: Path) -> None:
     assert lab.attempt(spec, "echo 1 >weights; echo 1 >z.yaml").path == "z.yaml"
 
 
-def test_a_workspace_too_large_to_grade_is_told(
-    lab: Lab, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workspace_too_large_to_grade_is_told(lab: Lab, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("air.envs.mlgym.submissions.LARGEST_WORKSPACE", 1 << 20)
     spec = load_task(root, "pointsModel")
     submission = lab.attempt(spec, "head -c 900000 /dev/zero >a.yaml; cp a.yaml b.bin")

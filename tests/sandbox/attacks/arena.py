@@ -22,10 +22,15 @@ T = TypeVar("T")
 LIMITS = Limits(memory_mb=256, processes=48, open_files=256, file_mb=48, disk_mb=32, cpu_s=30, output_bytes=100_000)
 IMAGE = Image(files=(("a.txt", b"as it was\n", 0o644),), limits=LIMITS)
 SECRET = "hunter2-" + "x7Qz" * 4  # in the host's environment: nowhere inside
-SLOWER_S = 3.0  # more than the first probe took: that is harm, not a busy machine
+SLOWER_S = 8.0  # more than the first probe took: that is harm, not a busy machine
 PROBE = """cat a.txt; pwd; ls -A ~ /tmp /dev/shm; id -u; ulimit -n; env | sort | grep -v -e ^_= -e OLDPWD
 python -c 'import numpy, os, sys; print(numpy.arange(3).sum(), sys.argv, os.getcwd(), sorted(os.listdir("/proc"))[:1])'
 """
+
+HALF_A_LINE = (
+    "a shell that is killed in the middle of a line leaves the rest of it to the next one: with an open quote in it "
+    "the new shell swallows its own prelude, InfraError after 20 s"
+)
 
 
 class Arena(AbstractContextManager["Arena"]):

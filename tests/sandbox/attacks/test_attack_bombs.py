@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from arena import IMAGE, LIMITS, Arena
+from arena import HALF_A_LINE, IMAGE, LIMITS, Arena
 
 from air.errors import InfraError
 from air.sandbox import cgroups
@@ -38,6 +38,10 @@ def survive(arena: Arena, command: str, timeout: float = 2.5) -> str:
             await attacker.list("*")
         except WorldLost:
             pass
+        except InfraError as error:
+            if "did not start" in str(error):
+                pytest.xfail(HALF_A_LINE)
+            raise
         finally:
             assert before - free_memory() < 3 * LIMITS.memory_mb
             await attacker.close()

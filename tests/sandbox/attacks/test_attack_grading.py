@@ -272,6 +272,9 @@ def test_the_quality_of_code_is_not_what_the_agent_says_it_is(episodes: Episodes
 
 # --- time -----------------------------------------------------------------------------------------------------------
 
+IGNORE = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+UNCOUNTED = pytest.mark.xfail(strict=True, reason="with SIGCHLD ignored a child's time is in no living process: Time 0.14 instead of 2.0 "
+                              "(count by the worker's control group: cpuacct.usage, or cpu.stat)")  # fmt: skip
 HIDDEN_TIME = """
 import json, os, time
 from starter import solve as honest
@@ -290,11 +293,12 @@ def solve(num_vars, clauses):
 
 
 @pytest.mark.slow
-def test_work_in_a_child_nobody_waits_for_is_counted(episodes: Episodes) -> None:
+@pytest.mark.parametrize("ignore", ["", pytest.param(IGNORE, marks=UNCOUNTED)], ids=["zombie", "gone"])
+def test_work_in_a_child_nobody_waits_for_is_counted(episodes: Episodes, ignore: str) -> None:
     """It ends as a zombie, or (with SIGCHLD ignored) as nothing: its time is in no living process."""
     copied = "cp solver.py starter.py"
     honest = episodes.score("3SATTime", f"{copied}; echo >> solver.py", "submit")
-    hidden = episodes.score("3SATTime", copied, write("solver.py", HIDDEN_TIME), "submit")
+    hidden = episodes.score("3SATTime", copied, write("solver.py", ignore + HIDDEN_TIME), "submit")
     assert hidden > 0.7 * honest
 
 
@@ -321,10 +325,11 @@ def solve(num_vars, clauses):
 
 
 @pytest.mark.slow
-def test_time_does_not_run_backwards(episodes: Episodes) -> None:
+@pytest.mark.parametrize("ignore", ["", pytest.param(IGNORE, marks=UNCOUNTED)], ids=["zombie", "gone"])
+def test_time_does_not_run_backwards(episodes: Episodes, ignore: str) -> None:
     """What burnt time before it was asked and ends while it is asked takes that time with it."""
     copied = "cp solver.py starter.py"
-    played = episodes.play("3SATTime", copied, write("solver.py", BACKWARDS), "submit")
+    played = episodes.play("3SATTime", copied, write("solver.py", ignore + BACKWARDS), "submit")
     assert played.metrics.get("score", 9.0) > 1.0, played.metrics
 
 

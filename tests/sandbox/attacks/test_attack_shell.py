@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from arena import Arena
+from arena import HALF_A_LINE, Arena
 
+from air.errors import InfraError
 from air.sandbox import processes
 from air.sandbox.base import WorldLost
 from air.sandbox.bubblewrap import BubbleWorld
@@ -36,6 +37,10 @@ def after(arena: Arena, *commands: str, timeout: float = 1.0) -> str:
             return last.output
         except WorldLost:
             return "lost"
+        except InfraError as error:
+            if "did not start" in str(error):
+                pytest.xfail(HALF_A_LINE)
+            raise
         finally:
             await world.close()
 
@@ -230,16 +235,23 @@ def test_a_flood_of_output_costs_little_memory_and_blocks_nobody(arena: Arena, c
 def test_a_flood_from_the_background_does_not_burn_the_host(arena: Arena) -> None:
     """Nobody waits for output between commands: there is no need to read it at full speed."""
 
-    async def work() -> float:
+    async def work() -> int:
         world = await arena.world()
         await world.run("yes & yes & sleep 0.1", 5)
-        before = time.process_time()
-        await asyncio.sleep(2)
-        spent = time.process_time() - before
-        await world.close()
-        return spent
+        assert world.shell is not None
+        read, received = 0, world.shell.received
 
-    assert arena.do(work()) < 1.0
+        def counted(data: bytes) -> None:
+            nonlocal read
+            read += len(data)
+            received(data)
+
+        world.shell.received = counted  # type: ignore[method-assign]
+        await asyncio.sleep(2)
+        await world.close()
+        return read
+
+    assert arena.do(work()) < 1 << 20
 
 
 def test_nothing_lives_on_after_the_end(arena: Arena) -> None:
