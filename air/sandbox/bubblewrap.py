@@ -154,7 +154,10 @@ class BubbleWorld(World):
 
     async def open(self, saved: Snapshot | None) -> None:
         loop = asyncio.get_running_loop()
-        self.groups = self.backend.groups.make(self.name, self.image.limits)
+        try:
+            self.groups = self.backend.groups.make(f"{self.backend.runtime.token}-{self.name}", self.image.limits)
+        except OSError as error:
+            raise InfraError(f"no control group could be made for a sandbox: {error}") from error
         mark = Shell.new_mark()
         info, release = self._spawn(mark)
         try:
@@ -184,6 +187,7 @@ class BubbleWorld(World):
             self.proxy = await Proxy.start(listening, self.image.network)
         if self.image.setup:
             await self.shell.prepare(WORKSPACE, self.image.setup)
+        self._pause()
 
     def _spawn(self, mark: str) -> tuple[int, int]:
         """Starts bwrap, which waits; gives back where it says its child's pid and how to let it go on."""
@@ -267,6 +271,20 @@ class BubbleWorld(World):
         self._ended.set()
         self.shell.ended()
 
+    def _listen(self) -> None:
+        """Between commands nobody reads: what the background writes then has to wait, and is dropped here."""
+        assert self.process is not None and self.process.stdout is not None and self.shell is not None
+        left = 1 << 18
+        with contextlib.suppress(BlockingIOError):
+            while left > 0 and (data := os.read(self.process.stdout.fileno(), left)):
+                self.shell.received(data)
+                left -= len(data)
+        asyncio.get_running_loop().add_reader(self.process.stdout, self._read)
+
+    def _pause(self) -> None:
+        if not self._closed and self.process is not None and self.process.stdout is not None:
+            asyncio.get_running_loop().remove_reader(self.process.stdout)
+
     def _send(self, data: bytes) -> None:
         self._unsent += data
         self._flush()
@@ -320,10 +338,13 @@ class BubbleWorld(World):
         self._check_open()
         assert self.shell is not None
         self._command_started = processes.now()
+        self._listen()
         try:
             return await self.shell.run(command, timeout, self.image.setup)
         except WorldLost as lost:
             raise await self._cause(lost) from None
+        finally:
+            self._pause()
 
     def _check_open(self) -> None:
         if not self.alive:
@@ -336,7 +357,8 @@ class BubbleWorld(World):
             return InfraError(f"the sandbox {self.name} was closed under a command")
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = await asyncio.to_thread(self.process.wait, 2.0)
-            if code < 0 or code == 128 + signal.SIGKILL:
+            killed = code < 0 or code == 128 + signal.SIGKILL
+            if killed and not cgroups.ran_out_of_memory(self.groups):
                 return InfraError(f"the sandbox {self.name} was killed from outside (exit code {code}) {self._said()}")
         return lost
 

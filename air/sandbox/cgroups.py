@@ -34,7 +34,7 @@ class Groups:
         made = []
         for parent in dict.fromkeys(p for p in (self.memory, self.pids, self.cpu) if p):
             group = parent / f"{PREFIX}{os.getpid()}-{name}"
-            group.mkdir(exist_ok=True)
+            group.mkdir()
             made.append(group)
         if self.memory:
             group = self.memory / made[0].name
@@ -76,6 +76,16 @@ def cpu_seconds(groups: Iterable[Path]) -> float | None:
             if line.startswith("usage_usec"):
                 return int(line.split()[1]) / 1e6
     return None
+
+
+def ran_out_of_memory(groups: Iterable[Path]) -> bool:
+    """Whether the kernel has killed processes of these groups because they had used all they may."""
+    for group in groups:
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _read(group / name).splitlines():
+                if line.startswith("oom_kill ") and int(line.split()[1]) > 0:
+                    return True
+    return False
 
 
 def remove(groups: Iterable[Path], patience_s: float = 1.0) -> bool:

@@ -295,7 +295,8 @@ def forward(child: int, channel: socket.socket) -> None:
                 selector.unregister(channel)
     _, status = os.waitpid(child, 0)
     channel.setblocking(True)
-    channel.sendall(struct.pack("=i", os.waitstatus_to_exitcode(status)))
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        channel.sendall(struct.pack("=i", os.waitstatus_to_exitcode(status)))
 
 
 def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -28,7 +28,8 @@ class RuntimeDirectory:
     def __init__(self) -> None:
         root = _root()
         reap(root)
-        self.path = root / f"{os.getpid()}-{_started(os.getpid())}-{secrets.token_hex(2)}"
+        self.token = secrets.token_hex(3)  # a process may have several
+        self.path = root / f"{os.getpid()}-{_started(os.getpid())}-{self.token}"
         for name in ("bin", "etc", "worlds"):
             (self.path / name).mkdir(parents=True)
         for name, text in ETC.items():

@@ -32,7 +32,7 @@ PRELUDE = (
 )
 
 START_S = 20.0
-AGAIN_S = 10.0
+AGAIN_S = 5.0
 MOST_MARKS = 100  # that may wait to be read: more are an agent's
 INTERRUPT_S = 1.0  # from SIGINT until it is SIGKILL
 KILL_S = 3.0  # from SIGKILL until the shell itself is given up
@@ -195,7 +195,7 @@ class Shell:
             with contextlib.suppress(InfraError):
                 await self.begin(self.cwd, setup, AGAIN_S)
                 return
-            await self._interrupt("shell")
+            await self._kill()
         raise WorldLost("the command left no way to start another shell")
 
     def _report(self, value: bytes) -> bytes:
@@ -214,8 +214,14 @@ class Shell:
             mark = await self._wait(self._count, time.monotonic() + patience)
             if mark is not None:
                 return mark
-        await self._interrupt("shell")
+        await self._kill()
         return None
+
+    async def _kill(self) -> None:
+        """Ends bash, and waits until it has ended: it reads ahead, and would take what is meant for the next one."""
+        await self._interrupt("shell")
+        with contextlib.suppress(_Ended):
+            await self._wait(-1, time.monotonic() + KILL_S)
 
     async def _wait(self, number: int, deadline: float, starting: bool = False) -> tuple[str, str] | None:
         """The mark of command `number`; None at the deadline. _Ended when bash has ended, unless it is starting."""

@@ -27,11 +27,6 @@ PROBE = """cat a.txt; pwd; ls -A ~ /tmp /dev/shm; id -u; ulimit -n; env | sort |
 python -c 'import numpy, os, sys; print(numpy.arange(3).sum(), sys.argv, os.getcwd(), sorted(os.listdir("/proc"))[:1])'
 """
 
-HALF_A_LINE = (
-    "a shell that is killed in the middle of a line leaves the rest of it to the next one: with an open quote in it "
-    "the new shell swallows its own prelude, InfraError after 20 s"
-)
-
 
 class Arena(AbstractContextManager["Arena"]):
     def __init__(self) -> None:

@@ -177,20 +177,12 @@ def test_a_table_swapped_while_it_is_graded_has_one_score(episodes: Episodes) ->
 # --- names, depth, loss: what must not end a run --------------------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    strict=True, reason="submissions._submission encodes names strictly: UnicodeEncodeError ends the run"
-)
 def test_a_name_that_is_no_text_does_not_end_the_run(episodes: Episodes) -> None:
     played = episodes.play(DILEMMA, HONEST, r"touch $'\xff\xfe.txt'; cp strategy.py $'\xff.py'", "submit")
     assert played.ending == "done"
 
 
-RECURSION = pytest.mark.xfail(
-    strict=True, reason="a RecursionError in the helper is taken for the machine's: the episode is dropped"
-)
-
-
-@pytest.mark.parametrize("depth", [pytest.param("1500, 1", marks=RECURSION), "200, 100"])
+@pytest.mark.parametrize("depth", ["1500, 1", "200, 100"])
 @pytest.mark.parametrize("end", ["submit", "true"])
 def test_deep_directories_do_not_end_the_run(episodes: Episodes, depth: str, end: str) -> None:
     deep = f'python -c \'import os\nd, n = {depth}\nfor i in range(d): os.mkdir("d" * n); os.chdir("d" * n)\''
@@ -218,7 +210,6 @@ def test_a_spoilt_world_ends_in_a_score_or_none(episodes: Episodes, command: str
     assert played.ending in ("done", "max_turns"), played.error
 
 
-@pytest.mark.xfail(strict=True, reason="prompts.status shows $CURRENT_FILE and $PWD at any length")
 @pytest.mark.parametrize(
     "text",
     [
@@ -261,9 +252,6 @@ def test_requests_with_ever_new_submissions_are_bounded(episodes: Episodes) -> N
     assert count <= 20
 
 
-@pytest.mark.xfail(
-    strict=True, reason="code_quality is computed by the agent's own shell: python3() { echo 1.0; } gives full marks"
-)
 def test_the_quality_of_code_is_not_what_the_agent_says_it_is(episodes: Episodes) -> None:
     forge = "python3() { echo 1.0; }; echo 'def (:' > strategy.py"
     played = episodes.play(DILEMMA, forge, "true", weights={"headroom": 1.0, "code_quality": 1.0})
@@ -273,8 +261,6 @@ def test_the_quality_of_code_is_not_what_the_agent_says_it_is(episodes: Episodes
 # --- time -----------------------------------------------------------------------------------------------------------
 
 IGNORE = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-UNCOUNTED = pytest.mark.xfail(strict=True, reason="with SIGCHLD ignored a child's time is in no living process: Time 0.14 instead of 2.0 "
-                              "(count by the worker's control group: cpuacct.usage, or cpu.stat)")  # fmt: skip
 HIDDEN_TIME = """
 import json, os, time
 from starter import solve as honest
@@ -293,7 +279,7 @@ def solve(num_vars, clauses):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ignore", ["", pytest.param(IGNORE, marks=UNCOUNTED)], ids=["zombie", "gone"])
+@pytest.mark.parametrize("ignore", ["", IGNORE], ids=["zombie", "gone"])
 def test_work_in_a_child_nobody_waits_for_is_counted(episodes: Episodes, ignore: str) -> None:
     """It ends as a zombie, or (with SIGCHLD ignored) as nothing: its time is in no living process."""
     copied = "cp solver.py starter.py"
@@ -325,7 +311,7 @@ def solve(num_vars, clauses):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ignore", ["", pytest.param(IGNORE, marks=UNCOUNTED)], ids=["zombie", "gone"])
+@pytest.mark.parametrize("ignore", ["", IGNORE], ids=["zombie", "gone"])
 def test_time_does_not_run_backwards(episodes: Episodes, ignore: str) -> None:
     """What burnt time before it was asked and ends while it is asked takes that time with it."""
     copied = "cp solver.py starter.py"
@@ -348,8 +334,6 @@ def solve(num_vars, clauses):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="the text of the agent's own error is shown, and its code has seen the hidden instances: 300 "
-                   "characters a validate are enough for all 30 answers, and the next version looks them up")  # fmt: skip
 def test_an_error_does_not_carry_hidden_instances_out(episodes: Episodes) -> None:
     """What code saw in grading, told by its own error: with it the next version knows the answers by heart."""
     played = episodes.play("3SATTime", "cp solver.py starter.py", write("solver.py", TELL), "validate")

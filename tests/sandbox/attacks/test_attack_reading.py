@@ -93,7 +93,6 @@ def test_the_memory_of_a_forked_python_holds_no_secret_and_no_script_of_others(a
     assert arena.do(work()) == "found 0\n"
 
 
-@pytest.mark.xfail(strict=True, reason="frames of door.py are on a forked script's stack, with every world in them")
 def test_a_forked_python_knows_of_no_other_world(arena: Arena) -> None:
     walk = """
 import sys
@@ -115,7 +114,6 @@ print(len(seen), "worlds")"""
     assert arena.do(work()) in ("0 worlds\n", "1 worlds\n")
 
 
-@pytest.mark.xfail(strict=True, reason="an agent of root's has root's number: what is only for root is for it")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's worlds own root's files")
 @pytest.mark.parametrize(
     "path", ["/proc/kpagecount", "/proc/kpageflags", "/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo"]
@@ -123,10 +121,9 @@ print(len(seen), "worlds")"""
 def test_what_only_root_may_read_of_the_kernel_stays_hidden(arena: Arena, path: str) -> None:
     if not os.path.exists(path):
         pytest.skip("this kernel has none")
-    assert arena.attack(f"head -c 64 {path} | wc -c").output.strip() == "0"
+    assert arena.attack(f"head -c 64 {path} 2>/dev/null | wc -c").output.strip() == "0"
 
 
-@pytest.mark.xfail(strict=True, reason="/etc/ssl is shown as a whole, and root's number may look into private")
 @pytest.mark.skipif(not os.path.isdir("/etc/ssl/private"), reason="this machine has no private keys' directory")
 def test_the_hosts_private_keys_are_not_shown(arena: Arena) -> None:
     assert arena.attack("ls -A /etc/ssl/private").exit_code != 0
@@ -135,7 +132,7 @@ def test_the_hosts_private_keys_are_not_shown(arena: Arena) -> None:
 def test_other_processes_of_the_host_cannot_be_seen(arena: Arena) -> None:
     seen = arena.attack("ls /proc | grep -c '^[0-9]'; cat /proc/[0-9]*/comm | sort -u").output
     assert int(seen.split()[0]) < 10
-    assert set(seen.split()[1:]) <= {"bash", "sh", "cat", "sort", "grep", "ls"}
+    assert set(seen.split()[1:]) <= {"bash", "first", "sh", "cat", "sort", "grep", "ls"}
 
 
 def test_the_workspace_of_another_world_cannot_be_found(arena: Arena) -> None:
