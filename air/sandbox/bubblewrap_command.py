@@ -48,13 +48,13 @@ def command_line(backend: Bubblewrap, image: Image, directory: Path, mark: str, 
     line += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--hostname", "air", "--uid", "1000"]
     line += ["--gid", "1000", "--cap-drop", "ALL", "--clearenv"]
     line += _system(backend.runtime.path)
-    line += _python(backend.interpreter)
     line += ["--proc", "/proc", *_proc(), "--dev", "/dev", "--size", disk, "--perms", "1777", "--tmpfs", "/dev/shm"]
     for device in _devices(image):
         line += ["--dev-bind", device, device]
     line += ["--remount-ro", "/dev", "--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
     line += ["--perms", "0755", "--dir", "/home", "--size", disk, "--perms", "0755", "--tmpfs", HOME]
     line += ["--perms", "0755", "--dir", WORKSPACE]
+    line += _python(backend.interpreter)  # after /tmp: a virtual environment may lie there
     line += ["--ro-bind", str(backend.runtime.path / "bin"), "/opt/air/bin"]
     line += ["--ro-bind", str(directory), "/opt/air/run"]
     for source, place in image.binds:
