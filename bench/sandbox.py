@@ -48,6 +48,9 @@ async def table() -> None:
     pool = Pool(backend, standby=2)
     print(f"{platform.machine()}, {os.cpu_count()} cores, {date.today()}; milliseconds: median, 95 %, bar")
 
+    first = await backend.start(IMAGE)
+    await wait_for_warm_python(first)  # it imports for seconds, once, on one of the cores
+    await first.close()
     starts = []
     for _ in range(30):
         begin = time.perf_counter()
