@@ -44,6 +44,13 @@ FLAGS = {
 }
 
 
+def saved_episodes(directory: Path) -> int:
+    try:
+        return len(list(directory.glob("exp*/trajectories/*/*.json")))
+    except FileNotFoundError:  # a directory was moved while we looked
+        return 0
+
+
 def flags(directory: Path, **changes: str) -> list[str]:
     settings = {**FLAGS, "output_dir": str(directory), **changes}
     return [word for key, value in settings.items() for word in (f"--{key}", value)]
@@ -95,7 +102,7 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
             [*command, *arguments], env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("exp*/trajectories/*/*.json"))) < target and process.poll() is None:
+        while saved_episodes(tmp_path) < target and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         time.sleep(rng.random() * 0.1)
@@ -113,7 +120,7 @@ def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "air.cli", "train", *flags(tmp_path, max_steps="500")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("exp*/trajectories/*/*.json"))) < 20:
+    while saved_episodes(tmp_path) < 20:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

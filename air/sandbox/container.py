@@ -164,7 +164,8 @@ class ContainerWorld(World):
     async def _cause_at_start(self) -> Exception:
         state = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
         said = self._said.decode(errors="replace").strip()
-        if state.get("ExitCode") == request.NO_TOOL:
+        # The engine may not have noticed the end yet: then its code is 0, but what was said is here.
+        if state.get("ExitCode") == request.NO_TOOL or said.startswith("it has no "):
             return self._unfit(said or "it lacks a program")
         return InfraError(f"the container ended at its start with exit code {state.get('ExitCode')}: {said}")
 
