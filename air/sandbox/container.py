@@ -162,9 +162,12 @@ class ContainerWorld(World):
             await self.shell.begin(WORKSPACE, "")
 
     async def _cause_at_start(self) -> Exception:
-        state = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
+        for _ in range(20):  # the engine may not have noticed the end yet
+            state = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
+            if not state.get("Running") and state.get("Status") != "created":
+                break
+            await asyncio.sleep(0.1)
         said = self._said.decode(errors="replace").strip()
-        # The engine may not have noticed the end yet: then its code is 0, but what was said is here.
         if state.get("ExitCode") == request.NO_TOOL or said.startswith("it has no "):
             return self._unfit(said or "it lacks a program")
         return InfraError(f"the container ended at its start with exit code {state.get('ExitCode')}: {said}")
