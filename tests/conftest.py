@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not os.path.exists("/dev/nvidia0"):  # without a GPU, Triton's interpreter runs the kernels
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
@@ -18,3 +21,11 @@ settings.load_profile("air")
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs agents' commands needs bwrap; CI installs it, a first look at the project may do without."""
+    if shutil.which("bwrap") is None:
+        for item in items:
+            if any(part in str(item.path) for part in ("tests/sandbox", "tests/envs/mlgym", "test_d_environment")):
+                item.add_marker(pytest.mark.skip(reason="needs bubblewrap: apt-get install bubblewrap"))

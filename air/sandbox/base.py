@@ -17,6 +17,20 @@ from air.errors import InfraError
 
 HOME = "/home/agent"
 WORKSPACE = "/home/agent/workspace"
+# What every shell starts with, whatever carries it.
+ENVIRONMENT = {
+    "HOME": HOME,
+    "USER": "agent",
+    "LOGNAME": "agent",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "TMPDIR": "/tmp",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+}
 
 
 @dataclass(frozen=True)
@@ -151,6 +165,7 @@ def as_files(directory: Path) -> tuple[tuple[str, bytes, int], ...]:
 
 
 __all__ = [
+    "ENVIRONMENT",
     "HOME",
     "WORKSPACE",
     "Backend",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from air.sandbox.base import HOME, WORKSPACE, Image
+from air.sandbox.base import ENVIRONMENT, HOME, WORKSPACE, Image
 from air.sandbox.interpreter import Interpreter
 from air.sandbox.shell import SUPERVISOR
 
@@ -131,20 +131,7 @@ def _devices(image: Image) -> list[str]:
 
 
 def _environment(image: Image) -> dict[str, str]:
-    env = {
-        "PATH": PATH,
-        "HOME": HOME,
-        "USER": "agent",
-        "LOGNAME": "agent",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "PAGER": "cat",
-        "TMPDIR": "/tmp",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MPLBACKEND": "Agg",
-    }
+    env = {"PATH": PATH, **ENVIRONMENT}
     if image.network:
         env |= dict.fromkeys(
             ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://127.0.0.1:{PROXY_PORT}"

@@ -168,8 +168,9 @@ class ContainerWorld(World):
                 break
             await asyncio.sleep(0.1)
         said = self._said.decode(errors="replace").strip()
-        if state.get("ExitCode") == request.NO_TOOL or said.startswith("it has no "):
-            return self._unfit(said or "it lacks a program")
+        missing = int(state.get("ExitCode") or 0) - request.NO_TOOL
+        if 0 <= missing < len(request.TOOLS.split()):
+            return self._unfit(f"it has no {request.TOOLS.split()[missing]}")
         return InfraError(f"the container ended at its start with exit code {state.get('ExitCode')}: {said}")
 
     def _unfit(self, why: str) -> AirError:

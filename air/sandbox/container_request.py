@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from air.errors import AirError
-from air.sandbox.base import HOME, WORKSPACE, Image
+from air.sandbox.base import ENVIRONMENT, HOME, WORKSPACE, Image
 from air.sandbox.shell import SUPERVISOR
 
 USER = "1000:1000"
 TOOLS = "bash tar find head stat mkdir rm"
 SCRATCH = ("/tmp", "/var/tmp", "/run")
 ALL_PROCESSES = 32768  # of one user on a host, at most: the kernel's own default
-NO_TOOL = 127  # exit code of a container whose image lacks one
+NO_TOOL = 100  # exit code of a container whose image lacks the first of them; 101 the second, and so on
 
 # The first process. What the image lacks is said before anything else is tried.
 FIRST = (
-    f"for tool in {TOOLS}; do command -v $tool >/dev/null || {{ echo it has no $tool >&2; exit {NO_TOOL}; }}; done; "
+    f"code={NO_TOOL}; for tool in {TOOLS}; do command -v $tool >/dev/null || exit $code; code=$((code + 1)); done; "
     f"umask 022; mkdir -p {WORKSPACE} 2>/dev/null; {SUPERVISOR}"
 )
 
@@ -128,20 +128,7 @@ def create_body(image: Image, mark: str, labels: Mapping[str, str], podman: bool
 
 def environment(image: Image) -> dict[str, str]:
     """On top of what the image itself sets: its PATH leads to its own python."""
-    return {
-        "HOME": HOME,
-        "USER": "agent",
-        "LOGNAME": "agent",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "PAGER": "cat",
-        "TMPDIR": "/tmp",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MPLBACKEND": "Agg",
-        **dict(image.env),
-    }
+    return {**ENVIRONMENT, **dict(image.env)}
 
 
 def ulimits(image: Image, podman: bool) -> list[dict[str, Any]]:

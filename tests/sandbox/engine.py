@@ -94,7 +94,9 @@ def engine() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="air-") as folder:
         path = f"{folder}/engine.sock"
         with open(f"{folder}/log", "wb") as log:
-            service = subprocess.Popen([*command, "system", "service", "--time=0", f"unix://{path}"], stderr=log)
+            # Its monitor leaves a file "oom" where it stands when a container runs out of memory.
+            serve = [*command, "system", "service", "--time=0", f"unix://{path}"]
+            service = subprocess.Popen(serve, stderr=log, cwd=store)
         try:
             wait_for(path, service, Path(folder) / "log")
             yield path

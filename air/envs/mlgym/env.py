@@ -63,6 +63,12 @@ class MlgymEnv(Environment):
                     f"Environment 'mlgym' has no reward component {name!r}.",
                     f"{hint}Known: {', '.join(rewards.COMPONENTS)}.",
                 )
+        for spec in self.library.chosen() if {"headroom", "tier"} & set(weights) else ():
+            if spec.yardstick.reference is None:
+                raise AirError(
+                    f"The reward headroom needs a reference score, and none is known for the task {spec.key!r}.",
+                    f"use rewards = {{ improvement = 1.0 }}, or args.metrics.{spec.key} = {{ reference = … }}.",
+                )
         self.reward_weights = dict(weights)
 
     @property

@@ -19,7 +19,6 @@ from air.envs.mlgym.grading import Grade, Grader, Submission, collect
 from air.envs.mlgym.prompts import opening, shorten, status
 from air.envs.mlgym.spec import TaskSpec
 from air.envs.mlgym.workspace import agent_image
-from air.errors import InfraError
 from air.sandbox.base import WORKSPACE, WorldLost
 from air.sandbox.pool import Lease, Pool
 from air.types import Action, Message, Observation, Score, Task
@@ -31,7 +30,7 @@ QUALITY_S = 20.0
 MOST_REQUESTS = 3  # of one command that are answered
 # Compiles every file the agent wrote and counts style errors: run inside, where agents' text can do no harm.
 # By its path and without the shell's variables, because names in the shell are the agent's.
-QUALITY = r"""/usr/bin/env -i PATH=/usr/bin:/bin /opt/air/bin/python3 -I - <<'AIR_END'
+QUALITY = r"""/usr/bin/env -i PATH=/opt/air/bin:/usr/local/bin:/usr/bin:/bin python3 -I - <<'AIR_END'
 import os
 os.chdir("/home/agent/workspace")
 own = [f for f in sorted(os.listdir(".")) if f.endswith(".py") and os.access(f, os.W_OK)]
@@ -302,7 +301,7 @@ class MlgymSession(Session):
         try:
             result = await self.world.run(QUALITY, QUALITY_S)
             return min(1.0, max(0.0, float(result.output.strip().splitlines()[-1])))
-        except (InfraError, WorldLost, ValueError, IndexError):
+        except (WorldLost, ValueError, IndexError):  # the agent has seen to it that nothing can be measured
             return 0.0
 
 
