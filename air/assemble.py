@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,13 @@ from air.envs.base import Environment, load_environment
 from air.errors import AirError
 from air.rollout.sampler import RolloutSettings, Sampler, Save
 from air.rollout.schedule import Planned, TaskSchedule
+from air.world import World
 
 if TYPE_CHECKING:
     from air.engine.embedded import EmbeddedEngine
     from air.learn.learner import Learner, LearnerSettings
     from air.models import Loaded
+    from air.plan import Plan
     from air.policy import Policy
 
 Say = Callable[[str], None]
@@ -35,10 +37,11 @@ class Parts:
     learner: Learner
     envs: dict[str, Environment]
     notes: list[str] = field(default_factory=list)
+    world: World = field(default_factory=World)
 
     def sampler(self, save: Save, schedule: TaskSchedule | None = None) -> Sampler:
-        settings = rollout_settings(self.config, self.envs, self.loaded.tokenizer.stop_ids)
-        return Sampler(self.engine, self.loaded.tokenizer, self.envs, settings, save, schedule)
+        settings = rollout_settings(self.config, self.envs, self.loaded.tokenizer.stop_ids, self.world.size)
+        return Sampler(self.engine, self.loaded.tokenizer, self.envs, settings, save, schedule, self.world)
 
     async def close(self) -> None:
         await self.engine.close()
@@ -46,38 +49,51 @@ class Parts:
             await env.close()
 
 
-def assemble(config: Config, say: Say) -> Parts:
-    """Cheap refusals first: environments and their tasks, then the model's small files, then its weights."""
+def assemble(config: Config, say: Say, world: World | None = None) -> Parts:
+    """Cheap refusals first: environments and their tasks, then the model's small files, then its weights.
+    On several ranks, each calls it and gets parts of its own."""
     envs = load_environments(config)
     for env in envs.values():
         env.warm()
     try:
-        return _assemble(config, envs, say)
+        return _assemble(config, envs, say, world or World())
     except BaseException:
         for env in envs.values():
             env.abandon()
         raise
 
 
-def _assemble(config: Config, envs: dict[str, Environment], say: Say) -> Parts:
+def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: World) -> Parts:
     from air.engine.embedded import EmbeddedEngine
     from air.learn.learner import Learner
+    from air.learn.parallel import shard
 
     loaded = load_model(config, say)
     policy = make_policy(config, loaded)
+    shards = shard(policy, world)  # before the engine looks at the weights
+    plan = _plan(config, policy)
     engine = EmbeddedEngine(
         policy,
         context=config.context,
         max_batch=config.inference.max_batch,
-        kv_tokens=config.inference.kv_tokens or _cuda_tokens(config, policy),
+        kv_tokens=plan.kv_tokens if plan else config.inference.kv_tokens,
         page_size=config.inference.page_size,
         lockstep=config.deterministic,
+        eager=bool(config.inference.model.enforce_eager),
+        lend=plan is not None and not plan.keep_kv,
+        # It lays weights out anew, for good; those that are gathered from shards move with every update.
+        own_forward=False if shards else None,
     )
-    learner = Learner(policy, learner_settings(config))
+    learner = Learner(policy, learner_settings(config), world, shards)
     notes = [*config.warnings(), *loaded.notes]
+    if plan is not None and not plan.fits:
+        notes.append(
+            f"the memory plan has a peak of {plan.peak / 2**30:.1f} GiB where {plan.available / 2**30:.1f} GiB are "
+            "free: `air plan` on the same config says what to change"
+        )
     if any(env.action_format == "tools" for env in envs.values()):
         notes += loaded.tokenizer.tool_notes
-    return Parts(config, loaded, policy, engine, learner, envs, notes)
+    return Parts(config, loaded, policy, engine, learner, envs, notes, world)
 
 
 def load_environments(config: Config) -> dict[str, Environment]:
@@ -97,8 +113,7 @@ def load_environments(config: Config) -> dict[str, Environment]:
                     "delete the line; how many episodes run at once is orchestrator.max_concurrent.",
                 )
             envs[name] = load_environment(entry.id, {**entry.args, "workers": workers})
-        if entry.rewards is not None:
-            envs[name].weigh(entry.rewards)
+        envs[name].weigh(envs[name].reward_weights if entry.rewards is None else entry.rewards)
     return envs
 
 
@@ -145,7 +160,7 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
         use_fp32_adapters(model)
     if config.trainer.model.ac is not None:
         checkpoint_activations(model, config.trainer.model.ac.freq)
-    return Policy(model, logits_head(model), peft)
+    return Policy(model, logits_head(model), peft, config.trainer.model.impl)
 
 
 def check_adapter(peft: Any, config: Config) -> None:
@@ -178,6 +193,7 @@ def learner_settings(config: Config) -> LearnerSettings:
     from air.learn.losses import LossSettings
 
     optim, loss = config.trainer.optim, config.trainer.loss
+    given = {f.name: getattr(loss, f.name) for f in fields(LossSettings)}
     return LearnerSettings(
         lr=optim.lr,
         weight_decay=optim.weight_decay,
@@ -185,14 +201,19 @@ def learner_settings(config: Config) -> LearnerSettings:
         betas=optim.betas,
         warmup_steps=optim.warmup_steps,
         loss=loss.type,
-        loss_settings=LossSettings(loss.clip_low, loss.clip_high, loss.kl_beta, loss.importance_cap),
+        # None is a key that the loss does not have
+        loss_settings=LossSettings(**{name: value for name, value in given.items() if value is not None}),
         passes=loss.passes,
         temperature=config.orchestrator.sampling.temperature,
         token_budget=config.trainer.token_budget,
+        offload=optim.offload,
     )
 
 
-def rollout_settings(config: Config, envs: dict[str, Environment], stop_ids: tuple[int, ...] = ()) -> RolloutSettings:
+def rollout_settings(
+    config: Config, envs: dict[str, Environment], stop_ids: tuple[int, ...] = (), ranks: int = 1
+) -> RolloutSettings:
+    """Of one of `ranks` samplers: together they have as many episodes under way as the config allows."""
     o = config.orchestrator
     s = o.sampling
     named = {(e.name or e.id): e.rewards for e in o.env if e.rewards is not None}
@@ -200,7 +221,7 @@ def rollout_settings(config: Config, envs: dict[str, Environment], stop_ids: tup
         sampling=Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p, stop_ids=stop_ids),
         rollouts_per_example=o.rollouts_per_example,
         seed=config.seed,
-        max_concurrent=o.max_concurrent,
+        max_concurrent=max(1, o.max_concurrent // ranks),
         strategy=o.trajectory_strategy,
         parser=config.inference.model.tool_call_parser,
         deadline_s=o.episode_timeout_s,
@@ -240,13 +261,13 @@ async def check_prompts(parts: Parts, tasks: list[Planned]) -> int:
     return longest
 
 
-def _cuda_tokens(config: Config, policy: Policy) -> int | None:
-    """On CUDA the key/value memory is a share of what is free; on the CPU the engine decides."""
+def _plan(config: Config, policy: Policy) -> Plan | None:
+    """On CUDA the memory is planned: how many keys and values there is room for, and whether they stay in training."""
     import torch
+
+    from air.plan import plan, read_shape
 
     if policy.device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(policy.device)
-    most = config.inference.max_batch * config.context
-    share = int(free * config.inference.gpu_memory_utilization) // policy.kv_bytes_per_token
-    return max(config.context, min(most, share))
+    return plan(config, read_shape(policy.model), free + torch.cuda.memory_reserved(policy.device))

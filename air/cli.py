@@ -156,6 +156,39 @@ def evaluate(
     _print(report) if as_json else print(format_report(report))
 
 
+PLAN_HELP = """air plan @ config.toml [--key value …] [options]
+
+What a run takes of each GPU's memory, from the model's config.json alone; exits with 1 if it does not fit.
+
+  --gpu-memory SIZE    as in 80GiB; default: what the GPU of this machine has
+  --json               print the plan as JSON
+
+Keys:"""
+
+
+@app.command("plan", context_settings=WITH_CONFIG)
+def plan_memory(
+    context: typer.Context,
+    gpu_memory: Annotated[str | None, typer.Option()] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a run takes of the GPU's memory, and what to change if it does not fit: air plan @ config.toml."""
+    config = _config(context, PLAN_HELP)
+    from air.plan.gpu import gpu_memory as available
+    from air.plan.report import make_report
+    from air.plan.shape import find_shape
+    from air.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        display.phase("reading the model's shape")
+        size = available(gpu_memory, config.gpu)
+        shape = find_shape(config.model.name, context=config.context, say=display.say)
+    report = make_report(config, shape, size)
+    text = report.pop("text")
+    _print(report) if as_json else print(text)
+    sys.exit(0 if report["fits"] else 1)
+
+
 @app.command()
 def compare(
     evaluations: Annotated[

@@ -124,7 +124,7 @@ def check_rows(run: Run) -> list[Row]:
     rows: dict[str, Row] = {}
     for directory in [*directories, *sorted((run.path / "evaluations").glob("*"))]:
         for trajectory in read_trajectories(directory):
-            for row in trajectory_rows(trajectory, 0.0, 0.0)[:1]:
+            for row in trajectory_rows(trajectory, [0.0], 0.0)[:1]:
                 if any(row.train) and trajectory.task.id not in rows:
                     rows[trajectory.task.id] = _cut(row)
             if len(rows) == CHECKED_ROWS:

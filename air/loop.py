@@ -1,15 +1,20 @@
-"""The whole algorithm. Sampling and training take turns on one copy of the weights: strictly on-policy."""
+"""The whole algorithm. Sampling and training take turns on one copy of the weights: strictly on-policy.
+
+On several GPUs every rank runs this loop: it samples its share of the groups, gets all of them, and trains its share of
+the rows; the updates add up, so all ranks keep the same policy.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from air.assemble import Parts
 from air.evaluation import evaluate_policy
-from air.learn.advantages import Batch, assign_advantages
+from air.learn.advantages import Batch, TurnWeights, assign_advantages
 from air.learn.checkpoints import prune, save_checkpoint
+from air.learn.overlong import Overlong, shape_overlong
 from air.rollout.sampler import Collected
 from air.rollout.schedule import TaskSchedule
 from air.run import Run
@@ -41,17 +46,19 @@ async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
         clock = time.perf_counter()
         watcher.phase(f"step {step + 1}/{config.max_steps}: sampling", config.orchestrator.batch_size)
         collected = await sampler.collect(
-            step, schedule.batch(step, groups), policy.version, _finished(parts, run, step)
+            step, schedule.batch(step, groups), policy.version, await _finished(parts, run, step)
         )
         sampled = time.perf_counter()
+        collected = _shaped(parts, collected)
         batch = _advantages(parts, collected)
         watcher.phase(f"step {step + 1}/{config.max_steps}: training")
         await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
-        report = learner.update(batch)
+        with engine.aside():
+            report = learner.update(batch)
         await engine.publish(policy.version)
         done = time.perf_counter()
-        run.record(step, collected, batch, report, {"sampling": sampled - clock, "training": done - sampled})
-        watcher.step(run.metrics("train")[-1])
+        times = {"sampling": sampled - clock, "training": done - sampled}
+        watcher.step(run.record(step, collected, batch, report, times))
         finished = step + 1
         if evaluation.interval and finished % evaluation.interval == 0:
             await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
@@ -61,29 +68,45 @@ async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
     return Outcome(before, after)
 
 
-def _finished(parts: Parts, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
+async def _finished(parts: Parts, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
     """Episodes a killed run left in this step. A deterministic run takes all of a step or nothing: in lock-step
     the batch around an episode must be the same as in a run that was never killed."""
     if parts.config.deterministic and not run.recorded(step):
         run.set_aside(step)
+        await parts.world.meet("what a killed run left is set aside, before new episodes are saved")
         return {}
     return run.finished(step)
 
 
+def _shaped(parts: Parts, collected: Collected) -> Collected:
+    """With trainer.loss.overlong, length near its limit has a price in the rewards that are trained on."""
+    config, loss = parts.config, parts.config.trainer.loss
+    if loss.overlong == "off":
+        return collected
+    assert loss.overlong_share is not None and loss.overlong_penalty is not None
+    limit = config.orchestrator.sampling.max_tokens if loss.overlong == "reply" else config.context
+    overlong = Overlong(loss.overlong, limit, loss.overlong_share, loss.overlong_penalty)
+    return replace(collected, groups=shape_overlong(collected.groups, overlong))
+
+
 def _advantages(parts: Parts, collected: Collected) -> Batch:
     loss = parts.config.trainer.loss
+    by_turn = {env.name: TurnWeights(env.reward_weights, env.turn_reward_mode) for env in parts.envs.values()}
     return assign_advantages(
         collected.groups,
         loss=loss.type,
         scale_rewards=loss.scale_rewards,
         token_constant=parts.config.context,
         keep_zero=loss.kl_beta > 0,
+        scale_by=loss.scale_by or "group",
+        turn_weights=by_turn if loss.credit == "turn" else None,
     )
 
 
 async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str) -> list[Trajectory]:
     watcher.phase(f"evaluating {name} on held-out tasks ({split})")
     trajectories = await evaluate_policy(parts, run, step, name, split)
+    await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
     watcher.evaluated(run.metrics("eval")[-1])
     return trajectories
 
@@ -91,7 +114,8 @@ async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: s
 def _checkpoint(parts: Parts, run: Run, step: int) -> None:
     directory = run.path / "checkpoints"
     save_checkpoint(directory, parts.learner, step)
-    prune(directory, parts.config.ckpt.keep_last, best_step(run))
+    if parts.world.first:
+        prune(directory, parts.config.ckpt.keep_last, best_step(run))
 
 
 def best_step(run: Run) -> int | None:

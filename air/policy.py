@@ -57,7 +57,13 @@ AttentionInterface.register(ATTENTION, _attention)
 class Policy:
     """A causal language model with its adapter. `version` counts the updates it has seen."""
 
-    def __init__(self, model: PreTrainedModel, head: Callable[[Tensor], Tensor], peft: PeftModel | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        head: Callable[[Tensor], Tensor],
+        peft: PeftModel | None = None,
+        impl: str = "auto",
+    ) -> None:
         model.set_attn_implementation(ATTENTION)
         if model.config._attn_implementation != ATTENTION:
             raise RuntimeError(f"{type(model).__name__} does not take its attention from transformers' interface")
@@ -66,6 +72,7 @@ class Policy:
         self.decoder: nn.Module = model.get_decoder()
         self.head = head
         self.peft = peft  # PEFT's wrapper around the same module: it knows the adapter's file format
+        self.impl = impl  # "auto": training runs our own forward pass where it knows the architecture; "hf": never
         self.version = 0
 
     @property

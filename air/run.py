@@ -48,6 +48,7 @@ class Run:
         self.path = path
         self.config = config
         self.first_step = 0  # the first that is not in the checkpoint we start from
+        self.writes = True  # of several ranks, only the first keeps the books; all save their episodes
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -92,6 +93,8 @@ class Run:
     def resume(self, step: int) -> None:
         """Go on from a checkpoint that holds the first `step` updates."""
         self.first_step = step
+        if not self.writes:
+            return
         # A checkpoint holds the first `step` steps and follows the evaluation of the same number.
         kept = [
             m for m in self.metrics() if m["step"] < step or (m["step"] == step and m.get("name", "")[:5] == "step_")
@@ -128,7 +131,7 @@ class Run:
 
     def set_aside(self, step: int) -> None:
         """Take the episodes of a step that will be sampled anew out of its way; nothing is deleted."""
-        if self._episodes(step).is_dir():
+        if self.writes and self._episodes(step).is_dir():
             tries = len(list(self._episodes(step).parent.glob(f"aside_{step:04d}_*")))
             os.replace(self._episodes(step), self._episodes(step).with_name(f"aside_{step:04d}_{tries}"))
 
@@ -139,8 +142,13 @@ class Run:
     def evaluation(self, name: str) -> list[Trajectory]:
         return list(self.evaluated(name).values())
 
-    def record(self, step: int, collected: Collected, batch: Batch, report: Report, times: Mapping[str, float]) -> None:
-        """What training made of a step's episodes."""
+    def record(
+        self, step: int, collected: Collected, batch: Batch, report: Report, times: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """What training made of a step's episodes; returns the step's line of metrics."""
+        metrics = step_metrics(step, collected, report, times)
+        if not self.writes:
+            return metrics
         lines = [
             {
                 "id": t.id,
@@ -160,10 +168,12 @@ class Run:
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_text(self.path / "tokens" / f"step_{step:04d}.jsonl", text)
-        append_line(self.path / "metrics.jsonl", step_metrics(step, collected, report, times))
+        append_line(self.path / "metrics.jsonl", metrics)
+        return metrics
 
     def record_evaluation(self, step: int, name: str, metrics: Mapping[str, Any]) -> None:
-        append_line(self.path / "metrics.jsonl", {"kind": "eval", "step": step, "name": name, **metrics})
+        if self.writes:
+            append_line(self.path / "metrics.jsonl", {"kind": "eval", "step": step, "name": name, **metrics})
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         return [m for m in read_lines(self.path / "metrics.jsonl") if kind is None or m["kind"] == kind]

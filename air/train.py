@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,22 @@ from typing import Any
 from air.assemble import assemble, check_prompts, held_out_tasks, load_environments
 from air.config import Config, check_wandb
 from air.errors import AirError, Stopped
+from air.launch import run_ranks
 from air.learn.checkpoints import checkpoints, load_checkpoint
 from air.loop import Outcome, train
 from air.rollout.schedule import TaskSchedule
 from air.run import Run
-from air.warmstart import warmstart
+from air.warmstart import warmstart, warmstart_directory
+from air.watch.base import Watcher
 from air.watch.display import Clock, Display
 from air.watch.sinks import open_sinks
 from air.watch.summary import plot, summary
+from air.world import World
 
 # Prompts measured before the first step; tasks of one environment differ little in length.
 PROMPTS_MEASURED = 64
+# The first rank makes the supervised start, with its demonstrations, while the others wait.
+WARMSTART_S = 6 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,6 @@ class Finished:
 
 def start(config: Config, display: Display, resume: Path | None = None) -> Finished:
     """Train, whatever happens leaving a run that says how it ended and can be resumed."""
-    # The engine's thread holds the interpreter for most of the time; episodes must not wait 5 ms at every await.
-    sys.setswitchinterval(0.001)
     if resume is None:
         check_wandb(config)
         asyncio.run(_check_environments(config))  # what is refused here leaves no empty run behind
@@ -46,9 +50,9 @@ def start(config: Config, display: Display, resume: Path | None = None) -> Finis
         check_wandb(run.config)
         run.lock()
     display.run = run
-    _send_logs_to(display, run.config)
+    send_logs_to(display.say, run.config)
     try:
-        outcome = asyncio.run(_train(run, display, resuming=resume is not None))
+        outcome = _train(run, display, resuming=resume is not None)
     except (KeyboardInterrupt, asyncio.CancelledError):
         run.set_status("stopped", "interrupted")
         raise Stopped(
@@ -76,41 +80,53 @@ async def _check_environments(config: Config) -> None:
 
 
 class _ToDisplay(logging.Handler):
-    def __init__(self, display: Display) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
-        self._display = display
+        self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
+        self._say(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
-def _send_logs_to(display: Display, config: Config) -> None:
+def send_logs_to(say: Callable[[str], None], config: Config) -> None:
     """What any part of air logs, worker processes' last words included, is seen where the run is watched (G1)."""
     logger = logging.getLogger("air")
-    logger.handlers = [_ToDisplay(display)]
+    logger.handlers = [_ToDisplay(say)]
     logger.setLevel(config.orchestrator.log.level.upper())
     logger.propagate = False
 
 
-async def _train(run: Run, display: Display, resuming: bool) -> Outcome:
+def _train(run: Run, display: Display, resuming: bool) -> Outcome:
+    """In this process, or in one for each rank."""
+    if run.config.ranks == 1:
+        return asyncio.run(train_rank(run, display, resuming, World()))
+    run_ranks(run, display, resuming)
+    return Outcome(run.evaluation("before"), run.evaluation("after"))
+
+
+async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -> Outcome:
+    """What each rank of a run does, or its only process."""
+    # The engine's thread holds the interpreter for most of the time; episodes must not wait 5 ms at every await.
+    sys.setswitchinterval(0.001)
     config, clock = run.config, Clock()
     display.say(f"run {run.path}")
     if config.warmstart and not config.model.adapter:
-        made = await warmstart(config, display)
-        config = config.model_copy(update={"model": _started(config, made)})
+        if world.first:
+            await warmstart(config, display)
+        await world.meet("the supervised start, which the first rank makes", WARMSTART_S)
+        config = config.model_copy(update={"model": _started(config, warmstart_directory(config))})
     display.phase("loading the model")
-    parts = assemble(config, display.say)
+    parts = assemble(config, display.say, world)
     try:
         for note in parts.notes:
             display.say(f"note: {note}")
         if resuming:
             _resume(run, parts, display)
-        schedule = TaskSchedule(parts.envs, "train", config.seed)
-        tasks = schedule.batch(0, min(PROMPTS_MEASURED, len(schedule)))
-        tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
-        longest = await check_prompts(parts, tasks)
-        display.say(_opening(config, parts, schedule, longest))
-        with open_sinks(config, run, display) as watchers:
+        if world.first:
+            await _check_and_open(parts, display)
+        await world.meet("the first prompts are measured by the first rank")
+        sinks = config if world.first else config.model_copy(update={"wandb": None})
+        with open_sinks(sinks, run, display) as watchers:
             outcome = await train(parts, run, watchers)
         display.say(f"finished in {clock}")
         return outcome
@@ -125,7 +141,17 @@ def _started(config: Config, made: Path) -> Any:
     return config.model.model_copy(update={"name": str(made / "model")})
 
 
-def _resume(run: Run, parts: Any, display: Display) -> None:
+async def _check_and_open(parts: Any, display: Watcher) -> None:
+    """The first and the held-out prompts fit; what the run will be, in a few lines."""
+    config = parts.config
+    schedule = TaskSchedule(parts.envs, "train", config.seed)
+    tasks = schedule.batch(0, min(PROMPTS_MEASURED, len(schedule)))
+    tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
+    longest = await check_prompts(parts, tasks)
+    display.say(_opening(config, parts, schedule, longest))
+
+
+def _resume(run: Run, parts: Any, display: Watcher) -> None:
     """From the newest checkpoint that can be read, or from the start."""
     step = 0
     for _, path in reversed(checkpoints(run.path / "checkpoints")):
@@ -143,8 +169,9 @@ def _opening(config: Config, parts: Any, schedule: TaskSchedule, longest: int) -
     o = config.orchestrator
     trained = sum(p.numel() for _, p in parts.policy.trainable())
     limits = parts.engine.describe()
+    ranks = f", {parts.world.size} processes" if parts.world.size > 1 else ""
     return (
-        f"{config.model.name} on {parts.policy.device} in {str(parts.policy.dtype).removeprefix('torch.')}, "
+        f"{config.model.name} on {parts.policy.device}{ranks} in {str(parts.policy.dtype).removeprefix('torch.')}, "
         f"{trained / 1e6:.1f} M parameters trained; context {config.context}, longest prompt {longest}, "
         f"key/value memory {limits.memory_bytes / 2**20:.0f} MiB\n"
         + schedule.describe(o.batch_size, o.rollouts_per_example, config.max_steps)

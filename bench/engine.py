@@ -1,12 +1,13 @@
-"""Sampling: our embedded engine and transformers.generate on the same model, one after the other in one run.
+"""Sampling speed at the workloads others report: prompts of 512 random tokens, temperature 1, prefill included.
 
-The workload is what training asks for: `--episodes` multi-turn episodes at once in groups that share a prompt;
-each turn samples `--new` tokens, then a tool answers with `--observation` tokens. transformers.generate gets
-each turn as one left-padded batch, as trainers built on it do; it computes the whole conversation again.
+    python bench/engine.py                               # Qwen3-4B shape, random weights, on one GPU
+    python bench/engine.py --lora 16 --groups            # with an unmerged adapter; 32 prompts × 8 samples too
+    python bench/engine.py --shape smollm2-135m --workloads 256x128
+    python bench/engine.py --shape tiny --workloads 4x16 # runs on a CPU
+    python bench/engine.py --against transformers        # transformers.generate on the same model afterwards
+    python bench/engine.py --engine URL                  # a running vLLM instead of ours
 
-    python bench/engine.py                     # SmolLM2-135M with a LoRA adapter
-    python bench/engine.py --lora none --turns 1
-    python bench/engine.py --lora peft         # PEFT's own forward in our engine, to compare with ours
+The limit: prompts at 700 TFLOP/s, then, at every step, all weights and the key/values so far at 4.3 TB/s (H200).
 """
 
 from __future__ import annotations
@@ -16,113 +17,165 @@ import asyncio
 import platform
 import random
 import time
+from dataclasses import dataclass
 
+import httpx
 import torch
+from shapes import SHAPES, make_model
 
-import air  # noqa: F401  before torch: sets how its threads wait
+import air  # noqa: F401  before torch is used: sets how its threads wait
 from air.engine.base import Sampling
 from air.engine.embedded import EmbeddedEngine
-from air.learn import lora
-from air.models import DEFAULT_MODEL, load, logits_head
+from air.models import logits_head
 from air.policy import Policy
 
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FLOPS, BYTES = 700e12, 4.3e12
+PROMPT = 512
 
 
-def conversations(options: argparse.Namespace, vocabulary: int) -> tuple[list[list[int]], list[list[list[int]]]]:
-    rng = random.Random(0)
+@dataclass(frozen=True)
+class Workload:
+    sequences: int
+    new: int
+    group: int = 1
 
-    def tokens(n: int) -> list[int]:
-        return [rng.randrange(100, vocabulary - 100) for _ in range(n)]
+    @property
+    def name(self) -> str:
+        return f"{self.sequences} × {self.new}" + (f" in groups of {self.group}" if self.group > 1 else "")
 
-    prompts = [tokens(options.prompt) for _ in range(options.episodes // options.group)]
-    observations = [[tokens(options.observation) for _ in range(options.turns)] for _ in range(options.episodes)]
-    return [prompts[i // options.group] for i in range(options.episodes)], observations
+    def prompts(self, vocabulary: int, prompt: int, seed: int) -> list[list[int]]:
+        rng = random.Random(seed)
+        distinct = [
+            [rng.randrange(2, vocabulary) for _ in range(prompt)] for _ in range(-(-self.sequences // self.group))
+        ]
+        return [distinct[i // self.group] for i in range(self.sequences)]
+
+    def limit(self, policy: Policy, prompt: int) -> float:
+        """New tokens per second if the GPU did nothing but the arithmetic of prompts and the reading of memory."""
+        embeddings = policy.model.get_input_embeddings().weight.numel()
+        base = sum(p.numel() for n, p in policy.model.named_parameters() if "lora_" not in n) - embeddings
+        head = embeddings if policy.model.config.tie_word_embeddings else 0
+        computed = self.sequences // self.group * prompt
+        seconds = computed * 2 * base / FLOPS
+        for step in range(self.new):
+            seconds += ((base + head) * 2 + self.sequences * (prompt + step) * policy.kv_bytes_per_token) / BYTES
+        return self.sequences * self.new / seconds
 
 
-async def ours(policy: Policy, options: argparse.Namespace, starts: list, observations: list) -> tuple[float, float]:
-    context = options.prompt + options.turns * (options.new + options.observation)
-    engine = EmbeddedEngine(policy, context=context, max_batch=options.episodes)
-
-    async def episode(i: int) -> None:
-        tokens = list(starts[i])
-        for turn in range(options.turns):
-            found = await engine.generate(tokens, Sampling(options.new, seed=i * 100 + turn))
-            tokens += [*found.token_ids, *observations[i][turn]]
-
+async def sample(engine: EmbeddedEngine, prompts: list[list[int]], new: int) -> float:
     began = time.perf_counter()
-    await asyncio.gather(*[episode(i) for i in range(options.episodes)])
-    seconds = time.perf_counter() - began
-    cached = engine.counters.cached / engine.counters.prompt
+    await asyncio.gather(*[engine.generate(p, Sampling(new, seed=i)) for i, p in enumerate(prompts)])
+    return time.perf_counter() - began
+
+
+async def ours(policy: Policy, options: argparse.Namespace, workloads: list[Workload]) -> None:
+    vocabulary = policy.model.config.vocab_size
+    context = options.prompt + max(w.new for w in workloads)
+    most = max(w.sequences for w in workloads)
+    tokens = max(w.sequences * (options.prompt + w.new + 64) for w in workloads)
+    began = time.perf_counter()
+    engine = EmbeddedEngine(
+        policy, context=context, max_batch=most, kv_tokens=max(tokens, context), eager=options.eager
+    )
+    await sample(engine, [[5, 6, 7]], 4)
+    if policy.device.type == "cuda":
+        torch.cuda.synchronize()
+    print(f"ready after {options.load_s + time.perf_counter() - began:.1f} s (weights made in {options.load_s:.1f} s)")
+    print(f"{'':28s}{'new tok/s':>10s}{'limit':>10s}{'share':>7s}{'prefill s':>11s}{'decode s':>10s}")
+    for workload in workloads:
+        rates = []
+        for repeat in range(options.repeat + 1):  # the first run captures graphs
+            engine.set_version(engine.version + 1)  # no prefix of an earlier run counts
+            before = (engine.counters.prefill_s, engine.counters.decode_s)
+            seconds = await sample(engine, workload.prompts(vocabulary, options.prompt, repeat), workload.new)
+            split = (engine.counters.prefill_s - before[0], engine.counters.decode_s - before[1])
+            rates.append((workload.sequences * workload.new / seconds, *split))
+        rate, prefill, decode = max(rates[1:])
+        limit = workload.limit(policy, options.prompt)
+        print(f"{workload.name:28s}{rate:10.0f}{limit:10.0f}{rate / limit:7.0%}{prefill:11.2f}{decode:10.2f}")
+    print(engine.describe().detail)
     await engine.close()
-    return seconds, cached
 
 
 @torch.no_grad()
-def theirs(model: torch.nn.Module, options: argparse.Namespace, starts: list, observations: list) -> float:
+def transformers_generate(policy: Policy, options: argparse.Namespace, workloads: list[Workload]) -> None:
+    model = policy.model
     model.set_attn_implementation("sdpa")
     model.config.use_cache = True
-    device = next(model.parameters()).device
-    tokens = torch.tensor(starts, device=device)
-    began = time.perf_counter()
-    for turn in range(options.turns):
-        tokens = model.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
+    for workload in workloads:
+        prompts = torch.tensor(workload.prompts(model.config.vocab_size, options.prompt, 1), device=policy.device)
+        began = time.perf_counter()
+        out = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
             do_sample=True,
             temperature=1.0,
             top_k=0,
-            max_new_tokens=options.new,
-            min_new_tokens=options.new,
+            max_new_tokens=workload.new,
+            min_new_tokens=workload.new,
             pad_token_id=0,
         )
-        tokens = torch.cat([tokens, torch.tensor([o[turn] for o in observations], device=device)], 1)
-    return time.perf_counter() - began
+        out[0, 0].item()
+        rate = workload.sequences * workload.new / (time.perf_counter() - began)
+        print(f"{'transformers ' + workload.name:28s}{rate:10.0f}")
+
+
+async def served(url: str, options: argparse.Namespace, workloads: list[Workload]) -> None:
+    """A vLLM (or anything with OpenAI's completions and token-id prompts) at `url`."""
+    vocabulary = SHAPES[options.shape][7]
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+
+        async def one(prompt: list[int], new: int, seed: int) -> int:
+            body = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 1.0, "seed": seed}
+            reply = await client.post("/v1/completions", json={**body, "ignore_eos": True, "logprobs": 0})
+            reply.raise_for_status()
+            return int(reply.json()["usage"]["completion_tokens"])
+
+        print(f"{'':28s}{'new tok/s':>10s}")
+        for workload in workloads:
+            for repeat in range(options.repeat + 1):
+                prompts = workload.prompts(vocabulary, options.prompt, repeat)
+                began = time.perf_counter()
+                new = await asyncio.gather(*[one(p, workload.new, i) for i, p in enumerate(prompts)])
+                rate = sum(new) / (time.perf_counter() - began)
+            print(f"{workload.name:28s}{rate:10.0f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--lora", choices=["ours", "peft", "none"], default="ours")
-    for name, default in [
-        ("episodes", 32),
-        ("group", 8),
-        ("turns", 4),
-        ("prompt", 220),
-        ("new", 24),
-        ("observation", 30),
-    ]:
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--repeat", type=int, default=2, help="take the best of this many runs of each side")
+    parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-4b")
+    parser.add_argument("--workloads", nargs="+", default=["1x128", "8x1500", "64x128", "256x128", "256x512"])
+    parser.add_argument("--groups", action="store_true", help="also 256 × 128 as 32 prompts × 8 samples")
+    parser.add_argument("--lora", type=int, default=None, help="rank of an unmerged adapter")
+    parser.add_argument("--prompt", type=int, default=PROMPT)
+    parser.add_argument("--repeat", type=int, default=1, help="timed runs of each; the best counts")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--against", choices=["transformers"], default=None)
+    parser.add_argument("--engine", default=None, metavar="URL", help="measure a running vLLM instead of ours")
     options = parser.parse_args()
-
-    loaded = load(options.model, dtype=options.dtype)
-    model = loaded.model
-    if options.lora == "peft":
-        lora.LoraLinear.forward = lora.PeftLinear.forward  # type: ignore[method-assign]
-    if options.lora != "none":
-        lora.attach_lora(model, 16, 32, TARGETS)
-    policy = Policy(model, logits_head(model))
-    starts, observations = conversations(options, model.config.vocab_size)
-    new = options.episodes * options.turns * options.new
-    mine, other, cached = [], [], 0.0
-    for _ in range(options.repeat):
-        model.set_attn_implementation("air")
-        seconds, cached = asyncio.run(ours(policy, options, starts, observations))
-        mine.append(seconds)
-        other.append(theirs(model, options, starts, observations))
-    print(
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"{loaded.dtype}, lora {options.lora}, {time.strftime('%Y-%m-%d')}"
-    )
-    print(
-        f"{options.episodes} episodes × {options.turns} turns × {options.new} new tokens, prompts of {options.prompt}"
-    )
-    print(f"{'':24s}{'seconds':>9s}{'new tok/s':>11s}")
-    print(f"{'transformers.generate':24s}{min(other):9.1f}{new / min(other):11.0f}")
-    print(f"{'air embedded':24s}{min(mine):9.1f}{new / min(mine):11.0f}   {cached:.0%} of prompt tokens from the cache")
-    print(f"ratio {min(other) / min(mine):.2f}")
+    workloads = [Workload(*map(int, w.split("x"))) for w in options.workloads]
+    if options.groups:
+        workloads.append(Workload(256, 128, 8))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    print(f"{name}, torch {torch.__version__}, {options.shape}, lora {options.lora}, {time.strftime('%Y-%m-%d')}")
+    if options.engine:
+        asyncio.run(served(options.engine, options, workloads))
+        return
+    began = time.perf_counter()
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model, peft = make_model(options.shape, device, dtype, options.lora)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    options.load_s = time.perf_counter() - began
+    policy = Policy(model, logits_head(model), peft)
+    asyncio.run(ours(policy, options, workloads))
+    if device == "cuda":
+        print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+    if options.against:
+        transformers_generate(policy, options, workloads)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def gaps(flags: dict[str, str]) -> tuple[list[float], list[Trajectory]]:
             plan = TaskSchedule(parts.envs, "train", 0).batch(0, groups)
             collected = await parts.sampler(lambda *_: None).collect(0, plan, 0)
             trajectories = [t for g in collected.groups for t in g.trajectories]
-            rows = [row for t in trajectories for row in trajectory_rows(t, 1.0, 1.0)]
+            rows = [row for t in trajectories for row in trajectory_rows(t, [1.0], 1.0)]
             return parts.learner.logprobs(rows), rows, trajectories
         finally:
             await parts.close()

@@ -201,7 +201,17 @@ def test_flags_into_environments(tmp_path: Path):
         (["--orchestrator.sampling.temperature", "0"], ["greater than 0"]),
         (["--orchestrator.oversampling_factor", "0.5"], ["greater than or equal to 1"]),
         (["--trainer.model.lora.dropout", "0.1"], ["must be 0 in RL", "--trainer.model.lora.dropout 0.0"]),
-        (["--trainer.loss.credit", "turn"], ["not in this version", "--trainer.loss.credit trajectory"]),
+        (["--trainer.loss.type=rloo", "--trainer.loss.clip_low=0.1"], ["clip_low = 0.1", "rloo", "leave it out"]),
+        (["--trainer.loss.type=rloo", "--trainer.loss.clip_high=0.1"], ["clip_high = 0.1", "rloo", "leave it out"]),
+        (["--trainer.loss.type=cispo", "--trainer.loss.clip_low=0.1"], ["clip_low = 0.1", "cispo", "leave it out"]),
+        (["--trainer.loss.type=rloo", "--trainer.loss.passes=2"], ["neither ratio nor clip", "passes 1"]),
+        (["--trainer.loss.kl_estimator", "k2"], ['kl_estimator = "k2"', "no effect with kl_beta = 0", "leave it out"]),
+        (["--trainer.loss.scale_by=batch", "--no-trainer.loss.scale_rewards"], ["scale_rewards = false"]),
+        (["--trainer.loss.scale_by=batch", "--trainer.loss.type=dr_grpo"], ["scale_rewards = false"]),
+        (["--trainer.loss.importance_floor", "0.5"], ['importance_mode = "truncate"', "leave it out"]),
+        (["--trainer.loss.overlong_share", "0.5"], ['no effect with overlong = "off"', "leave it out"]),
+        (["--trainer.loss.overlong_penalty", "0.5"], ['no effect with overlong = "off"', "leave it out"]),
+        (["--trainer.loss.type", "gpso"], ["--trainer.loss.type gspo"]),
         (
             ["--inference.backend", "vllm"],
             ["not in this version", 'backend = "embedded"', "trainer's own weights"],
@@ -227,16 +237,32 @@ def test_refusals_of_flags(argv: list[str], words: list[str]):
         ),
         (
             "inference_gpu_ids = [0]\ntrainer_gpu_ids = [2, 3]",
-            "one GPU",
-            "inference_gpu_ids = [2]\n    trainer_gpu_ids = [2]",
+            "different GPUs",
+            "inference_gpu_ids = [2, 3]\n    trainer_gpu_ids = [2, 3]",
         ),
-        ("trainer_gpu_ids = [2, 3]", "one GPU", "trainer_gpu_ids = [2]"),
-        ("inference_gpu_ids = [2, 3]", "one in this version", "trainer_gpu_ids = [2]"),
+        ("trainer_gpu_ids = [2, 3, 2]", "names a GPU twice", "trainer_gpu_ids = [2, 3]"),
+        ("inference_gpu_ids = [3, 3]", "names a GPU twice", "inference_gpu_ids = [3]"),
+        ("trainer_gpu_ids = [2, 3]\ntrainer.processes = 3", "one process for each of the 2 GPUs", "processes = 2"),
     ],
 )
 def test_gpus(tmp_path: Path, text: str, problem: str, corrected: str):
     answer = refusal("@", write(tmp_path, "a.toml", text))
     assert problem in answer and corrected in answer and "a.toml:1" in answer and "mistakes" not in answer
+
+
+def test_several_gpus_have_a_process_each():
+    for flags, gpus, ranks in [
+        (["--trainer_gpu_ids=[2,3]"], [2, 3], 2),
+        (["--inference_gpu_ids=[2,3]"], [2, 3], 2),
+        (["--inference_gpu_ids=[3,2]", "--trainer_gpu_ids=[2,3]"], [2, 3], 2),
+        (["--trainer_gpu_ids=[2,3]", "--trainer.processes=2"], [2, 3], 2),
+        (["--trainer_gpu_ids=[2,3]", "--model.device=cpu"], [2, 3], 1),
+        (["--trainer.processes=3"], [], 3),
+        ([], [], 1),
+    ]:
+        config = load_config(flags)
+        assert (config.gpus, config.ranks) == (gpus, ranks)
+    assert "not evenly shared by 3" in load_config(["--trainer.processes=3"]).warnings()[0]
 
 
 def test_disjoint_gpus_are_not_the_complaint_with_vllm():
@@ -314,6 +340,49 @@ def test_configs_made_in_python_are_checked_too():
         Config().max_steps = 3  # type: ignore[misc]
 
 
+def test_a_loss_brings_its_papers_values_along():
+    loss = load_config([]).trainer.loss
+    assert (loss.clip_low, loss.clip_high, loss.scale_rewards, loss.scale_by) == (0.2, 0.2, True, "group")
+    assert (loss.kl_estimator, loss.overlong_share, loss.importance_floor) == (None, None, None)
+    loss = load_config(["--trainer.loss.type=dapo", "--trainer.loss.kl_beta=0.1"]).trainer.loss
+    assert (loss.clip_low, loss.clip_high, loss.kl_estimator) == (0.2, 0.28, "k3")
+    loss = load_config(["--trainer.loss.type=gspo", "--trainer.loss.clip_high=1e-3"]).trainer.loss
+    assert (loss.clip_low, loss.clip_high) == (3e-4, 1e-3)
+    loss = load_config(["--trainer.loss.type=cispo", "--trainer.loss.overlong=reply"]).trainer.loss
+    assert (loss.clip_low, loss.clip_high, loss.overlong_share, loss.overlong_penalty) == (None, 4.0, 0.2, 1.0)
+    loss = load_config(["--trainer.loss.type=rloo", "--trainer.loss.clip_low=none"]).trainer.loss
+    assert (loss.clip_low, loss.clip_high, loss.scale_rewards, loss.scale_by) == (None, None, False, None)
+    loss = load_config(["--trainer.loss.type=dr_grpo", "--trainer.loss.scale_rewards"]).trainer.loss
+    assert (loss.scale_rewards, loss.scale_by) == (True, "group")
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"])
+def test_the_resolved_toml_of_every_loss_loads_to_the_same(tmp_path: Path, kind: str):
+    flags = [f"--trainer.loss.type={kind}", "--trainer.loss.overlong=episode", "--trainer.loss.importance_mode=mask"]
+    config = load_config([*flags, "--trainer.loss.kl_beta=0.1", "--trainer.loss.credit=turn"])
+    assert load_config(["@", write(tmp_path, "resolved.toml", to_toml(config))]) == config
+
+
+def test_losses_that_act_from_the_second_pass_on_warn():
+    loss = "--trainer.loss"
+    (warning,) = load_config([f"{loss}.clip_high=0.3"]).warnings()
+    assert "clip_high = 0.3" in warning and "nothing is ever clipped" in warning
+    (warning,) = load_config([f"{loss}.type=gspo"]).warnings()
+    assert 'the gradient of "grpo"' in warning
+    assert load_config([f"{loss}.type=gspo", f"{loss}.clip_high=0.3", f"{loss}.passes=2"]).warnings() == []
+    (warning,) = load_config([f"{loss}.credit=turn", "--orchestrator.buffer.online_difficulty_filtering"]).warnings()
+    assert "whose turns differ" in warning
+
+
+def test_credit_by_turn_needs_one_set_of_weights_per_environment(tmp_path: Path):
+    envs = '[[orchestrator.env]]\nid = "mlgym"\nname = "a"\nrewards = { tool = 1.0 }\n'
+    envs += '[[orchestrator.env]]\nid = "mlgym"\nname = "b"\nrewards = { tool = 0.5 }\n'
+    file = write(tmp_path, "a.toml", envs)
+    assert load_config(["@", file])
+    answer = refusal("@", file, "--trainer.loss.credit", "turn")
+    assert "need the same rewards" in answer and 'credit = "trajectory"' in answer
+
+
 def test_truncated_sampling_and_unused_gpus_warn():
     sampling = "--orchestrator.sampling"
     (warning,) = load_config([f"{sampling}.top_p=0.9", f"{sampling}.top_k=5", f"{sampling}.min_p=0.1"]).warnings()
@@ -337,7 +406,7 @@ def test_truncated_sampling_and_unused_gpus_warn():
         ("--batch-size 16 --gradient-accumulation-steps 8 --num-processes 3", "16 × 8 × 3 = 384"),
         ("--gradient-accumulation-steps 8", "trainer.token_budget"),
         ("--max-completion-length 1024", "--orchestrator.sampling.max_tokens 1024"),
-        ("--num-processes 3", "leave it out"),
+        ("--num-processes 3", "--trainer.processes 3"),
         ("--data-parallel-size 2", "leave it out"),
         ("--config-file zero3.yaml", "leave it out"),
         ("--datasets a,b,train[:256]", 'id = "musique"\n    args = { datasets = "a,b,train[:256]" }'),

@@ -28,7 +28,7 @@ class Alias:
         return {self.key: True if typed is None else typed}
 
 
-_ONE_PROCESS = "one process samples and trains, on one GPU in this version (several come later)"
+_OWN_RANKS = "air starts its processes itself, one for each of trainer_gpu_ids, and each samples and trains"
 _PER_STEP = "air counts a batch in trajectories per step, over all devices and accumulation steps"
 
 # Flags of the MuSiQue command lines (also met as keys in TOML files). All are refused with the equivalent,
@@ -52,9 +52,9 @@ ALIASES: dict[str, Alias] = {
     ),
     "max_completion_length": Alias("orchestrator.sampling.max_tokens", "it is counted per reply"),
     "datasets": Alias("orchestrator.env.0.args.datasets", "data sets belong to the environment"),
-    "num_processes": Alias(why=_ONE_PROCESS),
-    "data_parallel_size": Alias(why=f"the sampler uses the trainer's own weights: {_ONE_PROCESS}"),
-    "config_file": Alias(why=f"there is nothing to launch or shard: {_ONE_PROCESS}"),
+    "num_processes": Alias("trainer.processes", _OWN_RANKS),
+    "data_parallel_size": Alias(why=f"the sampler uses the trainer's own weights: {_OWN_RANKS}"),
+    "config_file": Alias(why=f"there is nothing else to launch; full fine-tuning is sharded by itself: {_OWN_RANKS}"),
 }
 
 # Keys of other trainers' TOML files, wherever they were written.

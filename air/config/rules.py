@@ -15,8 +15,17 @@ from air.errors import AirError
 if TYPE_CHECKING:
     from air.config.schema import Config
 
-NOT_YET = ("vllm", "turn")  # in the schema, so that they are refused with a reason rather than as unknown
+NOT_YET = ("vllm",)  # in the schema, so that they are refused with a reason rather than as unknown
 LORA_LR_FLOOR = 1e-5  # below it, runs of weeks showed no visible update (A10)
+# What each loss has of the keys that not every loss has, with the values of its paper (docs/losses.md).
+LOSS_KEYS: dict[str, dict[str, Any]] = {
+    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "scale_rewards": True},
+    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2, "scale_rewards": False},
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "scale_rewards": True},
+    "gspo": {"clip_low": 0.0003, "clip_high": 0.0004, "scale_rewards": True},
+    "cispo": {"clip_high": 4.0, "scale_rewards": True},
+    "rloo": {"scale_rewards": False},
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Conflict:
 
 
 def conflicts(config: Config) -> list[Conflict]:
-    return [*_groups(config), *_lengths(config), *_gpus(config), *_not_in_this_version(config)]
+    return [*_groups(config), *_lengths(config), *_loss(config), *_gpus(config), *_not_in_this_version(config)]
 
 
 def _groups(config: Config) -> Iterator[Conflict]:
@@ -79,36 +88,84 @@ def _lengths(config: Config) -> Iterator[Conflict]:
         )
 
 
+def _loss(config: Config) -> Iterator[Conflict]:
+    loss = config.trainer.loss
+    has = LOSS_KEYS[loss.type]
+    idle = {
+        "clip_low": "clip_low" not in has and f'type = "{loss.type}", which does not clip from below',
+        "clip_high": "clip_high" not in has and f'type = "{loss.type}", which does not clip',
+        "kl_estimator": loss.kl_beta == 0 and "kl_beta = 0, which leaves the KL term out",
+        "scale_by": not loss.scale_rewards and "scale_rewards = false",
+        "importance_floor": loss.importance_mode != "mask" and f'importance_mode = "{loss.importance_mode}"',
+        "overlong_share": loss.overlong == "off" and 'overlong = "off"',
+        "overlong_penalty": loss.overlong == "off" and 'overlong = "off"',
+    }
+    for key, why in idle.items():
+        value = getattr(loss, key)
+        if why and value is not None:
+            name = f"trainer.loss.{key}"
+            shown = f'"{value}"' if isinstance(value, str) else f"{value:g}"
+            yield Conflict((name,), f"{key} = {shown} has no effect with {why}", {name: None})
+    if loss.type == "rloo" and loss.passes > 1:
+        yield Conflict(
+            ("trainer.loss.passes", "trainer.loss.type"),
+            f'passes = {loss.passes} does not go with type = "rloo": it has neither ratio nor clip, so after the first '
+            "update it would go on as if the batch came from the new policy",
+            {"trainer.loss.passes": 1},
+        )
+    if loss.credit == "turn":
+        yield from _turn_credit(config)
+
+
+def _turn_credit(config: Config) -> Iterator[Conflict]:
+    """A trajectory knows its environment's id: two entries of one id cannot weigh their turns differently."""
+    first: dict[str, int] = {}
+    for index, entry in enumerate(config.orchestrator.env):
+        before = first.setdefault(entry.id, index)
+        if entry.rewards != config.orchestrator.env[before].rewards:
+            yield Conflict(
+                (f"orchestrator.env.{index}.rewards", "trainer.loss.credit"),
+                f'with credit = "turn", both environments with id = "{entry.id}" need the same rewards',
+                {"trainer.loss.credit": "trajectory"},
+            )
+
+
+def loss_defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """Fill in what the chosen loss has and what a key that was given brings along."""
+    chosen = data.get("type", "grpo")
+    filled = dict(LOSS_KEYS.get(chosen, {})) if isinstance(chosen, str) else {}
+    if data.get("scale_rewards", filled.get("scale_rewards")) is True:
+        filled["scale_by"] = "group"
+    if isinstance(beta := data.get("kl_beta"), int | float) and beta > 0:
+        filled["kl_estimator"] = "k3"
+    if data.get("overlong") in ("reply", "episode"):
+        filled |= {"overlong_share": 0.2, "overlong_penalty": 1.0}
+    return filled | {key: value for key, value in data.items() if value is not None or key not in filled}
+
+
 def _gpus(config: Config) -> Iterator[Conflict]:
-    trainer, inference = config.trainer_gpu_ids, config.inference_gpu_ids
-    ids = trainer or inference or []
-    one = {"inference_gpu_ids": ids[:1], "trainer_gpu_ids": ids[:1]}
-    embedded = config.inference.backend == "embedded"
-    if trainer and inference and set(trainer) != set(inference) and embedded:
+    trainer, inference, gpus = config.trainer_gpu_ids, config.inference_gpu_ids, config.gpus
+    if trainer and inference and set(trainer) != set(inference) and config.inference.backend == "embedded":
         yield Conflict(
             ("inference_gpu_ids", "trainer_gpu_ids"),
             f"inference_gpu_ids = {inference} and trainer_gpu_ids = {trainer} are different GPUs, but the "
-            "embedded backend samples on the trainer's own weights, on the trainer's GPU"
-            + ("; this version trains on one GPU (several come later)" if len(trainer) > 1 else ""),
-            one,
+            "embedded backend samples on the trainer's own weights, on the trainer's "
+            + ("GPUs" if len(trainer) > 1 else "GPU"),
+            {"inference_gpu_ids": trainer, "trainer_gpu_ids": trainer},
         )
         return
-    if trainer and len(trainer) > 1:
-        yield Conflict(
-            ("trainer_gpu_ids",),
-            f"trainer_gpu_ids = {trainer}: this version trains on one GPU (several come later)",
-            one if inference else {"trainer_gpu_ids": ids[:1]},
-        )
-    elif not trainer and inference and len(inference) > 1 and embedded:
-        yield Conflict(
-            ("inference_gpu_ids",),
-            f"inference_gpu_ids = {inference}: the embedded backend samples on the trainer's GPU, one in "
-            "this version (several come later)",
-            {"trainer_gpu_ids": ids[:1]},
-        )
     for key, values in (("trainer_gpu_ids", trainer), ("inference_gpu_ids", inference)):
         if any(gpu < 0 for gpu in values or []):
             yield Conflict((key,), f"{key} = {values}: a GPU's number is 0 or more", {key: [0]})
+        elif values and len(set(values)) < len(values):
+            yield Conflict((key,), f"{key} = {values} names a GPU twice", {key: sorted(set(values))})
+    processes = config.trainer.processes
+    if gpus and processes not in (None, len(gpus)) and config.model.device != "cpu":
+        yield Conflict(
+            ("trainer.processes", "trainer_gpu_ids" if trainer else "inference_gpu_ids"),
+            f"trainer.processes = {processes}, but there is one process for each of the {len(gpus)} GPUs {gpus}",
+            {"trainer.processes": len(gpus)},
+        )
 
 
 def _not_in_this_version(config: Config) -> Iterator[Conflict]:
@@ -133,19 +190,6 @@ def _not_in_this_version(config: Config) -> Iterator[Conflict]:
             'backend = "vllm" is not in this version; use backend = "embedded", '
             "which samples on the trainer's own weights",
             {"inference.backend": "embedded"},
-        )
-    if config.trainer.loss.credit == "turn":
-        yield Conflict(
-            ("trainer.loss.credit",),
-            'credit = "turn" is not in this version: advantages are computed per trajectory, '
-            "from the weighted sum of its rewards",
-            {"trainer.loss.credit": "trajectory"},
-        )
-    if config.inference.model.enforce_eager is False:
-        yield Conflict(
-            ("inference.model.enforce_eager",),
-            "enforce_eager = false asks for decode graphs, which come in a later version",
-            {"inference.model.enforce_eager": True},
         )
     if config.inference.model.enable_auto_tool_choice is False:
         yield Conflict(
@@ -206,6 +250,7 @@ def warnings(config: Config) -> list[str]:
             f"trainer.optim.lr = {lr:g} is small for LoRA, where 1e-5 to 5e-4 is usual: expect no visible "
             "update. Try --trainer.optim.lr 1e-4"
         )
+    found += _loss_warnings(config)
     truncated = [
         f"{name} = {value:g}"
         for name, value, off in (
@@ -223,7 +268,40 @@ def warnings(config: Config) -> list[str]:
         )
     if config.model.device == "cpu" and config.gpu is not None:
         found.append(f'model.device = "cpu": the GPU named in trainer_gpu_ids ({config.gpu}) is not used')
+    groups = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+    if groups % config.ranks:
+        found.append(
+            f"{groups} groups a step (batch_size / rollouts_per_example) are not evenly shared by {config.ranks} "
+            "processes, which sample whole groups: some wait for the others"
+        )
     return found
+
+
+def _loss_warnings(config: Config) -> Iterator[str]:
+    """On the first pass every ratio is 1: what only acts on ratios acts from the second on."""
+    loss = config.trainer.loss
+    if loss.credit == "turn" and config.orchestrator.buffer.online_difficulty_filtering:
+        yield (
+            "orchestrator.buffer.online_difficulty_filtering leaves out groups whose rewards are equal as a whole, "
+            'also those whose turns differ and could be learned from with trainer.loss.credit = "turn"'
+        )
+    if loss.passes > 1:
+        return
+    usual = LOSS_KEYS[loss.type]
+    clips = [
+        f"{key} = {getattr(loss, key):g}" for key in ("clip_low", "clip_high") if getattr(loss, key) != usual.get(key)
+    ]
+    if clips:
+        yield (
+            f"trainer.loss has {', '.join(clips)}, but with passes = 1 nothing is ever clipped: each batch is sampled "
+            "from the newest weights and used for one update. It acts from --trainer.loss.passes 2 on"
+        )
+    if loss.type in ("gspo", "cispo"):
+        same = {"gspo": "grpo", "cispo": "dapo"}[loss.type]
+        yield (
+            f'trainer.loss.type = "{loss.type}" with passes = 1 has the gradient of "{same}": they differ from '
+            "--trainer.loss.passes 2 on"
+        )
 
 
 def check_wandb(config: Config) -> None:

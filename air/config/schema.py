@@ -76,7 +76,8 @@ class TrainerModelConfig(Section):
         description="The longest sequence trained on; follows orchestrator.seq_len where not given.",
     )
     impl: Literal["auto", "hf"] = Field(
-        default="auto", description="Which modules run; both are transformers' own with our attention."
+        default="auto",
+        description="What training runs: our forward pass where the architecture is known, or transformers' layers.",
     )
     train: Literal["lora", "full"] = Field(default="lora", description="Train an adapter, or all the weights.")
     ac: AcConfig | None = Field(default=None, description="Activation checkpointing; off without this table.")
@@ -89,6 +90,10 @@ class OptimConfig(Section):
     max_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's two decay rates, each below 1.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which lr rises linearly from zero.")
+    offload: bool = Field(
+        default=False,
+        description="Keep the optimiser's state and fp32 weights in the CPU's memory: less GPU memory, slower updates.",
+    )
 
     @field_validator("betas", mode="before")
     @classmethod
@@ -104,19 +109,57 @@ class OptimConfig(Section):
 
 
 class LossConfig(Section):
-    type: Literal["grpo", "dr_grpo"] = Field(default="grpo", description="The policy-gradient loss.")
+    """docs/losses.md has the formulas. A key that the chosen loss does not have is None, and refused if given."""
+
+    type: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"] = Field(
+        default="grpo", description="The policy-gradient loss."
+    )
     kl_beta: float = Field(default=0.0, ge=0, description="Weight of the KL term to the starting model (0: none).")
-    clip_low: float = Field(default=0.2, gt=0, le=1, description="The ratio is clipped below 1 - clip_low.")
-    clip_high: float = Field(default=0.2, gt=0, description="The ratio is clipped above 1 + clip_high.")
-    scale_rewards: bool = Field(default=True, description="Divide advantages by the group's standard deviation.")
+    kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
+        default=None, description="The KL term: k1 off the advantage, k2 or k3 in the loss; by default k3."
+    )
+    clip_low: float | None = Field(
+        default=None, gt=0, le=1, description="The ratio is clipped below 1 - clip_low; by default 0.2, gspo 0.0003."
+    )
+    clip_high: float | None = Field(
+        default=None,
+        gt=0,
+        description="The ratio is clipped above 1 + clip_high; by default 0.2, dapo 0.28, gspo 0.0004, cispo 4.",
+    )
+    scale_rewards: bool = Field(
+        default=True, description="Divide advantages by a standard deviation; by default not for dr_grpo and rloo."
+    )
+    scale_by: Literal["group", "batch"] | None = Field(
+        default=None, description="The rewards whose standard deviation that is; by default the group's."
+    )
     importance_cap: float = Field(
         default=2.0, ge=1, description="Cap on the weight that corrects for sampler and trainer differing."
+    )
+    importance_mode: Literal["truncate", "mask"] = Field(
+        default="truncate", description="Weights above the cap are cut to it, or their tokens left out."
+    )
+    importance_floor: float | None = Field(
+        default=None, gt=0, lt=1, description="With mask: tokens with a weight below this are left out too."
+    )
+    overlong: Literal["off", "reply", "episode"] = Field(
+        default="off", description="Penalise replies near max_tokens, or episodes near the context's end."
+    )
+    overlong_share: float | None = Field(
+        default=None, gt=0, le=1, description="The last share of the limit, where the penalty grows; by default 0.2."
+    )
+    overlong_penalty: float | None = Field(
+        default=None, gt=0, description="The penalty at the limit, in units of reward; by default 1."
     )
     passes: int = Field(default=1, ge=1, description="Optimiser updates over one batch.")
     credit: Literal["trajectory", "turn"] = Field(
         default="trajectory",
-        description="One advantage for the whole trajectory (turn: not in this version).",
+        description="One advantage for a whole trajectory, or one per turn from the rewards that follow it.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        return rules.loss_defaults(data) if isinstance(data, dict) else data
 
 
 class TrainerConfig(Section):
@@ -124,6 +167,11 @@ class TrainerConfig(Section):
         default=4096,
         ge=16,
         description="Tokens in one forward and backward; gradient accumulation follows from it.",
+    )
+    processes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Processes that sample and train together; by default one for each of trainer_gpu_ids, or one.",
     )
     model: TrainerModelConfig = Field(default_factory=TrainerModelConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
@@ -229,7 +277,7 @@ class InferenceModelConfig(Section):
         ge=16,
         description="The sampler's context is the smaller of this and orchestrator.seq_len.",
     )
-    enforce_eager: bool | None = Field(default=None, description="No decode graphs; always so in this version.")
+    enforce_eager: bool | None = Field(default=None, description="No decode graphs on CUDA (the CPU has none).")
     tool_call_parser: Literal["auto", "hermes", "json"] = Field(
         default="auto", description="How tool calls are read from a reply; auto takes both forms."
     )
@@ -281,7 +329,9 @@ class Config(Section):
         description="Sets trainer.model.seq_len and orchestrator.seq_len where these are not given.",
     )
     inference_gpu_ids: list[int] | None = Field(default=None, min_length=1, description="Same as trainer_gpu_ids.")
-    trainer_gpu_ids: list[int] | None = Field(default=None, min_length=1, description="The GPU to use, as in [0].")
+    trainer_gpu_ids: list[int] | None = Field(
+        default=None, min_length=1, description="The GPUs to use, as in [0]; on each, a process samples and trains."
+    )
     model: ModelConfig = Field(default_factory=ModelConfig)
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; off without this table.")
     ckpt: CkptConfig = Field(default_factory=CkptConfig)
@@ -299,10 +349,19 @@ class Config(Section):
         return min(self.orchestrator.seq_len, limit) if limit else self.orchestrator.seq_len
 
     @property
+    def gpus(self) -> list[int]:
+        """The GPUs named for this run."""
+        return self.trainer_gpu_ids or self.inference_gpu_ids or []
+
+    @property
     def gpu(self) -> int | None:
-        """The one GPU named for this run, if any is."""
-        ids = self.trainer_gpu_ids or self.inference_gpu_ids
-        return ids[0] if ids else None
+        """The first GPU named for this run, if any is."""
+        return self.gpus[0] if self.gpus else None
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train this run together."""
+        return self.trainer.processes or (max(1, len(self.gpus)) if self.model.device != "cpu" else 1)
 
     def warnings(self) -> list[str]:
         """What is allowed but seldom meant."""

@@ -21,6 +21,10 @@ class Sampling:
     seed: int = 0
     stop_ids: tuple[int, ...] = ()
 
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -30,7 +34,8 @@ class Generation:
     version: int  # of the policy that sampled it
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     queue_s: float = 0.0
-    model_s: float = 0.0
+    model_s: float = 0.0  # from its start to its last token
+    prefill_s: float = 0.0  # of that, to its first token
 
 
 @dataclass(frozen=True, slots=True)

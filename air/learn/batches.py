@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from air.learn.part_kernels import flash_kernel
+from air.learn.tree_attention import Tree, nodes_of, to_device
 from air.prefix import common_prefix
 
 # A shorter common stretch is cheaper to compute twice than to split segments for.
@@ -57,29 +60,32 @@ class MicroBatch:
 
 
 class PackedPlan:
-    """Implements policy.Plan for a micro-batch, and says which hidden state predicts which trained token."""
+    """Implements policy.Plan for a micro-batch, and says which hidden state predicts which trained token.
+
+    What the layers share is made once: on CUDA the layout for the flash kernels, elsewhere a mask per segment.
+    """
 
     def __init__(self, batch: MicroBatch, device: torch.device) -> None:
+        self._device = device
         self._segments = batch.segments
         self._lengths = [len(s.tokens) for s in batch.segments]
-        self.tokens = torch.tensor([t for s in batch.segments for t in s.tokens], device=device)
-        self.positions = torch.tensor(
-            [s.place + i for s in batch.segments for i in range(len(s.tokens))], device=device
-        )
-        self._masks = [self._mask(s, device) for s in batch.segments]
+        starts = [s.start for s in batch.segments]
+        nodes = nodes_of(starts, self._lengths, [s.ancestors for s in batch.segments])
+        self._tree = Tree(nodes, device) if device.type == "cuda" else None
+        self._masks = [] if device.type == "cuda" else [self._mask(s, device) for s in batch.segments]
         self._float_masks: dict[tuple[int, int], Tensor] = {}
-        sources: list[int] = []
-        targets: list[int] = []
-        self.rows: list[int] = []  # of each trained token, its row
-        for r, row in enumerate(batch.rows):
-            flat = [batch.segments[s].start + i for s in batch.paths[r] for i in range(len(batch.segments[s].tokens))]
-            for i, trained in enumerate(row.train):
-                if trained:
-                    sources.append(flat[i - 1])
-                    targets.append(row.tokens[i])
-                    self.rows.append(r)
-        self.sources = torch.tensor(sources, device=device, dtype=torch.long)
-        self.targets = torch.tensor(targets, device=device, dtype=torch.long)
+        places = np.repeat([s.place - s.start for s in batch.segments], self._lengths)
+        sources, targets, owners = _trained(batch)
+        self.rows: list[int] = owners.tolist()  # of each trained token, its row
+        pieces = [
+            np.fromiter((t for s in batch.segments for t in s.tokens), np.int64, batch.computed_tokens),
+            np.arange(batch.computed_tokens) + places,
+            sources,
+            targets,
+        ]
+        sizes = [len(piece) for piece in pieces]
+        self.tokens, self.positions, self.sources, self.targets = to_device(np.concatenate(pieces), device).split(sizes)
+        self.pairs = sum(node.pairs for node in nodes)  # of a query and a key that it sees
 
     def _mask(self, segment: Segment, device: torch.device) -> Tensor:
         n = len(segment.tokens)
@@ -89,12 +95,31 @@ class PackedPlan:
     def _float_mask(self, segment: int, repeat: int, dtype: torch.dtype) -> Tensor:
         """Made at the first layer, used by all: torch would turn a boolean mask into this one at every call."""
         key = (segment, repeat)
+        if not self._masks:  # on CUDA, for a type or a head size that the flash kernels do not take
+            self._masks = [self._mask(s, self._device) for s in self._segments]
         if key not in self._float_masks:
             mask = self._masks[segment].repeat(repeat, 1)
             self._float_masks[key] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))[None, None]
         return self._float_masks[key]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        return self.attention(query, key, value, scale)
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, kept: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """As `attend`, which is the same in every layer. `kept` is what `keep` gave for the same inputs."""
+        kernel = flash_kernel(query, key.shape[1])
+        if kernel is None or self._tree is None:
+            return self._masked(query, key, value, scale)
+        return self._tree.attend(query, key, value, scale, kernel, kept)
+
+    def keep(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+        """The answer and what its gradient needs, or None where that is not to be had."""
+        kernel = flash_kernel(query, key.shape[1])
+        return None if kernel is None or self._tree is None else self._tree.forward(query, key, value, scale, kernel)
+
+    def _masked(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         heads, dim = query.shape[1:]
         kv_heads = key.shape[1]
         per_kv = heads // kv_heads
@@ -111,6 +136,19 @@ class PackedPlan:
             out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
             outs.append(out.view(kv_heads, per_kv, n, dim).permute(2, 0, 1, 3).reshape(n, heads, dim))
         return torch.cat(outs)
+
+
+def _trained(batch: MicroBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each trained token, by rows: the flat place of the token before it, its id, its row."""
+    sources, targets, owners = [], [], []
+    for r, row in enumerate(batch.rows):
+        pieces = [batch.segments[s] for s in batch.paths[r]]
+        flat = np.concatenate([np.arange(p.start, p.start + len(p.tokens)) for p in pieces])
+        trained = np.flatnonzero(np.fromiter(row.train, bool, len(row.train)))
+        sources.append(flat[trained - 1])
+        targets.append(np.fromiter(row.tokens, np.int64, len(row.tokens))[trained])
+        owners.append(np.full(len(trained), r))
+    return np.concatenate(sources), np.concatenate(targets), np.concatenate(owners)
 
 
 def micro_batches(rows: Sequence[Row], token_budget: int) -> Iterator[MicroBatch]:

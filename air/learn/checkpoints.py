@@ -19,17 +19,34 @@ from air.learn.learner import Learner
 
 
 def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
-    """State after `step` updates. The step is the data position too: tasks are a function of seed and step."""
+    """State after `step` updates. The step is the data position too: tasks are a function of seed and step.
+
+    Every rank calls it and the first one writes: whole tensors, so any number of ranks can go on from them.
+    """
     path = directory / f"step_{step}"
+    state, weights = learner.state(), _joined_weights(learner)
+    if not learner.world.first:
+        return path
     with whole_directory(path) as beside:
-        save_weights(learner, beside)
-        torch.save({"learner": learner.state(), "random": _random_states()}, beside / "state.pt")
+        _write_weights(learner, weights, beside)
+        torch.save({"learner": state, "random": _random_states()}, beside / "state.pt")
         (beside / "position.json").write_text(json.dumps({"step": step, "version": learner.policy.version}))
     return path
 
 
 def save_weights(learner: Learner, directory: Path) -> None:
-    """`adapter/` for LoRA, `model/` for full fine-tuning."""
+    """`adapter/` for LoRA, `model/` for full fine-tuning. Every rank calls it and the first one writes."""
+    weights = _joined_weights(learner)
+    if learner.world.first:
+        _write_weights(learner, weights, directory)
+
+
+def _joined_weights(learner: Learner) -> dict[str, torch.Tensor] | None:
+    """Weights that are in shards, joined; None where the model has them whole."""
+    return learner.optimiser.whole_weights() if learner.shards else None
+
+
+def _write_weights(learner: Learner, weights: dict[str, torch.Tensor] | None, directory: Path) -> None:
     from air.models import quiet
 
     policy = learner.policy
@@ -38,7 +55,7 @@ def save_weights(learner: Learner, directory: Path) -> None:
         (directory / "adapter" / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
     else:
         with quiet():
-            policy.model.save_pretrained(str(directory / "model"))
+            policy.model.save_pretrained(str(directory / "model"), state_dict=weights)
 
 
 def load_checkpoint(path: Path, learner: Learner) -> int:
@@ -49,7 +66,9 @@ def load_checkpoint(path: Path, learner: Learner) -> int:
     try:
         position = json.loads((path / "position.json").read_text())
         step, version = int(position["step"]), int(position["version"])
-        state = torch.load(path / "state.pt", map_location=learner.policy.device, weights_only=False)
+        # Of a sharded optimiser each rank needs its part only: what it does not touch is not read into memory.
+        mapped = learner.shards is not None
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=False, mmap=mapped)
         tensors = _read_weights(path, learner)
     except AirError:
         raise
@@ -58,7 +77,7 @@ def load_checkpoint(path: Path, learner: Learner) -> int:
             f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}.",
             "delete it and resume from the one before.",
         ) from error
-    assign_weights(tensors, learner)
+    learner.set_weights(tensors)
     learner.load_state(state["learner"])
     learner.policy.version = version
     _set_random_states(state["random"])
@@ -66,7 +85,7 @@ def load_checkpoint(path: Path, learner: Learner) -> int:
 
 
 def load_weights(path: Path, learner: Learner) -> None:
-    assign_weights(_read_weights(path, learner), learner)
+    learner.set_weights(_read_weights(path, learner))
 
 
 def _read_weights(path: Path, learner: Learner) -> dict[str, torch.Tensor]:
@@ -87,12 +106,6 @@ def _read_weights(path: Path, learner: Learner) -> dict[str, torch.Tensor]:
             "resume with the config the run was started with.",
         )
     return tensors
-
-
-@torch.no_grad()
-def assign_weights(tensors: dict[str, torch.Tensor], learner: Learner) -> None:
-    for name, parameter in learner.policy.trainable():
-        parameter.data.copy_(tensors[name].to(parameter.device))
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
@@ -122,4 +135,5 @@ def _set_random_states(states: dict[str, Any]) -> None:
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"].cpu())
     if states["cuda"]:
-        torch.cuda.set_rng_state_all([s.cpu() for s in states["cuda"]])
+        # A rank sees its own GPU only; the run may have been saved by a process that saw several.
+        torch.cuda.set_rng_state_all([s.cpu() for s in states["cuda"]][: torch.cuda.device_count()])

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from air.errors import AirError
-from air.learn.advantages import Batch
+from air.learn.advantages import Batch, token_advantages, trajectory_of
 from air.learn.batches import MicroBatch, PackedPlan, micro_batches
-from air.learn.logprobs import token_logprobs
-from air.learn.losses import LOSSES, LossSettings, LossTerms
+from air.learn.forward import training_hidden
+from air.learn.logprobs import frozen_head, token_logprobs
+from air.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerms
+from air.learn.optimiser import Optimiser, assign
+from air.learn.parallel import Shards, idle_part, share_rows
 from air.policy import Policy
+from air.world import World
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class LearnerSettings:
     passes: int = 1
     temperature: float = 1.0
     token_budget: int = 4096
+    offload: bool = False  # masters and the optimiser's state are in the CPU's memory
 
 
 @dataclass
@@ -44,50 +48,87 @@ class Report:
 
 
 class Learner:
-    def __init__(self, policy: Policy, settings: LearnerSettings) -> None:
+    """Every rank of `world` calls `update` with the same whole batch. `shards`: where the weights are spread."""
+
+    def __init__(
+        self, policy: Policy, settings: LearnerSettings, world: World | None = None, shards: Shards | None = None
+    ) -> None:
         self.policy = policy
         self.settings = settings
-        self.parameters = [p for _, p in policy.trainable()]
-        # bf16 cannot hold steps of a usual size (F5), so the optimiser works on fp32 masters where needed.
-        self._masters = [
-            p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self.parameters
-        ]
-        self.optimiser = torch.optim.AdamW(
-            self._masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        self.world = world or World()
+        self.shards = shards
+        self.optimiser = Optimiser(
+            policy,
+            self.world,
+            shards,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            max_norm=settings.max_norm,
+            offload=settings.offload,
         )
+        self.parameters = self.optimiser.parameters
         self.updates = 0
-        self._initial = [p.detach().clone() for p in self.parameters] if settings.loss_settings.kl_beta > 0 else None
+        weights = self.optimiser.weights
+        self._initial = [w.detach().clone() for w in weights] if settings.loss_settings.kl_beta > 0 else None
 
     def update(self, batch: Batch) -> Report:
         """One optimiser step per pass over the batch; the policy's version goes up by one."""
         began = time.perf_counter()
-        micro = list(micro_batches(batch.rows, self.settings.token_budget))
+        own = list(micro_batches(share_rows(batch.rows, self.world), self.settings.token_budget))
+        micro = own + self._idle(batch, own)
         report = Report({})
         old: list[Tensor | None] = [None] * len(micro)
-        self.policy.model.train()
-        try:
+        with self._training():
             for first in [True] + [False] * (self.settings.passes - 1):
                 stats = _Statistics()
+                drift = None if first else self._drift(micro, old)
                 for i, part in enumerate(micro):
-                    old[i] = self._backward(part, old[i], stats, report if first else None)
-                norm = self._step() if micro else {"grad_norm": 0.0, "update_ratio": 0.0, "lr": self.rate()}
+                    counted = i < len(own)
+                    report_to = report if first and counted else None
+                    old[i] = self._backward(part, old[i], drift, stats if counted else _Statistics(), report_to)
+                norm = {"grad_norm": 0.0, "update_ratio": 0.0, "lr": self.rate()}
+                if any(any(row.train) for row in batch.rows):  # on whichever rank
+                    norm = self._step()
                 if first:
+                    stats.computed = sum(m.computed_tokens for m in own)
+                    stats.rows = sum(m.row_tokens for m in own)
+                    stats.micro_batches = len(own)
+                    report, stats = self._of_all_ranks(report, stats)
                     report.metrics.update(stats.metrics())
                 report.metrics.update(norm)
-        finally:
-            self.policy.model.eval()
         self.policy.version += 1
         give_back_memory()
-        computed, rows = sum(m.computed_tokens for m in micro), sum(m.row_tokens for m in micro)
         seconds = time.perf_counter() - began
+        computed = report.metrics["tokens_computed"]
         report.metrics |= {
-            "tokens_computed": computed,
-            "tokens_shared": rows - computed,
-            "micro_batches": len(micro),
             "seconds": seconds,
             "tokens_per_s": computed * self.settings.passes / seconds if seconds else 0.0,
         }
         return report
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        self.policy.model.train()
+        if self.shards:
+            self.shards.scatter()
+        try:
+            yield
+        finally:
+            self.policy.model.eval()
+        if self.shards:  # not after a failure: the ranks may no longer be together, and the run ends
+            self.shards.gather()
+
+    def _idle(self, batch: Batch, own: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """Over shards every forward pass takes all ranks, so all go through as many as the busiest one."""
+        if self.shards is None:
+            return []
+        most = max(self.world.gather_now(len(own), "the number of micro-batches"))
+        return [idle_part(batch.rows) for _ in range(most - len(own))]
+
+    def _of_all_ranks(self, report: Report, stats: _Statistics) -> tuple[Report, _Statistics]:
+        found = self.world.gather_now((report.logprobs, stats), "the update's metrics")
+        logprobs = {key: values for part, _ in found for key, values in part.items()}
+        return Report(report.metrics, logprobs), _Statistics.sum([s for _, s in found])
 
     def logprobs(self, rows: Sequence[Any]) -> dict[str, list[float]]:
         """Trainer log-probs of the rows' trained tokens, without an update."""
@@ -104,46 +145,84 @@ class Learner:
         return self.settings.lr * min(1.0, (self.updates + 1) / (warm + 1))
 
     def state(self) -> dict[str, Any]:
-        return {
-            "optimiser": self.optimiser.state_dict(),
-            "updates": self.updates,
-            "masters": self._own_masters(),
-        }
+        """Every rank must call it; the first one's is whole, and the same for any number of ranks."""
+        return {**self.optimiser.state(), "updates": self.updates}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimiser.load_state(state)
         self.updates = state["updates"]
-        own = [m for m, p in zip(self._masters, self.parameters, strict=True) if m is not p]
-        for master, saved in zip(own, state["masters"], strict=True):
-            master.data.copy_(saved)
+        if self.shards:
+            self.shards.gather()
+
+    def set_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace what is trained, by the model's own names."""
+        self.optimiser.set_weights(tensors)
+        if self.shards:
+            self.shards.gather()
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """The policy as it was when the run started."""
         assert self._initial is not None
-        current = [p.detach().clone() for p in self.parameters]
-        _assign(self.parameters, self._initial)
+        weights = self.optimiser.weights
+        current = [w.detach().clone() for w in weights]
+        self._exchange(weights, self._initial)
         try:
             yield
         finally:
-            _assign(self.parameters, current)
+            self._exchange(weights, current)
 
-    def _own_masters(self) -> list[Tensor]:
-        return [m.detach() for m, p in zip(self._masters, self.parameters, strict=True) if m is not p]
+    def _exchange(self, weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        assign(weights, values)
+        if self.shards:
+            self.shards.forget()
+
+    @functools.cached_property
+    def _frozen_head(self) -> Tensor | None:
+        return frozen_head(self.policy.head, self.policy.model)
 
     def _forward(self, plan: PackedPlan) -> tuple[Tensor, Tensor]:
-        hidden = self.policy.hidden(plan)[plan.sources]
-        vocabulary = self.policy.model.config.vocab_size
-        return token_logprobs(self.policy.head, hidden, plan.targets, self.settings.temperature, vocabulary)
+        # index_select, not brackets: its gradient is a sum in place, theirs sorts the places first
+        hidden = training_hidden(self.policy, plan).index_select(0, plan.sources)
+        vocabulary, temperature = self.policy.model.config.vocab_size, self.settings.temperature
+        return token_logprobs(self.policy.head, hidden, plan.targets, temperature, vocabulary, self._frozen_head)
 
-    def _backward(self, part: MicroBatch, old: Tensor | None, stats: _Statistics, report: Report | None) -> Tensor:
+    def _drift(self, micro: Sequence[MicroBatch], old: Sequence[Tensor | None]) -> dict[str, float] | None:
+        """Of each trajectory the mean of its tokens' log-ratios, for losses that clip trajectories as a whole.
+
+        The rows of a trajectory may lie in several micro-batches, and each needs the mean over all of them before
+        its own backward: so this is a forward pass of its own over the batch. The first pass needs none, it is 0.
+        """
+        if self.settings.loss not in SEQUENCE_LOSSES:
+            return None
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        with torch.no_grad():
+            for part, before in zip(micro, old, strict=True):
+                plan = PackedPlan(part, self.policy.device)
+                now, _ = self._forward(plan)
+                assert before is not None
+                for r, change in zip(plan.rows, (now - before).tolist(), strict=True):
+                    key = trajectory_of(part.rows[r])
+                    sums[key] = sums.get(key, 0.0) + change
+                    counts[key] = counts.get(key, 0) + 1
+        return {key: total / counts[key] for key, total in sums.items()}
+
+    def _backward(
+        self,
+        part: MicroBatch,
+        old: Tensor | None,
+        drift: dict[str, float] | None,
+        stats: _Statistics,
+        report: Report | None,
+    ) -> Tensor:
         plan = PackedPlan(part, self.policy.device)
         reference = None
         if self._initial is not None:
             with torch.no_grad(), self.reference():
                 reference, _ = self._forward(plan)
         logprobs, entropy = self._forward(plan)
-        terms = _terms(part, plan, logprobs, old, reference)
+        terms = _terms(part, plan, logprobs, old, reference, drift)
         loss, parts = LOSSES[self.settings.loss](terms, self.settings.loss_settings)
         loss.backward()
         stats.add(loss, terms, entropy, parts)
@@ -152,25 +231,7 @@ class Learner:
         return terms.old
 
     def _step(self) -> dict[str, float]:
-        for master, parameter in zip(self._masters, self.parameters, strict=True):
-            if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
-                parameter.grad = None
-        norm = torch.nn.utils.clip_grad_norm_(self._masters, self.settings.max_norm).item()
-        if not math.isfinite(norm):
-            raise AirError(
-                f"The gradient's norm is {norm}: no update was made, the weights are as they were.",
-                "lower trainer.optim.lr; the step's episodes are saved.",
-            )
-        before = [m.detach().clone() for m in self._masters]
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.rate()
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        moved = math.sqrt(sum(((m.detach() - b) ** 2).sum().item() for m, b in zip(self._masters, before, strict=True)))
-        size = math.sqrt(sum((b**2).sum().item() for b in before))
-        _assign(self.parameters, self._masters)
-        result = {"grad_norm": norm, "update_ratio": moved / max(size, 1e-12), "lr": self.rate()}
+        result = self.optimiser.step(self.rate())
         self.updates += 1
         return result
 
@@ -182,25 +243,27 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _assign(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        for target, value in zip(targets, values, strict=True):
-            if target is not value:
-                target.data.copy_(value)
-
-
 def _terms(
-    part: MicroBatch, plan: PackedPlan, logprobs: Tensor, old: Tensor | None, reference: Tensor | None
+    part: MicroBatch,
+    plan: PackedPlan,
+    logprobs: Tensor,
+    old: Tensor | None,
+    reference: Tensor | None,
+    drift: dict[str, float] | None,
 ) -> LossTerms:
     device = logprobs.device
+    sequence = None
+    if drift is not None:
+        sequence = torch.tensor([drift[trajectory_of(part.rows[r])] for r in plan.rows], device=device)
     sampler = [lp for row in part.rows for lp, t in zip(row.logprobs, row.train, strict=True) if t]
     return LossTerms(
         logprobs,
         logprobs.detach() if old is None else old,
         torch.tensor(sampler, device=device),
         reference,
-        torch.tensor([part.rows[r].advantage for r in plan.rows], device=device),
+        torch.tensor([a for row in part.rows for a in token_advantages(row)], device=device),
         torch.tensor([part.rows[r].weight for r in plan.rows], device=device),
+        sequence,
     )
 
 
@@ -217,6 +280,24 @@ class _Statistics:
         self.tokens = 0
         self.sums: dict[str, float] = {}
         self.gaps: list[Tensor] = []
+        self.computed = 0  # tokens, each shared prefix once
+        self.rows = 0  # tokens, each shared prefix with every row
+        self.micro_batches = 0
+
+    @classmethod
+    def sum(cls, parts: Sequence[_Statistics]) -> _Statistics:
+        """Those of all ranks together, on every rank."""
+        total = cls()
+        for part in parts:
+            total.loss += part.loss
+            total.tokens += part.tokens
+            total.gaps += part.gaps
+            total.computed += part.computed
+            total.rows += part.rows
+            total.micro_batches += part.micro_batches
+            for name, value in part.sums.items():
+                total.sums[name] = total.sums.get(name, 0.0) + value
+        return total
 
     def add(self, loss: Tensor, terms: LossTerms, entropy: Tensor, parts: dict[str, Tensor]) -> None:
         n = len(terms.logprobs)
@@ -227,12 +308,18 @@ class _Statistics:
             self.sums[name] = self.sums.get(name, 0.0) + value.item() * n
 
     def metrics(self) -> dict[str, float]:
+        work = {
+            "tokens_computed": self.computed,
+            "tokens_shared": self.rows - self.computed,
+            "micro_batches": self.micro_batches,
+        }
         if not self.tokens:
-            return {"loss": 0.0, "tokens_trained": 0}
+            return {"loss": 0.0, "tokens_trained": 0, **work}
         gap = torch.cat(self.gaps)
         return {
             "loss": self.loss,
             "tokens_trained": self.tokens,
+            **work,
             **{name: value / self.tokens for name, value in self.sums.items()},
             "logprob_gap_mean": gap.mean().item(),
             "logprob_gap_p99": gap.quantile(0.99).item(),

@@ -2,7 +2,7 @@
 
 PEFT runs fp32 adapters in fp32, which on a bf16 model casts every activation up and every sum down. Here the fp32
 weights are the truth that the optimiser changes, and the two small products run in the activations' type, in
-sampling and in training alike. Measured with bench/engine.py --turns 1 on two AMX cores, 2026-11-15: 151 against
+sampling and in training alike. Measured with bench/episodes.py --turns 1 on two AMX cores, 2026-11-15: 151 against
 137 new tokens/s in our engine, 71 against 47 in transformers.generate (--lora peft).
 """
 

@@ -1,11 +1,13 @@
 """Many episodes at once: groups for training, runs for evaluation, one code path for both.
 
-Every episode that ends reaches `save` exactly once, before anything else is done with it.
+Every episode that ends reaches `save` exactly once, before anything else is done with it. On several ranks each samples
+its share of the groups, and all of them return what all have sampled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +23,14 @@ from air.rollout.schedule import Names, Planned, TaskSchedule, episode_seed
 from air.rollout.transcript import Strategy, Tokenizer
 from air.rollout.wave import Wave
 from air.types import Agent, Group, Task, Trajectory
+from air.world import World
 
 Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
 AgentFactory = Callable[[Environment, Task, int], Agent]  # a fresh agent for a task and an episode's seed
 Place = tuple[int, int]  # the group's index in the step, the sample's number in the group
 
+# Between a share's last deadline and its results: scoring, saving, a busy machine.
+MARGIN_S = 300.0
 EVALUATION = -1  # in place of the step in an evaluation's seeds: every evaluation meets the same draws
 
 
@@ -78,6 +83,7 @@ class Sampler:
         settings: RolloutSettings,
         save: Save,
         schedule: TaskSchedule | None = None,
+        world: World | None = None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -85,6 +91,7 @@ class Sampler:
         self._settings = settings
         self._save = save
         self._schedule = schedule
+        self._world = world or World()
         self._names = Names()
 
     async def collect(
@@ -106,8 +113,16 @@ class Sampler:
             count = int(settings.oversampling_factor * len(plan)) - len(plan)
             spares = self._schedule.spares(step, len(plan), max(count, 0))
         round = _Round(self, settings, step, version, [*plan, *spares], finished or {}, seed_step=step)
-        round.spare = iter(range(len(plan), len(plan) + len(spares)))
-        await round.run(len(plan))
+        replacements = iter(range(len(plan), len(plan) + len(spares)))
+        if self._world.size == 1:
+            round.spare = replacements  # taken as soon as a group has ended
+        wanted: Sequence[int] = range(len(plan))
+        while wanted:
+            await round.run(self._world.mine(wanted))
+            await self._pool(round, f"the episodes of step {step + 1}", wanted)
+            # Several ranks replace together, round by round: which tasks are used must not depend on their number.
+            lost = sum(index in round.dropped for index in wanted)
+            wanted = list(itertools.islice(replacements, lost)) if self._world.size > 1 else []
         return round.collected()
 
     async def evaluate(
@@ -128,13 +143,29 @@ class Sampler:
         sampling = replace(self._settings.sampling, temperature=temperature)
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
         round = _Round(self, settings, step, version, plan, finished or {}, seed_step=EVALUATION, agent=agent)
-        await round.run(len(plan))
+        await round.run(self._world.mine(range(len(plan))))
+        await self._pool(round, "the episodes of an evaluation", range(len(plan)))
         ended = [round.ended[place] for place in sorted(round.ended)]
         return Evaluated(
             tuple(t for t in ended if t.ending != "infra_error"),
             tuple(t for t in ended if t.ending == "infra_error"),
             round.stats(),
         )
+
+    async def _pool(self, round: _Round, what: str, groups: Sequence[int]) -> None:
+        """Give every rank what all of them have sampled of these groups."""
+        deadline_s = round.longest_s(-(-len(groups) // self._world.size))
+        round.absorb(await self._world.gather(round.share(groups), what, deadline_s))
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one rank has sampled of some groups; its counts are of the whole round so far."""
+
+    ended: Mapping[Place, Trajectory]
+    groups: Mapping[int, Group]
+    dropped: Mapping[int, Dropped]
+    counts: Counter[str]
 
 
 class _Round:
@@ -171,12 +202,37 @@ class _Round:
         self.ended: dict[Place, Trajectory] = {}
         self.groups: dict[int, Group] = {}
         self.dropped: dict[int, Dropped] = {}
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # of this rank
+        self.totals: Counter[str] = Counter()  # of all ranks
 
-    async def run(self, groups: int) -> None:
-        for index in range(groups):
+    async def run(self, groups: Sequence[int]) -> None:
+        for index in groups:
             self._start(index)
         await self._wave.run()
+
+    def longest_s(self, groups: int) -> float:
+        """The time after which these groups have ended, whatever happened to their episodes."""
+        settings = self._settings
+        waits = settings.retry_wait_s * 2**settings.retries
+        episode = (settings.retries + 1) * (settings.deadline_s + settings.finish_s) + waits
+        waves = -(-groups * settings.rollouts_per_example // settings.max_concurrent)
+        return waves * episode + MARGIN_S
+
+    def share(self, groups: Sequence[int]) -> _Share:
+        wanted = set(groups)
+        return _Share(
+            {place: t for place, t in self.ended.items() if place[0] in wanted},
+            {i: group for i, group in self.groups.items() if i in wanted},
+            {i: dropped for i, dropped in self.dropped.items() if i in wanted},
+            self.counts,
+        )
+
+    def absorb(self, shares: Sequence[_Share]) -> None:
+        for share in shares:
+            self.ended |= share.ended
+            self.groups |= share.groups
+            self.dropped |= share.dropped
+        self.totals = sum((share.counts for share in shares), Counter())
 
     def _start(self, index: int) -> None:
         """Members of a group start next to each other, so that the engine computes their prompt once."""
@@ -296,9 +352,9 @@ class _Round:
         reasons = Counter(dropped.reason for dropped in self.dropped.values())
         return {
             "episodes": len(self.ended),
-            "reused": self.counts["reused"],
-            "infra_errors": self.counts["infra_errors"],  # attempts that failed
-            "retried": self.counts["retried"],  # of these, how many were followed by another attempt
+            "reused": self.totals["reused"],
+            "infra_errors": self.totals["infra_errors"],  # attempts that failed
+            "retried": self.totals["retried"],  # of these, how many were followed by another attempt
             "lost": endings["infra_error"],  # episodes that failed in every attempt: in no group and no mean
             "groups": len(self.groups),
             "dropped_infra_error": reasons["infra_error"],

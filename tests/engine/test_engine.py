@@ -195,10 +195,10 @@ def test_lock_step_waits_for_every_tracked_episode_and_orders_by_name() -> None:
     joined: list[list[str]] = []
     original = engine._scheduler.next_step
 
-    def spy() -> Any:
-        decode, prefill = original()
-        joined.append([r.order for r in decode + prefill])
-        return decode, prefill
+    def spy(repeat: int) -> Any:
+        step = original(repeat)
+        joined.append([w.request.order for w in [*step.decode, *step.prefill]] if step else [])
+        return step
 
     engine._scheduler.next_step = spy  # type: ignore[method-assign]
 

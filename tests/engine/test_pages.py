@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import torch
 from hypothesis import settings
@@ -11,14 +12,53 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from air.engine.base import Sampling
 from air.engine.embedded.pages import KeyValues, Node, PageTree
-from air.engine.embedded.scheduler import Request, Scheduler
+from air.engine.embedded.scheduler import Request, Scheduler, Step
 
 PAGES, SIZE = 12, 4
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=18)  # few symbols: prefixes collide often
 
 
+class Device:
+    """Does what it is asked in order, and knows what it drew before the host does. The "keys" of a token are the
+    tokens up to it, so a wrong page is seen at once."""
+
+    def __init__(self, kv: KeyValues) -> None:
+        self.kv = kv
+        self.histories: dict[int, list[int]] = {}
+        self.caps: dict[int, int] = {}
+        self.tables: dict[tuple[int, int], int] = {}
+
+    def run(self, step: Step, draw: Callable[[], int]) -> list[list[int]]:
+        for r in step.seated:
+            self.histories[r.seat] = r.tokens[: r.prompt_length]
+            self.caps[r.seat] = r.prompt_length + r.limit - 1
+        self.tables.update({(seat, place): page for seat, place, page in step.pages})
+        for work in step.prefill:
+            for place in range(work.start, work.start + work.count):
+                self.compute(work.request, place)
+        drawn = []
+        for work in step.draws:
+            seat, tokens = work.request.seat, []
+            for _ in range(step.repeat):
+                if work.count == 1:
+                    self.compute(work.request, min(len(self.histories[seat]) - 1, self.caps[seat]))
+                tokens.append(draw())
+                self.histories[seat].append(tokens[-1])
+            drawn.append(tokens)
+        return drawn
+
+    def compute(self, request: Request, place: int) -> None:
+        page = self.tables[request.seat, place // SIZE]
+        history = self.histories[request.seat]
+        self.kv.data[0, 0, page, place % SIZE] = key(request.path[0].epoch, history[: place + 1])
+
+
+def key(epoch: int, tokens: list[int]) -> float:
+    return float(hash((epoch, *tokens)) % 1_000_003)
+
+
 class Machine(RuleBasedStateMachine):
-    """A model-free engine: the "keys" of a token are the tokens up to it, so a wrong page is seen at once."""
+    """The host asks for steps, up to two ahead of the answers it has read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +66,8 @@ class Machine(RuleBasedStateMachine):
         tree = PageTree(PAGES, SIZE)
         kv = KeyValues(1, PAGES, SIZE, 1, 1, torch.float64, torch.device("cpu"))
         self.scheduler = Scheduler(tree, kv, max_batch=4, step_tokens=7)
+        self.device = Device(kv)
+        self.under_way: list[tuple[Step, list[list[int]]]] = []
 
     def teardown(self) -> None:
         self.loop.close()
@@ -44,37 +86,37 @@ class Machine(RuleBasedStateMachine):
     def publish(self) -> None:
         self.scheduler.tree.clear()
 
-    @precondition(lambda self: self.scheduler.busy)
-    @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
-        scheduler = self.scheduler
-        decode, prefill = scheduler.next_step()
-        assert decode or prefill or not scheduler.running
-        for request in decode + prefill:
-            chunk = scheduler.chunk(request)
-            slots = [
-                chunk.pages[(chunk.start + i) // SIZE] * SIZE + (chunk.start + i) % SIZE
-                for i in range(len(chunk.tokens))
-            ]
-            keys = [self.key(request, chunk.start + i) for i in range(len(chunk.tokens))]
-            values = torch.tensor(keys, dtype=torch.float64)[:, None, None]
-            scheduler.kv.write(0, torch.tensor(slots), values, values)
-        for request in decode + prefill:
-            ready = scheduler.advance(request)
-            self.check(request)
-            if ready:
-                request.tokens.append(data.draw(st.integers(0, 2)))
-                if request.sampled >= request.limit:
-                    scheduler.finish(request)
+    @precondition(lambda self: self.scheduler.busy and len(self.under_way) < 3)
+    @rule(data=st.data(), repeat=st.integers(1, 4))
+    def launch(self, data: st.DataObject, repeat: int) -> None:
+        step = self.scheduler.next_step(repeat)
+        assert step or self.under_way or not self.scheduler.running
+        if step is not None:
+            self.under_way.append((step, self.device.run(step, lambda: data.draw(st.integers(0, 2)))))
 
-    def key(self, request: Request, place: int) -> float:
-        return float(hash((request.path[0].epoch, *request.tokens[: place + 1])) % 1_000_003)
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def collect(self, data: st.DataObject) -> None:
+        step, drawn = self.under_way.pop(0)
+        for work, tokens in zip(step.draws, drawn, strict=True):
+            request = work.request
+            if request.done or request.cancelled:
+                continue
+            count = min(len(tokens), request.limit - request.sampled)
+            stopped = data.draw(st.integers(0, 5)) == 0
+            count = data.draw(st.integers(1, count)) if stopped else count
+            self.scheduler.answered(work, tokens[:count], [0.0] * count)
+            self.check(request)
+            if stopped or request.sampled >= request.limit:
+                self.scheduler.finish(request)
 
     def check(self, request: Request) -> None:
         """Every page of the path holds exactly what this sequence would have computed itself."""
-        for place in range(request.computed):
+        epoch = request.path[0].epoch
+        for place in range(sum(len(n.tokens) for n in request.path)):
             page = request.path[place // SIZE].page
-            assert self.scheduler.kv.data[0, 0, page, place % SIZE].item() == self.key(request, place)
+            found = self.scheduler.kv.data[0, 0, page, place % SIZE].item()
+            assert found == key(epoch, request.tokens[: place + 1])
 
     @invariant()
     def no_page_is_lost_or_shared_wrongly(self) -> None:

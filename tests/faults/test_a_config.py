@@ -123,9 +123,9 @@ def test_A2_auto_tool_choice(refuse, tmp_path: Path):
     (tmp_path / "ok.toml").write_text("[inference.model]\nenable_auto_tool_choice = true\nenforce_eager = true\n")
     assert load_config(["@", str(tmp_path / "ok.toml")]).inference.model.enable_auto_tool_choice is True
     answer = refuse("[inference.model]\nenable_auto_tool_choice = false\nenforce_eager = false\n")
-    assert answer.startswith("2 mistakes")
-    assert "run.toml:2: enable_auto_tool_choice = false" in answer and "air always leaves it to the model" in answer
-    assert "run.toml:3: enforce_eager = false" in answer and "later version" in answer
+    assert answer.startswith("run.toml:2: enable_auto_tool_choice = false")
+    assert "air always leaves it to the model" in answer
+    assert "enforce_eager" not in answer.splitlines()[0]  # decode graphs: asked for or not, both are understood
 
 
 @pytest.mark.parametrize("value", ['"selective"', "true", "1"])

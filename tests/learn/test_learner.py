@@ -195,7 +195,8 @@ def test_bf16_weights_are_trained_through_fp32_masters() -> None:
     for _ in range(3):
         metrics = learner.update(Batch(rows, {}, 8)).metrics
     assert metrics["update_ratio"] > 0
-    moved = sum((m.detach() - p.float()).abs().max() > 0 for m, p in zip(learner._masters, before, strict=True))
+    masters = learner.optimiser.masters
+    moved = sum((m.detach() - p.float()).abs().max() > 0 for m, p in zip(masters, before, strict=True))
     assert moved == sum(p.dtype == torch.bfloat16 for p in learner.parameters)
 
 

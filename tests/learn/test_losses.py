@@ -1,10 +1,10 @@
-"""Losses and advantages against an independent float64 implementation, and against TRL itself."""
+"""Losses against an independent float64 implementation; against TRL itself in test_losses_trl.py."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from unittest.mock import MagicMock
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.learn.advantages import assign_advantages, group_advantages
-from air.learn.losses import LossSettings, LossTerms, clipped_policy_loss
+from air.learn.advantages import Batch, assign_advantages, token_advantages, trajectory_of
+from air.learn.batches import Row
+from air.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerms, clipped_policy_loss, kl_estimate
 from air.types import Branch, Group, Task, Trajectory
+
+TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
+CONSTANT = 50  # Dr. GRPO's
 
 
 def reference(t: dict[str, np.ndarray], s: LossSettings) -> tuple[float, np.ndarray]:
@@ -62,129 +66,244 @@ def test_loss_and_gradient_equal_the_float64_reference(kl_beta: float, clip: tup
     assert 0 < parts["clipped"] < 1 and parts["importance"] <= 1.5
 
 
-def trajectory(name: str, reward: float, lengths: list[int]) -> Trajectory:
-    branches = tuple(
-        Branch((0,) * (n + 2), (False, False, *(True,) * n), (0.0,) * (n + 2), (-1, -1, *(i,) * n))
-        for i, n in enumerate(lengths)
-    )
-    return Trajectory(name, Task("e", "t", "train"), 0, 0, (), branches, "done", {}, (), {}, reward, 0.0, 0.0)
+# --- every loss, from rewards to gradient, against its paper's formula -----------------------------------------------
 
 
-def test_grpo_averages_over_each_trajectory_and_dr_grpo_over_a_constant() -> None:
-    group = Group(Task("e", "t", "train"), 0, (trajectory("a", 1.0, [4]), trajectory("b", 0.0, [8])))
-    grpo = assign_advantages([group], loss="grpo", scale_rewards=False, token_constant=100)
-    assert {r.key: (r.advantage, r.weight) for r in grpo.rows} == {"a#0": (0.5, 1 / 8), "b#0": (-0.5, 1 / 16)}
-    dr = assign_advantages([group], loss="dr_grpo", scale_rewards=False, token_constant=100)
-    assert {r.weight for r in dr.rows} == {1 / 200}
+def world(seed: int, branching: bool = False) -> tuple[list[Group], dict[str, dict[str, list[float]]]]:
+    """Groups of trajectories of different lengths, and for each the log-probs that a loss is made of. Branching,
+    the same tokens lie in several sequences."""
+    rng = random.Random(seed)
+    task = Task("e", "t", "train")
+    groups, values = [], {}
+    for g in range(3):
+        members = []
+        for m in range(3):
+            lengths = [rng.randint(1, 5) for _ in range(rng.randint(1, 3))]
+            n = sum(lengths)
+            now = [-rng.expovariate(1.0) for _ in range(n)]
+            old = [x + rng.gauss(0, 0.2) for x in now]
+            values[f"{g}-{m}"] = {
+                "logprobs": now,
+                "old": old,
+                "sampler": [x + rng.gauss(0, 0.5) for x in old],
+                "reference": [x + rng.gauss(0, 0.5) for x in now],
+            }
+            places = [i for i, length in enumerate(lengths) for _ in range(length)]
+            pieces = [[p == i for p in places] for i in range(len(lengths))] if branching else [[True] * n]
+            branches = tuple(
+                Branch((0, *range(n)), (False, *train), (0.0, *([-1.0] * n)), (-1, *places)) for train in pieces
+            )
+            reward = rng.choice([0.0, 0.3, 1.0]) + 0.01 * m
+            members.append(Trajectory(f"{g}-{m}", task, 0, 0, (), branches, "done", {}, (), {}, reward, 0.0, 0.0))
+        groups.append(Group(task, 0, tuple(members)))
+    return groups, values
 
 
-def test_branching_and_interleaved_give_the_same_loss_weights() -> None:
-    """Ten sampled tokens weigh the same whether they are one sequence or three."""
-    other = trajectory("b", 0.0, [5])
-    whole = Group(other.task, 0, (trajectory("a", 1.0, [10]), other))
-    split = Group(other.task, 0, (trajectory("a", 1.0, [3, 3, 4]), other))
-    for loss in ("grpo", "dr_grpo"):
-        sums = []
-        for group in (whole, split):
-            batch = assign_advantages([group], loss=loss, scale_rewards=True, token_constant=64)
-            sums.append(sum(r.advantage * r.weight * sum(r.train) for r in batch.rows if r.key.startswith("a")))
-        assert sums[0] == pytest.approx(sums[1], rel=1e-12)
+def paper(
+    kind: str, groups: list[Group], values: dict[str, dict[str, list[float]]], s: LossSettings
+) -> tuple[float, dict[str, list[float]]]:
+    """The formulas of docs/losses.md, a trajectory after the other: the loss and its gradient by log-prob."""
+    total_trajectories = sum(len(g.trajectories) for g in groups)
+    total_tokens = sum(len(v["logprobs"]) for v in values.values())
+    loss, gradient = 0.0, {}
+    for group in groups:
+        rewards = [t.reward for t in group.trajectories]
+        n = len(rewards)
+        for i, trajectory in enumerate(group.trajectories):
+            others = [r for j, r in enumerate(rewards) if j != i]
+            if kind == "rloo":
+                a = rewards[i] - sum(others) / (n - 1)
+            else:
+                a = rewards[i] - sum(rewards) / n
+                if kind != "dr_grpo":
+                    mean = sum(rewards) / n
+                    a /= math.sqrt(sum((r - mean) ** 2 for r in rewards) / (n - 1)) + 1e-4
+            v = values[trajectory.id]
+            length = len(v["logprobs"])
+            share = {
+                "grpo": 1 / length / total_trajectories,
+                "gspo": 1 / length / total_trajectories,
+                "dr_grpo": 1 / CONSTANT / total_trajectories,
+                "dapo": 1 / total_tokens,
+                "cispo": 1 / total_tokens,
+                "rloo": 1 / total_trajectories,
+            }[kind]
+            whole_ratio = math.exp(sum(x - y for x, y in zip(v["logprobs"], v["old"], strict=True)) / length)
+            gradient[trajectory.id] = []
+            for now, old, sampler, start in zip(*v.values(), strict=True):
+                correction = math.exp(old - sampler)
+                if s.importance_mode == "truncate":
+                    correction = min(correction, s.importance_cap)
+                elif not s.importance_floor <= correction <= s.importance_cap:
+                    correction = 0.0
+                b = a - (s.kl_beta * (old - start) if s.kl_estimator == "k1" else 0.0)
+                value, slope = token(kind, now, old, whole_ratio, b, s)
+                value, slope = value * correction, slope * correction
+                if s.kl_estimator == "k2":
+                    value += s.kl_beta * 0.5 * (now - start) ** 2
+                    slope += s.kl_beta * (now - start)
+                if s.kl_estimator == "k3":
+                    value += s.kl_beta * (math.exp(start - now) - (start - now) - 1)
+                    slope += s.kl_beta * (1 - math.exp(start - now))
+                loss += value * share
+                gradient[trajectory.id].append(slope * share)
+    return loss, gradient
 
 
-def test_a_trajectory_without_advantage_has_no_row_but_counts_in_the_mean() -> None:
-    group = Group(
-        Task("e", "t", "train"),
-        0,
-        tuple(trajectory(n, r, [4]) for n, r in [("a", 1.0), ("b", 0.0), ("c", 0.5)]),
-    )
-    batch = assign_advantages([group], loss="grpo", scale_rewards=True, token_constant=1)
-    assert {r.key for r in batch.rows} == {"a#0", "b#0"} and batch.advantages["c"] == 0.0
-    assert batch.rows[0].weight == 1 / 12
-    kept = assign_advantages([group], loss="grpo", scale_rewards=True, token_constant=1, keep_zero=True)
-    assert len(kept.rows) == 3
+def token(kind: str, now: float, old: float, whole_ratio: float, a: float, s: LossSettings) -> tuple[float, float]:
+    """Of one token the loss before corrections, and its derivative by `now`. In GSPO the derivative of the ratio
+    exp(mean) by one log-prob is ratio/length; the 1/length is the token's share already."""
+    if kind == "rloo":
+        return -a * now, -a
+    ratio = whole_ratio if kind == "gspo" else math.exp(now - old)
+    if kind == "cispo":
+        weight = min(ratio, 1 + s.clip_high)
+        return -weight * a * now, -weight * a
+    held = min(max(ratio, 1 - s.clip_low), 1 + s.clip_high)
+    return -min(ratio * a, held * a), -ratio * a if ratio * a <= held * a else 0.0
 
 
-@given(st.lists(st.floats(-100, 100), min_size=2, max_size=16), st.booleans())
-def test_advantages_sum_to_zero_and_keep_the_order(rewards: list[float], scale: bool) -> None:
-    advantages = group_advantages(rewards, scale)
-    assert sum(advantages) == pytest.approx(0, abs=1e-6 * max(1, max(map(abs, rewards))) * len(rewards))
-    order = sorted(range(len(rewards)), key=rewards.__getitem__)
-    ranked = [advantages[i] for i in order]
-    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(ranked))
-
-
-def test_scaled_advantages_are_trls() -> None:
-    """TRL divides by the unbiased standard deviation plus 1e-4."""
-    rewards = [0.0, 1.0, 1.0, 0.25]
-    tensor = torch.tensor(rewards, dtype=torch.float64)
-    wanted = (tensor - tensor.mean()) / (tensor.std() + 1e-4)
-    assert group_advantages(rewards, True) == pytest.approx(wanted.tolist(), abs=1e-12)
-
-
-def trl_loss_and_gradient(
-    loss_type: str, kl_beta: float, logprobs: torch.Tensor, inputs: dict[str, torch.Tensor], max_length: int
-) -> tuple[float, torch.Tensor]:
-    """TRL's own `GRPOTrainer._compute_loss` on given log-probs; the trainer around it is a stand-in."""
-    from trl import GRPOTrainer
-
-    leaf = logprobs.clone().requires_grad_()
-    trainer = MagicMock()
-    trainer._get_per_token_logps_and_entropies.return_value = (leaf, torch.zeros_like(leaf), None)
-    trainer.aux_loss_enabled = trainer._entropy_bonus_enabled = False
-    trainer.top_entropy_quantile = 1.0
-    trainer.off_policy_mask_threshold = None
-    trainer.importance_sampling_level = "token"
-    trainer.epsilon_low, trainer.epsilon_high = 0.2, 0.28
-    trainer.args.delta = None
-    trainer.args.use_bias_correction_kl = False
-    trainer.beta = kl_beta
-    trainer.loss_type = loss_type
-    trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
-    trainer.max_completion_length = max_length
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.accelerator.gather.side_effect = lambda x: x
-    loss = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
-    loss.backward()
-    return loss.item(), leaf.grad
-
-
-@pytest.mark.parametrize("kl_beta", [0.0, 0.04])
-@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo"])
-def test_loss_and_gradient_equal_trls_on_the_same_tensors(loss_type: str, kl_beta: float) -> None:
-    pytest.importorskip("trl")
-    rng = torch.Generator().manual_seed(1)
-    shape = (4, 12)
-
-    def noise(scale: float) -> torch.Tensor:
-        return scale * torch.randn(shape, generator=rng, dtype=torch.float64)
-
-    logprobs = -torch.rand(shape, generator=rng, dtype=torch.float64) * 3
-    old, reference = logprobs + noise(0.3), logprobs + noise(0.3)
-    sampler = old + noise(0.5)
-    advantages = torch.randn(4, generator=rng, dtype=torch.float64)
-    mask = torch.ones(shape, dtype=torch.float64)
-    mask[1, 7:] = 0
-    mask[3, 3:] = 0
-    ids = torch.zeros(shape, dtype=torch.long)
-    inputs = {
-        "prompt_ids": ids,
-        "prompt_mask": ids,
-        "completion_ids": ids,
-        "completion_mask": mask,
-        "advantages": advantages,
-        "old_per_token_logps": old,
-        "ref_per_token_logps": reference,
-        "importance_sampling_ratio": (old - sampler).exp().clamp_max(1.5),
-        "num_items_in_batch": mask.sum(),
+def terms_of(rows: list[Row], values: dict[str, dict[str, list[float]]]) -> tuple[LossTerms, list[tuple[str, int]]]:
+    """A micro-batch of the rows as the learner makes one, and of each of its tokens the trajectory and the place."""
+    places = [(trajectory_of(r), t) for r in rows for t, train in zip(r.tokens, r.train, strict=True) if train]
+    tensors = {
+        name: torch.tensor([values[key][name][place] for key, place in places], dtype=torch.float64)
+        for name in ("logprobs", "old", "sampler", "reference")
     }
-    wanted, gradient = trl_loss_and_gradient(loss_type, kl_beta, logprobs, inputs, max_length=20)
-    leaf = logprobs.clone().requires_grad_()
-    keep = mask.bool()
-    lengths = mask.sum(1, keepdim=True) if loss_type == "grpo" else torch.full((4, 1), 20.0)
-    weight = (1 / (4 * lengths)).expand(shape)
-    advantage = advantages[:, None].expand(shape)
-    terms = LossTerms(leaf[keep], old[keep], sampler[keep], reference[keep], advantage[keep], weight[keep])
-    ours, _ = clipped_policy_loss(terms, LossSettings(0.2, 0.28, kl_beta, importance_cap=1.5))
-    ours.backward()
-    assert ours.item() == pytest.approx(wanted, abs=1e-9)
-    torch.testing.assert_close(leaf.grad, gradient, atol=1e-9, rtol=0)
+    drift = {k: np.mean(np.subtract(v["logprobs"], v["old"])) for k, v in values.items()}
+    terms = LossTerms(
+        **tensors,
+        advantage=torch.tensor([a for r in rows for a in token_advantages(r)], dtype=torch.float64),
+        weight=torch.tensor([r.weight for r in rows for _ in range(sum(r.train))], dtype=torch.float64),
+        sequence=torch.tensor([drift[key] for key, _ in places], dtype=torch.float64),
+    )
+    terms.logprobs.requires_grad_()
+    return terms, places
+
+
+def batch_of(kind: str, groups: list[Group]) -> Batch:
+    scale = kind not in ("dr_grpo", "rloo")
+    return assign_advantages(groups, loss=kind, scale_rewards=scale, token_constant=CONSTANT, keep_zero=True)
+
+
+SETTINGS = {
+    "plain": LossSettings(0.1, 0.2),
+    "clip higher": LossSettings(0.05, 0.28, importance_cap=1.3),
+    "masked": LossSettings(0.1, 0.2, importance_cap=1.3, importance_mode="mask", importance_floor=0.8),
+    "k1": LossSettings(0.1, 0.2, kl_beta=0.1, kl_estimator="k1"),
+    "k2": LossSettings(0.1, 0.2, kl_beta=0.1, kl_estimator="k2"),
+    "k3": LossSettings(0.1, 0.2, kl_beta=0.1, kl_estimator="k3"),
+}
+
+
+def chosen(kind: str, name: str) -> LossSettings:
+    """A trajectory's ratio is nearer to 1 than its tokens': it takes a tighter clip to act."""
+    return replace(SETTINGS[name], clip_low=0.02, clip_high=0.03) if kind == "gspo" else SETTINGS[name]
+
+
+@pytest.mark.parametrize("branching", [False, True])
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_loss_is_its_papers_from_rewards_to_gradient(kind: str, name: str, branching: bool) -> None:
+    groups, values = world(1, branching)
+    wanted, gradient = paper(kind, groups, values, chosen(kind, name))
+    terms, places = terms_of(list(batch_of(kind, groups).rows), values)
+    loss, parts = LOSSES[kind](terms, chosen(kind, name))
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted, abs=1e-12)
+    assert len(places) == sum(len(g) for g in gradient.values())
+    for (key, place), slope in zip(places, terms.logprobs.grad.tolist(), strict=True):
+        assert slope == pytest.approx(gradient[key][place], abs=1e-12)
+    assert parts["clipped"] > 0 or kind == "rloo"
+    assert ("kl" in parts) == (name in ("k1", "k2", "k3"))
+    assert (parts["cut"] > 0) == bool((terms.old - terms.sampler).exp().max() > SETTINGS[name].importance_cap)
+
+
+@given(
+    st.sampled_from(TYPES),
+    st.sampled_from(sorted(SETTINGS)),
+    st.integers(0, 5),
+    st.lists(st.integers(0, 3), min_size=64, max_size=64),
+)
+def test_any_cut_into_micro_batches_gives_the_same_loss_and_gradient(
+    kind: str, name: str, seed: int, cut: list[int]
+) -> None:
+    """Also when the rows of a trajectory are torn apart."""
+    groups, values = world(seed, branching=True)
+    rows = batch_of(kind, groups).rows
+    found: list[tuple[float, dict[tuple[str, int], float]]] = []
+    for parts in ([list(rows)], [[r for r, c in zip(rows, cut, strict=False) if c == part] for part in range(4)]):
+        total, slopes = 0.0, {}
+        for part in parts:
+            if part:
+                terms, places = terms_of(part, values)
+                loss, _ = LOSSES[kind](terms, chosen(kind, name))
+                loss.backward()
+                total += loss.item()
+                slopes |= dict(zip(places, terms.logprobs.grad.tolist(), strict=True))
+        found.append((total, slopes))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-12)
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-12)
+
+
+def test_on_the_first_pass_the_losses_differ_only_in_what_tokens_weigh() -> None:
+    groups, values = world(2)
+    for v in values.values():
+        v["old"] = v["logprobs"]
+    slopes = {}
+    for kind in TYPES:
+        terms, _ = terms_of(list(batch_of("grpo", groups).rows), values)
+        terms = replace(terms, sequence=None)
+        LOSSES[kind](terms, LossSettings())[0].backward()
+        slopes[kind] = terms.logprobs.grad
+    for kind in TYPES:
+        torch.testing.assert_close(slopes[kind], slopes["grpo"], atol=1e-12, rtol=0)
+
+
+# --- the KL estimators ------------------------------------------------------------------------------------------------
+
+
+def expected_gradient(estimator: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the KL term alone, over all the tokens there are, each as often as the policy samples it."""
+    logits = torch.tensor([0.3, -0.2, 1.1, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+    start = torch.tensor([0.0, 0.5, 0.2, -0.4, 0.1], dtype=torch.float64).log_softmax(0)
+    now = logits.log_softmax(0)
+    often = now.detach().exp()
+    terms = LossTerms(now, now.detach(), now.detach(), start, torch.zeros(5, dtype=torch.float64), often)
+    loss, _ = LOSSES["grpo"](terms, LossSettings(kl_beta=1.0, kl_estimator=estimator))
+    loss.backward()
+    mean = (often * kl_estimate(terms, estimator)).sum().detach()
+    return logits.grad, mean, start
+
+
+def true_kl(start: torch.Tensor, forward: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = torch.tensor([0.3, -0.2, 1.1, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+    now = logits.log_softmax(0)
+    kl = (start.exp() * (start - now)).sum() if forward else (now.exp() * (now - start)).sum()
+    kl.backward()
+    return kl.detach(), logits.grad
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_what_each_kl_estimator_estimates_and_where_it_pulls(estimator: str) -> None:
+    gradient, mean, start = expected_gradient(estimator)
+    kl, wanted = true_kl(start, forward=False)
+    if estimator == "k3":  # its value is KL(policy ‖ start), but its gradient is that of KL(start ‖ policy)
+        _, wanted = true_kl(start, forward=True)
+    torch.testing.assert_close(gradient, wanted, atol=1e-12, rtol=0)
+    if estimator == "k2":
+        assert mean > 0 and abs(mean - kl) > 1e-3  # biased
+    else:
+        torch.testing.assert_close(mean, kl, atol=1e-12, rtol=0)
+
+
+def test_k1_in_the_loss_itself_would_pull_nowhere() -> None:
+    """Why it is taken off the advantage."""
+    logits = torch.tensor([0.3, -0.2, 1.1], dtype=torch.float64, requires_grad=True)
+    now = logits.log_softmax(0)
+    (now.detach().exp() * now).sum().backward()
+    torch.testing.assert_close(logits.grad, torch.zeros(3, dtype=torch.float64), atol=1e-15, rtol=0)
+
+
+def test_losses_that_need_sequences_are_known() -> None:
+    assert set(LOSSES) >= SEQUENCE_LOSSES and set(TYPES) == set(LOSSES) - {"sft"}

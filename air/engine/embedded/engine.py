@@ -9,18 +9,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from air.engine.base import ContextFull, Generation, Limits, Sampling
 from air.engine.embedded.pages import KeyValues, PageTree
-from air.engine.embedded.plan import StepPlan
-from air.engine.embedded.sampling import sample
-from air.engine.embedded.scheduler import Request, Scheduler
+from air.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
+from air.engine.embedded.scheduler import Request, Scheduler, Step
 from air.errors import AirError
+from air.models.blocks import read_blocks, why_unknown
 from air.policy import Policy
 
-# Prompt tokens per step: enough to keep the matrix units busy, little enough that decoding goes on.
-STEP_TOKENS = 1024
+# Tokens per step: enough to keep the matrix units busy, little enough that decoding goes on.
+STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
+
+Answer = tuple[Step, "np.ndarray", "np.ndarray"]
 
 
 @dataclass
@@ -31,11 +33,20 @@ class Counters:
     sampled: int = 0
     prompt: int = 0  # prompt tokens asked for
     cached: int = 0  # of those, found in the prefix cache
-    seconds: float = 0.0
+    prefill_s: float = 0.0  # steps that computed prompts
+    decode_s: float = 0.0  # steps that did nothing but decode
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_s + self.decode_s
 
 
 class EmbeddedEngine:
-    """Samples from a Policy's own module. One engine per event loop."""
+    """Samples from a Policy's own weights. One engine per event loop.
+
+    eager: no CUDA graphs. own_forward: our own forward pass instead of transformers' layers (None: on CUDA, where the
+    architecture is known). lend: the key/value memory can be given back while training.
+    """
 
     def __init__(
         self,
@@ -46,6 +57,9 @@ class EmbeddedEngine:
         kv_tokens: int | None = None,
         page_size: int = 64,
         lockstep: bool = False,
+        eager: bool = False,
+        own_forward: bool | None = None,
+        lend: bool = False,
     ) -> None:
         layers, heads, dim = policy.kv_shape
         if kv_tokens is None:
@@ -58,10 +72,16 @@ class EmbeddedEngine:
         self.policy = policy
         self.context = context
         self.counters = Counters()
-        self._kv = KeyValues(layers, -(-kv_tokens // page_size), page_size, heads, dim, policy.dtype, policy.device)
-        self._tree = PageTree(self._kv.data.shape[2], page_size)
-        self._scheduler = Scheduler(self._tree, self._kv, max_batch, STEP_TOKENS)
+        self._kv = KeyValues(
+            layers, -(-kv_tokens // page_size), page_size, heads, dim, policy.dtype, policy.device, lend
+        )
+        self._tree = PageTree(-(-kv_tokens // page_size), page_size)
+        step_tokens = STEP_TOKENS.get(policy.device.type, STEP_TOKENS["cpu"])
+        self._scheduler = Scheduler(self._tree, self._kv, max_batch, step_tokens)
         self._scheduler.version = policy.version
+        own = policy.device.type == "cuda" and not lockstep if own_forward is None else own_forward
+        self._runner = _runner(policy, self._kv, max_batch, context, eager, own)
+        self._answered = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="air-engine")
         self._driver: asyncio.Task[None] | None = None
         self._lockstep = lockstep
@@ -75,7 +95,7 @@ class EmbeddedEngine:
         return self._scheduler.version
 
     def describe(self) -> Limits:
-        detail = {"pages": str(self._tree.pages), "page_size": str(self._tree.page_size)}
+        detail = {"pages": str(self._tree.pages), "page_size": str(self._tree.page_size), **self._runner.describe()}
         return Limits(self.context, self._scheduler.max_batch, self._kv.bytes, detail)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, order: str = "") -> Generation:
@@ -108,8 +128,27 @@ class EmbeddedEngine:
         self.set_version(version)
 
     def set_version(self, version: int) -> None:
+        self._runner.refresh()
         self._tree.clear()
         self._scheduler.version = version
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """While training: the key/value memory is given back, where the engine was made to lend it."""
+        self.release()
+        try:
+            yield
+        finally:
+            self.reserve()
+
+    def release(self) -> None:
+        if self._scheduler.running or not self._idle.is_set():
+            raise RuntimeError("the engine's memory was to be given back while it samples")
+        self._tree.clear()
+        self._kv.release()
+
+    def reserve(self) -> None:
+        self._kv.reserve()
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
@@ -140,8 +179,9 @@ class EmbeddedEngine:
     async def _drive(self) -> None:
         loop = asyncio.get_running_loop()
         scheduler = self._scheduler
+        under_way: Drawn | None = None
         try:
-            while scheduler.busy:
+            while scheduler.busy or under_way is not None:
                 self._changed.clear()
                 # Let every task that became ready since the last step add its request to this one.
                 await asyncio.sleep(0)
@@ -150,14 +190,15 @@ class EmbeddedEngine:
                     continue
                 if self._lockstep:
                     scheduler.waiting.sort(key=lambda r: r.order)
-                decode, prefill = scheduler.next_step()
-                if not decode and not prefill:
+                step = scheduler.next_step(self._runner.repeat)
+                if step is None and under_way is None:
                     continue  # all that was left had been cancelled
                 self._idle.clear()
-                ready = [r for r in decode + prefill if r.computed + r.step_tokens == len(r.tokens)]
-                tokens, logprobs = await loop.run_in_executor(self._thread, self._run, decode, prefill, ready)
-                self._idle.set()
-                self._postprocess([*decode, *prefill], ready, tokens, logprobs)
+                under_way, answer = await loop.run_in_executor(self._thread, self._run, step, under_way)
+                if under_way is None:
+                    self._idle.set()
+                if answer is not None:
+                    self._postprocess(*answer)
         except BaseException as error:  # whatever it is, nobody may wait for ever
             self._idle.set()
             for request in [*scheduler.waiting, *scheduler.running]:
@@ -171,33 +212,34 @@ class EmbeddedEngine:
         alive = sum(not r.cancelled for r in [*self._scheduler.waiting, *self._scheduler.running])
         return alive >= self._tracked
 
-    @torch.no_grad()
-    def _run(
-        self, decode: list[Request], prefill: list[Request], ready: list[Request]
-    ) -> tuple[list[int], list[float]]:
+    def _run(self, step: Step | None, under_way: Drawn | None) -> tuple[Drawn | None, Answer | None]:
+        """Asks for a step, then waits for the answers of the one before it (or its own, if nothing runs ahead)."""
         began = time.perf_counter()
-        chunk = self._scheduler.chunk
-        plan = StepPlan(self._kv, [chunk(r) for r in decode], [chunk(r) for r in prefill], self.policy.dtype)
-        hidden = self.policy.hidden(plan)
-        rows = [i for i, r in enumerate([*decode, *prefill]) if r in ready]
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        if rows:
-            logits = self.policy.head(hidden[plan.last[rows]])
-            tokens, logprobs = sample(logits, [r.sampling for r in ready], [r.sampled for r in ready])
-        self.counters.seconds += time.perf_counter() - began
-        return tokens, logprobs
+        launched = self._runner.launch(step) if step is not None else None
+        if launched is not None and self._runner.ahead == 0:
+            launched, under_way = None, launched
+        if under_way is None:
+            return launched, None
+        tokens, logprobs = under_way.read()
+        now = time.perf_counter()
+        seconds = now - max(began if self._runner.ahead == 0 else 0.0, self._answered or began)
+        if under_way.step.prefill:
+            self.counters.prefill_s += seconds
+        else:
+            self.counters.decode_s += seconds
+        self._answered = now if launched is not None else 0.0
+        return launched, (under_way.step, tokens, logprobs)
 
-    def _postprocess(self, step: list[Request], ready: list[Request], tokens: list[int], logprobs: list[float]) -> None:
-        self.counters.steps += 1
-        for request in step:
-            self._scheduler.advance(request)
-        for request, token, logprob in zip(ready, tokens, logprobs, strict=True):
-            if request.cancelled:
+    def _postprocess(self, step: Step, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        self.counters.steps += step.repeat
+        now = time.perf_counter()
+        for work, drawn, sure in zip(step.draws, tokens.T.tolist(), logprobs.T.tolist(), strict=True):
+            request = work.request
+            if request.done or request.cancelled:
                 continue
-            request.tokens.append(token)
-            request.logprobs.append(logprob)
-            stopped = token in request.sampling.stop_ids
+            count, stopped = _until_stop(request, drawn)
+            self._scheduler.answered(work, drawn[:count], sure[:count])
+            request.first_token = request.first_token or now
             if stopped or request.sampled >= request.limit:
                 self._finish(request, stopped)
 
@@ -216,5 +258,25 @@ class EmbeddedEngine:
                     request.cached,
                     request.started - request.arrived,
                     time.perf_counter() - request.started,
+                    request.first_token - request.started,
                 )
             )
+
+
+def _until_stop(request: Request, drawn: list[int]) -> tuple[int, bool]:
+    """How many of the tokens drawn in a burst count, and whether the last of them is a stop token."""
+    count = min(len(drawn), request.limit - request.sampled)
+    for i, token in enumerate(drawn[:count]):
+        if token in request.sampling.stop_ids:
+            return i + 1, True
+    return count, False
+
+
+def _runner(policy: Policy, kv: KeyValues, max_batch: int, context: int, eager: bool, own: bool) -> Runner:
+    """Our own forward pass where it is wanted and the architecture is known."""
+    blocks = read_blocks(policy.model) if own else None
+    if blocks is None:
+        return PlainRunner(policy, kv, (why_unknown(policy.model) or "") if own else "")
+    from air.engine.embedded.forward import Forward
+
+    return FastRunner(policy, Forward(blocks, context), kv, max_batch, context, eager)

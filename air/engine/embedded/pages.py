@@ -9,11 +9,13 @@ computed once for a whole group, and an episode's next turn continues from its l
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from air.engine.embedded.lent_memory import LentMemory
 from air.prefix import common_prefix
 
 
@@ -61,6 +63,8 @@ class PageTree:
         while True:
             best, length = None, 0
             for child in node.children:
+                if at >= len(tokens) or not child.tokens or child.tokens[0] != tokens[at]:
+                    continue
                 n = common_prefix(child.tokens, tokens[at : at + self.page_size])
                 if n > length:
                     best, length = child, n
@@ -145,7 +149,8 @@ class PageTree:
 
 
 class KeyValues:
-    """The tensors behind the pages: [layer, key or value, page, slot, kv head, d]."""
+    """The tensors behind the pages: [layer, key or value, page, slot, kv head, d]. One page more than asked for, the
+    last, belongs to nobody: what only fills up a batch writes there."""
 
     def __init__(
         self,
@@ -156,14 +161,32 @@ class KeyValues:
         dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        lent: bool = False,
     ) -> None:
-        # Zeros, not empty: masked slots are multiplied by a zero weight, and 0 × NaN would be NaN.
-        self.data = torch.zeros(layers, 2, pages, page_size, heads, dim, dtype=dtype, device=device)
+        shape = (layers, 2, pages + 1, page_size, heads, dim)
         self.page_size = page_size
+        self._memory: LentMemory | None = None
+        if lent and device.type == "cuda":
+            self._memory = LentMemory(math.prod(shape) * dtype.itemsize, device)
+            self.data = self._memory.tensor(shape, dtype).zero_()
+        else:
+            # Zeros, not empty: masked slots are multiplied by a zero weight, and 0 × NaN would be NaN.
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def bytes(self) -> int:
         return self.data.numel() * self.data.element_size()
+
+    def release(self) -> None:
+        """Give the memory back, if it was made to be. Nothing may touch `data` until it is reserved again."""
+        if self._memory is not None:
+            self._memory.give_back()
+
+    def reserve(self) -> None:
+        """Take it again, empty, at the same address."""
+        if self._memory is not None and not self._memory.taken:
+            self._memory.take()
+            self.data.zero_()
 
     def copy_page(self, source: int, target: int) -> None:
         self.data[:, :, target] = self.data[:, :, source]

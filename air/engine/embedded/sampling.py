@@ -27,7 +27,7 @@ def sample(logits: Tensor, settings: Sequence[Sampling], positions: Sequence[int
     heat = torch.tensor([s.temperature if s.temperature > 0 else 1.0 for s in settings], device=device)
     logprobs = (logits.float() / heat[:, None]).log_softmax(-1)
     drawn = logprobs
-    if any(s.top_k or s.top_p < 1 or s.min_p > 0 for s in settings):
+    if any(s.truncates for s in settings):
         drawn = torch.stack([_truncate(row, s) for row, s in zip(logprobs, settings, strict=True)])
     draws = torch.tensor(
         [uniform(s.seed, p) for s, p in zip(settings, positions, strict=True)],

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from air.engine.base import Generation, Sampling
 from air.engine.embedded.pages import KeyValues, Node, PageTree
-from air.engine.embedded.plan import Chunk
 from air.prefix import common_prefix
 
 
 @dataclass(eq=False)
 class Request:
-    """A sequence being sampled. Keys and values exist for the first `computed` of its tokens."""
+    """A sequence being sampled. Work on the device is asked for before the last answers are read: `computed` and
+    `drawn` count what was asked for, `tokens` and `logprobs` hold what is known."""
 
     prompt_length: int
     tokens: list[int]  # prompt, then what was sampled
@@ -25,18 +26,47 @@ class Request:
     future: asyncio.Future[Generation]
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
+    first_token: float = 0.0
     version: int = 0  # of the policy when it was started, not when it was asked for
     logprobs: list[float] = field(default_factory=list)
     path: list[Node] = field(default_factory=list)
     claim: int = 0  # pages it may still take
-    computed: int = 0
+    seat: int = -1
+    computed: int = 0  # tokens whose keys and values exist, or will when the device gets there
+    drawn: int = 0
     cached: int = 0
-    step_tokens: int = 0  # of the forward pass under way
+    behind: Request | None = None  # it waits for this one, which computes the same prompt
     cancelled: bool = False
+    done: bool = False
 
     @property
     def sampled(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request's part of a step: keys and values for `count` tokens from `start` on; then perhaps a draw."""
+
+    request: Request
+    start: int
+    count: int
+    draws: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the device does next. Decoding requests compute one token each, `repeat` times over, drawing each time."""
+
+    decode: list[Work]
+    prefill: list[Work]
+    repeat: int
+    seated: list[Request]  # since the last step
+    pages: list[tuple[int, int, int]]  # since the last step: seat, which page of it, page
+
+    @property
+    def draws(self) -> list[Work]:
+        return [*self.decode, *(w for w in self.prefill if w.draws)]
 
 
 class Scheduler:
@@ -52,6 +82,9 @@ class Scheduler:
         self.version = 0
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self._seats = list(range(max_batch))  # a heap
+        self._seated: list[Request] = []
+        self._pages: list[tuple[int, int, int]] = []
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
@@ -60,38 +93,72 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def next_step(self) -> tuple[list[Request], list[Request]]:
-        """(decoding, prefilling); pages for every token of the step are in the requests' paths."""
+    def next_step(self, repeat: int = 1) -> Step | None:
+        """The next step, with pages for all its tokens; None when everything asked for is on its way. `repeat`: how
+        often to decode, if no prompt is to be computed."""
         self._drop_cancelled()
         self._admit()
         budget = self.step_tokens
         decode: list[Request] = []
-        prefill: list[Request] = []
+        prefill: list[Work] = []
         for request in self.running:
-            missing = len(request.tokens) - request.computed
-            request.step_tokens = min(missing, max(budget, 0)) if missing > 1 else 1
-            budget -= request.step_tokens
-            if request.step_tokens:
-                self._ensure_pages(request)
-                (decode if missing == 1 else prefill).append(request)
-        return decode, prefill
+            missing = request.prompt_length + request.drawn - request.computed
+            if request.drawn >= request.limit:
+                continue
+            if missing == 1:
+                decode.append(request)
+                budget -= 1
+            elif budget > 0:
+                count = min(missing, budget)
+                budget -= count
+                prefill.append(self._compute(request, count))
+        repeat = 1 if prefill else repeat
+        step = Step([self._decode(r, repeat) for r in decode], prefill, repeat, self._seated, self._pages)
+        if not decode and not prefill:
+            return None
+        self._seated, self._pages = [], []
+        return step
 
-    def chunk(self, request: Request) -> Chunk:
-        end = request.computed + request.step_tokens
-        return Chunk(request.tokens[request.computed : end], request.computed, [n.page for n in request.path])
-
-    def advance(self, request: Request) -> bool:
-        """The step's keys and values are written. True when the next token can be sampled."""
-        size = self.tree.page_size
-        for i in range(request.computed, request.computed + request.step_tokens):
-            request.path[i // size].tokens.append(request.tokens[i])
-        request.computed += request.step_tokens
-        return request.computed == len(request.tokens)
+    def answered(self, work: Work, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """What was drawn is known: the pages say so from now on."""
+        request = work.request
+        request.tokens.extend(tokens)
+        request.logprobs.extend(logprobs)
+        if work.count == 1:  # a prompt's tokens were known when they were asked for
+            self._spell(request, work.start, work.start + len(tokens))
 
     def finish(self, request: Request) -> None:
+        """Its pages and its seat may be reused at once: the device does things in the order they were asked for."""
         self.running.remove(request)
+        request.done = True
         self.tree.release(request.path, request.claim)
+        heapq.heappush(self._seats, request.seat)
         request.path, request.claim = [], 0
+
+    def _compute(self, request: Request, count: int) -> Work:
+        start = request.computed
+        self._ensure_pages(request, start + count)
+        request.computed += count
+        self._spell(request, start, start + count)
+        draws = request.computed == request.prompt_length
+        request.drawn += draws
+        return Work(request, start, count, draws)
+
+    def _decode(self, request: Request, repeat: int) -> Work:
+        start = request.computed
+        # The last token's keys are never needed; the device stays at that place when it runs past it.
+        request.computed = min(start + repeat, request.prompt_length + request.limit - 1)
+        request.drawn = min(request.drawn + repeat, request.limit)
+        self._ensure_pages(request, min(start + repeat, request.prompt_length + request.limit))
+        return Work(request, start, 1, True)
+
+    def _spell(self, request: Request, start: int, end: int) -> None:
+        """Write the tokens of these places into the pages' nodes."""
+        size = self.tree.page_size
+        while start < end:
+            stop = min(end, (start // size + 1) * size)
+            request.path[start // size].tokens.extend(request.tokens[start:stop])
+            start = stop
 
     def _drop_cancelled(self) -> None:
         self.waiting = [r for r in self.waiting if not r.cancelled]
@@ -102,21 +169,28 @@ class Scheduler:
         left: list[Request] = []
         blocked = False  # nobody overtakes a request that waits for memory: it would starve
         for request in self.waiting:
-            if blocked or len(self.running) >= self.max_batch:
+            first = request.behind
+            waits = first is not None and not first.done and first.computed < first.prompt_length
+            if waits or blocked or len(self.running) >= self.max_batch:
                 left.append(request)
                 continue
             path, part, length = self.tree.match(request.tokens[:-1])
             have = len(path) * self.tree.page_size + length
-            if self._being_computed(request.tokens, have):
+            request.behind = self._computing(request.tokens, have)
+            if request.behind is not None:
                 left.append(request)
             elif not self._start(request, path, part, length):
                 left.append(request)
                 blocked = True
         self.waiting = left
 
-    def _being_computed(self, tokens: Sequence[int], have: int) -> bool:
+    def _computing(self, tokens: Sequence[int], have: int) -> Request | None:
+        """Who computes, just now, at least a page more of these tokens than we have."""
         worth = have + self.tree.page_size
-        return any(r.computed < r.prompt_length and common_prefix(r.tokens, tokens) >= worth for r in self.running)
+        for r in self.running:
+            if r.computed < r.prompt_length and r.tokens[0] == tokens[0] and common_prefix(r.tokens, tokens) >= worth:
+                return r
+        return None
 
     def _start(self, request: Request, path: list[Node], part: Node | None, length: int) -> bool:
         tree = self.tree
@@ -130,6 +204,8 @@ class Scheduler:
         tree.pin(kept)
         tree.claim(need)
         request.path, request.claim = list(kept), need
+        request.seat = heapq.heappop(self._seats)
+        self._pages.extend((request.seat, i, node.page) for i, node in enumerate(kept))
         if part is not None and not take_over:
             node = self._grow(request)
             self.kv.copy_page(part.page, node.page)
@@ -138,13 +214,16 @@ class Scheduler:
         request.started = time.perf_counter()
         request.version = self.version
         self.running.append(request)
+        self._seated.append(request)
         return True
 
-    def _ensure_pages(self, request: Request) -> None:
-        need = -(-(request.computed + request.step_tokens) // self.tree.page_size)
+    def _ensure_pages(self, request: Request, tokens: int) -> None:
+        need = -(-tokens // self.tree.page_size)
         while len(request.path) < need:
             self._grow(request)
 
     def _grow(self, request: Request) -> Node:
         request.claim -= 1
-        return self.tree.grow(request.path)
+        node = self.tree.grow(request.path)
+        self._pages.append((request.seat, len(request.path) - 1, node.page))
+        return node

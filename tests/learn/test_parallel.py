@@ -1,0 +1,360 @@
+"""Several gloo processes on the CPU against one: the same losses, weights and checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_learner import group_rows, make_policy
+from torch import Tensor
+
+from air.engine.base import Sampling
+from air.engine.embedded import EmbeddedEngine
+from air.learn.advantages import Batch
+from air.learn.batches import Row
+from air.learn.checkpoints import load_checkpoint, save_checkpoint
+from air.learn.learner import Learner, LearnerSettings
+from air.learn.losses import LossSettings
+from air.learn.parallel import shard, share_rows
+from air.world import RankLost, Ranks, World
+
+WAIT_S = 240.0
+# Imported once, by the process that every rank is forked from.
+PRELOADED = [
+    "air.engine.embedded",
+    "air.learn.checkpoints",
+    "air.learn.lora",
+    "air.models.tiny",
+    "torch.distributed.fsdp",
+    *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("llama", "qwen2", "qwen3")),
+]
+
+
+def _rank(rank: int, size: int, store: Path, pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    try:
+        world = Ranks(rank, size, store, "cpu")
+        answer: tuple[bool, Any] = True, work(world, *args)
+    except BaseException:
+        answer = False, traceback.format_exc()
+    pipe.send_bytes(pickle.dumps(answer))  # by value: torch would send tensors by handles that end with this process
+
+
+def on_ranks(size: int, directory: Path, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """work(world, *args) in `size` processes; what each returned."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    store = directory / f"store-{time.monotonic_ns()}"
+    pipes, processes = [], []
+    for rank in range(size):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_rank, args=(rank, size, store, theirs, work, args), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        processes.append(process)
+    try:
+        found = []
+        for pipe in pipes:
+            assert pipe.poll(WAIT_S), "a rank did not answer"
+            found.append(pickle.loads(pipe.recv_bytes()))
+    finally:
+        for process in processes:
+            process.join(5)
+            process.kill()
+    for good, answer in found:
+        assert good, answer
+    return [answer for _, answer in found]
+
+
+class Alone(World):
+    """One of three ranks that never talks."""
+
+    size = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 3)), min_size=1, max_size=20))
+def test_rows_are_shared_out_whole_trajectories_at_a_time_and_evenly(shapes: list[tuple[int, int]]) -> None:
+    rows = [
+        Row(f"t{i}#{b}", (i,) * length, (False, *(True,) * (length - 1)), (0.0,) * length, 1.0, 1.0)
+        for i, (length, branches) in enumerate(shapes)
+        for b in range(branches)
+    ]
+    shares = [share_rows(rows, Alone(rank)) for rank in range(3)]
+    trained = [r.key for r in rows if any(r.train)]
+    assert sorted(r.key for share in shares for r in share) == sorted(trained)
+    owners = [{r.key.split("#")[0] for r in share} for share in shares]
+    assert sum(len(o) for o in owners) == len(set.union(*owners))
+    computed = [sum(len(rows_of) for rows_of in {r.tokens for r in share}) for share in shares]
+    longest = max(length for length, _ in shapes)
+    assert max(computed) <= sum(computed) / 3 + longest + len(shapes)
+
+
+def make_learner(world: World, train: str, changes: dict[str, Any], kind: str = "llama") -> Learner:
+    policy = make_policy(kind, lora=train == "lora")
+    if changes.pop("bf16", False):
+        policy.model.to(torch.bfloat16)
+    if changes.pop("ac", False):
+        from air.assemble import checkpoint_activations
+
+        checkpoint_activations(policy.model, 1)
+    return Learner(policy, LearnerSettings(**{"lr": 1e-3, "max_norm": 0.5, **changes}), world, shard(policy, world))
+
+
+def weights_of(learner: Learner) -> dict[str, Tensor]:
+    """As they are served: whole on every rank."""
+    return {name: p.detach().float().clone() for name, p in learner.policy.trainable()}
+
+
+def updates(world: World, train: str, changes: dict[str, Any], kind: str, steps: int = 3) -> list[Any]:
+    """Metrics of some updates, the log-probs in between, and the weights at the end."""
+    learner = make_learner(world, train, dict(changes), kind)
+    found: list[Any] = []
+    for step in range(steps):
+        rows = group_rows(step, prompts=2)
+        report = learner.update(Batch(tuple(rows), {}, len(rows)))
+        for _ in range(world.rank):  # ranks are free to sample as much as they like between updates
+            learner.logprobs(rows[:2])
+        times = {"seconds", "tokens_per_s", "micro_batches", "tokens_computed", "tokens_shared"}
+        found.append({k: v for k, v in report.metrics.items() if k not in times})
+        found.append({k: report.logprobs[k] for k in sorted(report.logprobs)})
+    return [*found, learner.logprobs(rows), weights_of(learner)]
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("lora", "llama", {}),
+    ("lora", "qwen3", {"token_budget": 60, "passes": 2, "loss": "gspo", "loss_settings": LossSettings(kl_beta=0.1)}),
+    ("lora", "llama", {"offload": True}),
+    ("full", "llama", {}),
+    ("full", "qwen2", {"ac": True}),  # tied embeddings
+    ("full", "llama", {"token_budget": 60, "passes": 2, "loss": "gspo", "loss_settings": LossSettings(kl_beta=0.1)}),
+    ("full", "qwen3", {"offload": True}),
+]
+
+
+def all_cases(world: World) -> list[Any]:
+    return [updates(world, train, changes, kind) for train, kind, changes in CASES]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Any]:
+    return all_cases(World())
+
+
+def close(one: Any, two: Any, tolerance: float) -> None:
+    assert type(one) is type(two)
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            close(one[key], two[key], tolerance)
+    elif isinstance(one, list):
+        assert len(one) == len(two)
+        for a, b in zip(one, two, strict=True):
+            close(a, b, tolerance)
+    elif isinstance(one, Tensor):
+        torch.testing.assert_close(one, two, atol=tolerance, rtol=tolerance)
+    elif isinstance(one, float):
+        assert one == pytest.approx(two, rel=tolerance, abs=tolerance)
+    else:
+        assert one == two
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_ranks_learn_what_one_learns(tmp_path: Path, alone: list[Any], size: int) -> None:
+    """fp32: only the order of sums differs, also in the weights after three updates at lr 1e-3."""
+    found = on_ranks(size, tmp_path, all_cases)
+    for answer in found[1:]:
+        close(answer, found[0], 0.0)  # metrics of the whole batch, and the same weights to the last bit
+    for (train, _, _), ours, theirs in zip(CASES, alone, found[0], strict=True):
+        close(ours, theirs, 1e-6 if train == "lora" else 5e-5)
+
+
+def few_rows(world: World) -> list[Any]:
+    """Fewer trajectories than ranks: some have nothing to train on, and none at all is no update."""
+    found: list[Any] = []
+    for train in ("lora", "full"):
+        learner = make_learner(world, train, {})
+        rows = group_rows(prompts=1, members=1)
+        found.append(learner.update(Batch(tuple(rows), {}, 1)).metrics["grad_norm"])
+        found.append(learner.update(Batch((), {}, 1)).metrics["grad_norm"])
+        found.append(learner.logprobs(rows))
+    return found
+
+
+def test_a_rank_without_rows_takes_part(tmp_path: Path) -> None:
+    wanted = few_rows(World())
+    assert wanted[0] > 0 and wanted[1] == 0
+    for answer in on_ranks(3, tmp_path, few_rows):
+        close(wanted, answer, 1e-4)
+
+
+def shard_sizes(world: World) -> tuple[int, int, int]:
+    learner = make_learner(world, "full", {})
+    rows = group_rows()
+    learner.update(Batch(tuple(rows), {}, len(rows)))
+    state = sum(s["exp_avg"].numel() for s in learner.optimiser.adam.state.values())
+    return (
+        sum(m.numel() for m in learner.optimiser.masters),
+        state,
+        sum(p.numel() for p in learner.policy.model.parameters()),
+    )
+
+
+def test_full_fine_tuning_keeps_masters_and_moments_in_shards(tmp_path: Path) -> None:
+    found = on_ranks(2, tmp_path, shard_sizes)
+    whole = found[0][2]
+    assert sum(masters for masters, _, _ in found) == sum(state for _, state, _ in found) == whole
+    assert all(masters < 0.6 * whole for masters, _, _ in found)
+
+
+async def sample(world: World, learner: Learner, replies: int) -> list[Any]:
+    engine = EmbeddedEngine(learner.policy, context=64, max_batch=4)
+    await world.meet("the engines are there")
+    prompts = [[5 + i, 6, 7, 8] for i in range(replies)]
+    done = await asyncio.gather(*(engine.generate(p, Sampling(8, seed=i)) for i, p in enumerate(prompts)))
+    await engine.close()
+    return [g.token_ids for g in done]
+
+
+def sample_differently(world: World, train: str) -> list[Any]:
+    """Between updates, ranks sample different numbers of replies at their own pace."""
+    learner = make_learner(world, train, {"lr": 1e-2})
+    rows = group_rows()
+    for _ in range(2):
+        learner.update(Batch(tuple(rows), {}, len(rows)))
+        replies = asyncio.run(sample(world, learner, 2 + 3 * world.rank))
+    return replies
+
+
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_every_rank_samples_from_the_new_weights_at_its_own_pace(tmp_path: Path, train: str) -> None:
+    wanted = sample_differently(World(), train)
+    short, long = on_ranks(2, tmp_path, sample_differently, train)
+    assert short == wanted == long[:2] and len(long) == 5
+
+
+def save_or_load(
+    world: World, train: str, changes: dict[str, Any], directory: Path, load: bool
+) -> tuple[int, dict[str, list[float]], list[str]]:
+    learner = make_learner(world, train, dict(changes))
+    if load:
+        assert load_checkpoint(directory / "step_2", learner) == 2
+    else:
+        for step in range(2):
+            rows = group_rows(step)
+            learner.update(Batch(tuple(rows), {}, len(rows)))
+        save_checkpoint(directory, learner, 2)
+    rows = group_rows(5)
+    learner.update(Batch(tuple(rows), {}, len(rows)))
+    dtypes = sorted({str(p.dtype) for _, p in learner.policy.trainable()})
+    return learner.updates, learner.logprobs(rows), dtypes
+
+
+@pytest.mark.parametrize(
+    ("train", "changes", "tolerance"),
+    [("lora", {}, 2e-4), ("full", {}, 2e-4), ("full", {"bf16": True}, 0.1)],
+)
+def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(
+    tmp_path: Path, train: str, changes: dict[str, Any], tolerance: float
+) -> None:
+    """One → two → three, two → one: the next update is the same. In bf16 the fp32 masters travel too."""
+    args = (train, changes)
+    one, two = tmp_path / "one", tmp_path / "two"
+    wanted = save_or_load(World(), *args, one, False)
+    assert wanted[0] == 3
+    saved = on_ranks(2, tmp_path, save_or_load, *args, two, False)
+    for answer in (
+        *saved,
+        *on_ranks(2, tmp_path, save_or_load, *args, one, True),
+        *on_ranks(3, tmp_path, save_or_load, *args, two, True),
+        save_or_load(World(), *args, two, True),
+    ):
+        close(list(wanted), list(answer), tolerance)
+    files = [sorted(str(p.relative_to(d)) for p in d.rglob("*") if p.is_file()) for d in (one, two)]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_an_optimiser_in_the_cpus_memory_does_the_same(bf16: bool) -> None:
+    results = []
+    for offload in (False, True):
+        learner = make_learner(World(), "full", {"offload": offload, "bf16": bf16, "weight_decay": 0.1})
+        for step in range(3):
+            rows = group_rows(step)
+            metrics = learner.update(Batch(tuple(rows), {}, len(rows))).metrics
+        results.append((metrics["grad_norm"], metrics["update_ratio"], weights_of(learner)))
+        shared = {m.data_ptr() for m in learner.optimiser.masters} & {p.data_ptr() for p in learner.parameters}
+        assert bool(shared) is not (offload or bf16)
+        assert all(m.device.type == "cpu" and m.dtype == torch.float32 for m in learner.optimiser.masters)
+    assert results[0][:2] == results[1][:2]
+    assert all(torch.equal(results[0][2][name], results[1][2][name]) for name in results[0][2])
+
+
+def test_a_checkpoint_goes_on_with_and_without_offload(tmp_path: Path) -> None:
+    plain = make_learner(World(), "full", {})
+    rows = group_rows()
+    plain.update(Batch(tuple(rows), {}, len(rows)))
+    save_checkpoint(tmp_path, plain, 1)
+    moved = make_learner(World(), "full", {"offload": True})
+    load_checkpoint(tmp_path / "step_1", moved)
+    for learner in (plain, moved):
+        learner.update(Batch(tuple(rows), {}, len(rows)))
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(plain).values(), weights_of(moved).values(), strict=True))
+
+
+def too_late(world: World) -> str:
+    async def go() -> str:
+        await world.meet("everybody is here")
+        if world.rank == 1:
+            await asyncio.sleep(2)
+            return ""
+        began = time.monotonic()
+        with pytest.raises(RankLost) as lost:
+            await world.meet("the test's second meeting", 0.3)
+        assert time.monotonic() - began < 1.5
+        return str(lost.value)
+
+    return asyncio.run(go())
+
+
+def gone(world: World) -> str:
+    if world.rank == 1:
+        return ""  # and its process ends
+    with pytest.raises(RankLost) as lost:
+        world.gather_now("x", "the test's figures")
+    return str(lost.value)
+
+
+def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
+    late = on_ranks(2, tmp_path, too_late)[0]
+    assert "waited 0 s for rank 1 at: the test's second meeting" in late and "--resume" in late
+    assert "for the test's figures" in on_ranks(2, tmp_path, gone)[0]
+
+
+def sums(world: World) -> tuple[list[float], list[int], list[int]]:
+    tensors = [torch.full((3,), 1.0 + world.rank), torch.full((2, 2), 0.5, dtype=torch.float64)]
+    world.add(tensors, "a test")
+    return [t.sum().item() for t in tensors], world.mine(range(7)), world.gather_now(world.rank, "a test")
+
+
+def test_sums_shares_and_gathers(tmp_path: Path) -> None:
+    assert sums(World()) == ([3.0, 2.0], [0, 1, 2, 3, 4, 5, 6], [0])
+    found: Sequence[Any] = on_ranks(2, tmp_path, sums)
+    assert [f[0] for f in found] == [[9.0, 4.0]] * 2 and [f[2] for f in found] == [[0, 1]] * 2
+    assert [f[1] for f in found] == [[0, 2, 4, 6], [1, 3, 5]]

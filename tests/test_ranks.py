@@ -1,0 +1,274 @@
+"""Runs of two and three ranks on the CPU, started as a person starts them: the same run as one process makes, killed,
+stopped and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from air.assemble import load_environments
+from air.config import load_config
+from air.rollout.schedule import TaskSchedule
+from air.run import Run
+from air.warmstart import warmstart
+from air.watch.display import Display
+
+FLAGS = {
+    "model.name": "tiny:llama",
+    "orchestrator.env.0.id": "arith",
+    "orchestrator.env.0.args.max_number": "3",
+    "orchestrator.env.0.args.split_by": "none",
+    "orchestrator.batch_size": "20",
+    "orchestrator.rollouts_per_example": "4",
+    "orchestrator.seq_len": "48",
+    "orchestrator.sampling.max_tokens": "3",
+    "orchestrator.eval.num_examples": "5",
+    "orchestrator.eval.interval": "2",
+    "trainer.optim.lr": "1e-3",
+    "ckpt.interval": "2",
+    "max_steps": "3",
+    "deterministic": "true",
+}
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+COMMAND = [sys.executable, "-m", "air.cli", "train"]
+
+
+def words(settings: dict[str, str]) -> list[str]:
+    return [word for key, value in settings.items() for word in (f"--{key}", value)]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What a run of each kind starts from: something that sometimes scores."""
+    found: dict[str, dict[str, str]] = {}
+    for train in ("lora", "full"):
+        directory = tmp_path_factory.mktemp(train)
+        fit = {"warmstart.steps": "30", "warmstart.episodes": "64", "warmstart.lr": "1e-2"}
+        settings = {**FLAGS, **fit, "trainer.model.train": train, "output_dir": str(directory)}
+        made = asyncio.run(warmstart(load_config(words(settings)), Display(quiet=True)))
+        found[train] = (
+            {"model.adapter": str(made / "adapter")} if train == "lora" else {"model.name": str(made / "model")}
+        )
+    return found
+
+
+def arguments(start: dict[str, dict[str, str]], directory: Path, train: str = "lora", **changes: str) -> list[str]:
+    settings = {**FLAGS, "trainer.model.train": train, "output_dir": str(directory), **start[train], **changes}
+    return words(settings)
+
+
+def finish(argv: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*COMMAND, *argv], env=ENV, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def the_run(directory: Path) -> Run:
+    (path,) = directory.glob("exp*")
+    return Run.open(path)
+
+
+def what_happened(run: Run) -> dict[str, Any]:
+    episodes = [
+        (t.task.id, t.seed, t.version, t.reward, [b.tokens for b in t.branches])
+        for step in range(run.config.max_steps)
+        for _, t in sorted(run.finished(step).items())
+    ]
+    evals = [(m["step"], m["name"], m["episodes"], m["reward"]["mean"]) for m in run.metrics("eval")]
+    trained = [json.loads(line)["id"].rpartition("_")[2] for line in (run.path / "tokens" / "step_0002.jsonl").open()]
+    return {"episodes": episodes, "evals": evals, "trained": trained}
+
+
+def numbers(run: Run) -> list[Any]:
+    kept = ("loss", "grad_norm", "update_ratio", "tokens_trained", "entropy", "logprob_gap_max")
+    return [[m["reward"], *(m["learner"].get(k, 0.0) for k in kept)] for m in run.metrics("train")]
+
+
+def weights(run: Run) -> dict[str, Any]:
+    last = run.path / "checkpoints" / f"step_{run.config.max_steps}"
+    return load_file(next(last.glob("*/*.safetensors")))
+
+
+def same(one: Run, two: Run) -> None:
+    """Engines with other episodes beside them differ in the last bits of log-probs, and Adam turns the least gradients
+    into steps of lr = 1e-3. (On the same log-probs, tests/learn/test_parallel.py compares closely.)"""
+    assert what_happened(one) == what_happened(two)
+    for a, b in zip(numbers(one), numbers(two), strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
+    first, second = weights(one), weights(two)
+    assert first.keys() == second.keys()
+    assert max((first[k] - second[k]).abs().max().item() for k in first) < 2e-4
+
+
+@pytest.fixture(scope="module")
+def alone(start: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    found = {}
+    for train in ("lora", "full"):
+        directory = tmp_path_factory.mktemp("alone")
+        finish(arguments(start, directory, train))
+        found[train] = the_run(directory)
+        assert any(loss for _, loss, *_ in numbers(found[train]))  # something was learned
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_two_ranks_make_the_run_that_one_process_makes(
+    tmp_path: Path, start: dict[str, dict[str, str]], alone: dict[str, Run], train: str
+) -> None:
+    done = finish([*arguments(start, tmp_path, train), "--trainer.processes", "2"])
+    run = the_run(tmp_path)
+    same(alone[train], run)
+    assert "2 processes" in done.stderr and "step  reward" in done.stderr and "plot:" in done.stdout
+    assert run.status()["status"] == "completed" and (run.path / "learning.png").is_file()
+    assert len(list(run.path.glob("trajectories/*/*.json"))) == 60
+    assert [m["rollout"]["episodes"] for m in run.metrics("train")] == [20, 20, 20]
+
+
+@pytest.mark.slow
+def test_filtered_groups_are_replaced_by_the_same_tasks_whatever_the_number_of_ranks(
+    tmp_path: Path, start: dict[str, dict[str, str]]
+) -> None:
+    filtering = {"orchestrator.buffer.online_difficulty_filtering": "true", "orchestrator.oversampling_factor": "2.0"}
+    places = []
+    for processes in ("1", "3"):
+        finish(
+            arguments(start, tmp_path / processes, **filtering, **{"trainer.processes": processes, "max_steps": "1"})
+        )
+        run = the_run(tmp_path / processes)
+        lines = [json.loads(line) for line in (run.path / "tokens" / "step_0000.jsonl").open()]
+        places.append(sorted((line["id"].rpartition("_")[2], line["fate"], line["reward"]) for line in lines))
+    assert places[0] == places[1] and any(fate == "no_signal" for _, fate, _ in places[0])
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """Process ids by rank."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent == launcher and b"air.rank" in command:
+            found[json.loads(command[command.index(b"air.rank") + 1])["rank"]] = int(entry.name)
+    return found
+
+
+class Started:
+    """A run of many steps under way."""
+
+    def __init__(self, directory: Path, argv: list[str], episodes: int) -> None:
+        self.process = subprocess.Popen([*COMMAND, *argv], env=ENV, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 240
+        while len(list(directory.glob("exp*/trajectories/*/*.json"))) < episodes:
+            assert self.process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        self.ranks = ranks_of(self.process.pid)
+        assert sorted(self.ranks) == [0, 1]
+
+    def end(self, wait_s: float) -> str:
+        return self.process.communicate(timeout=wait_s)[1]
+
+
+@pytest.fixture
+def started(tmp_path: Path, start: dict[str, dict[str, str]]) -> Iterator[Started]:
+    argv = arguments(start, tmp_path, **{"trainer.processes": "2", "max_steps": "400", "ckpt.interval": "3"})
+    run = Started(tmp_path, argv, 90)
+    yield run
+    if run.process.poll() is None:
+        run.process.kill()
+        run.process.wait()
+
+
+def shorten(run: Run, steps: int, processes: int | None = None) -> None:
+    """As a person would: by the run's own config."""
+    text = (run.path / "config.toml").read_text().replace("max_steps = 400", f"max_steps = {steps}")
+    if processes:
+        text = text.replace("processes = 2", f"processes = {processes}")
+    (run.path / "config.toml").write_text(text)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_run_with_a_sentence_and_it_resumes(
+    tmp_path: Path, started: Started, victim: int
+) -> None:
+    os.kill(started.ranks[victim], signal.SIGKILL)
+    began = time.monotonic()
+    errors = started.end(30)
+    assert time.monotonic() - began < 20
+    run = the_run(tmp_path)
+    assert started.process.returncode == 1 and "Traceback" not in errors
+    assert f"Rank {victim} of 2 was killed by SIGKILL" in errors and f"air train --resume {run.path}" in errors
+    assert run.status()["status"] == "failed" and "SIGKILL" in run.status()["why"]
+    assert not any(alive(pid) for pid in started.ranks.values())
+    steps = len(run.metrics("train"))
+    assert steps >= 3
+    shorten(run, steps + 1, processes=3 if victim else 1)  # and on another number of ranks
+    again = finish(["--resume", str(run.path)])
+    assert "resuming" in again.stderr and "after step 0" not in again.stderr
+    run = the_run(tmp_path)
+    assert run.status()["status"] == "completed"
+    assert [m["step"] for m in run.metrics("train")] == list(range(steps + 1))
+    planned = [task.id for _, task in TaskSchedule(load_environments(run.config), "train", 0).batch(steps, 5)]
+    sampled = run.finished(steps)
+    assert [sampled[group, 0].task.id for group in range(5)] == planned  # the batch that was next
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_ranks_with_everything_saved(tmp_path: Path, started: Started) -> None:
+    started.process.send_signal(signal.SIGINT)
+    errors = started.end(60)
+    run = the_run(tmp_path)
+    assert started.process.returncode == 130 and "Traceback" not in errors
+    assert f"air train --resume {run.path}" in errors and run.status()["status"] == "stopped"
+    assert all(json.loads(p.read_text()) for p in run.path.rglob("trajectories/*/*.json"))
+    assert not any(alive(pid) for pid in started.ranks.values())
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_the_process_that_started_them(started: Started) -> None:
+    started.process.kill()
+    started.process.wait()
+    deadline = time.monotonic() + 20
+    while any(alive(pid) for pid in started.ranks.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_what_a_rank_refuses_is_told_as_if_there_were_one(tmp_path: Path, start: dict[str, dict[str, str]]) -> None:
+    argv = arguments(start, tmp_path, **{"trainer.processes": "2", "orchestrator.seq_len": "24"})
+    errors = finish([*argv, "--orchestrator.sampling.max_tokens", "9"], code=1).stderr
+    assert "more than the context of 24" in errors and "fix:" in errors and "Traceback" not in errors
+    assert the_run(tmp_path).status()["status"] == "failed"
+
+
+def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    import torch
+
+    beyond = torch.cuda.device_count() + 7
+    settings = {**FLAGS, "output_dir": str(tmp_path), "trainer_gpu_ids": f"[0, {beyond}]"}
+    errors = finish(words(settings), code=1).stderr
+    assert f"wants the GPUs [0, {beyond}], but this machine has" in errors and "fix:" in errors
