@@ -86,6 +86,8 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
     )
     learner = Learner(policy, learner_settings(config), world, shards)
     notes = [*config.warnings(), *loaded.notes]
+    if engine.slow_because:
+        notes.append(f"sampling runs through transformers' own layers, correct but slower: {engine.slow_because}")
     if plan is not None and not plan.fits:
         notes.append(
             f"the memory plan has a peak of {plan.peak / 2**30:.1f} GiB where {plan.available / 2**30:.1f} GiB are "

@@ -7,7 +7,6 @@ the rows; the updates add up, so all ranks keep the same policy.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, replace
 
 from air.assemble import Parts
@@ -20,6 +19,7 @@ from air.rollout.schedule import TaskSchedule
 from air.run import Run
 from air.types import Trajectory
 from air.watch.base import Watcher
+from air.watch.latency import StepClock
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
     before = run.evaluation("before") if run.first_step else []
     before = before or await _evaluate(parts, run, watcher, 0, "before", evaluation.test_split)
     for step in run.remaining_steps():
-        clock = time.perf_counter()
+        clock = StepClock(engine.counters)
         watcher.phase(f"step {step + 1}/{config.max_steps}: sampling", config.orchestrator.batch_size)
         collected = await sampler.collect(
             step, schedule.batch(step, groups), policy.version, await _finished(parts, run, step)
         )
-        sampled = time.perf_counter()
+        clock.sampled()
         collected = _shaped(parts, collected)
         batch = _advantages(parts, collected)
         watcher.phase(f"step {step + 1}/{config.max_steps}: training")
@@ -56,9 +56,7 @@ async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
         with engine.aside():
             report = learner.update(batch)
         await engine.publish(policy.version)
-        done = time.perf_counter()
-        times = {"sampling": sampled - clock, "training": done - sampled}
-        watcher.step(run.record(step, collected, batch, report, times))
+        watcher.step(run.record(step, collected, batch, report, clock.times(collected.groups)))
         finished = step + 1
         if evaluation.interval and finished % evaluation.interval == 0:
             await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)

@@ -213,7 +213,7 @@ async def run_step(parts: Parts, work: Work, step: int) -> Step:
 
 def phases(engine: EmbeddedEngine) -> tuple[float, float]:
     """Seconds the engine has spent on steps with prompts in them, and on steps that only decode."""
-    return engine.counters.prefill_s, engine.counters.decode_s
+    return engine.counters.phases
 
 
 def advantages(played: list[Trajectory], work: Work, context: int) -> Batch:

@@ -60,8 +60,8 @@ def main() -> None:
             compile_kernel(attention._decode, {**group, "GROUP_P": 16, "WHOLE": whole})
         wide = triton.next_power_of_2(heads // kv)
         compile_kernel(attention._prefill, {**group, "GROUP_P": wide, "TOKENS": 128 // wide}, {"places": "*i64"})
-    for tall in (16, 64):
-        compile_kernel(adapter._add_product, {"TALL": tall, "WIDE": 64, "RANK": 64})
+    for tall, wide in ((16, 32), (64, 32), (64, 128)):
+        compile_kernel(adapter._add_product, {"TALL": tall, "WIDE": wide, "RANK": 64})
     compile_kernel(rows._gated, {"BLOCK": 1024})
     compile_kernel(attention._merge, {"D": 128, "MOST": 32})
     for floor in (False, True):

@@ -159,3 +159,17 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
         assert len(again.token_ids) == 4 and engine._tree.claimed == 0 and not engine._scheduler.running
 
     in_loop(work)
+
+
+def test_what_the_kernels_cannot_do_is_said() -> None:
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    config = GemmaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16,
+    )  # fmt: skip
+    model = GemmaForCausalLM(config).eval()
+    engine = EmbeddedEngine(Policy(model, logits_head(model)), context=64, own_forward=True)
+    assert "gemma" in engine.slow_because and "gemma" in engine.describe().detail["forward"]
+    assert len(in_loop(lambda: engine.generate([1, 2, 3], Sampling(4))).token_ids) == 4
+    assert make()[1].slow_because == ""

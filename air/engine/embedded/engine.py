@@ -37,8 +37,8 @@ class Counters:
     decode_s: float = 0.0  # steps that did nothing but decode
 
     @property
-    def seconds(self) -> float:
-        return self.prefill_s + self.decode_s
+    def phases(self) -> tuple[float, float]:
+        return self.prefill_s, self.decode_s
 
 
 class EmbeddedEngine:
@@ -93,6 +93,11 @@ class EmbeddedEngine:
     @property
     def version(self) -> int:
         return self._scheduler.version
+
+    @property
+    def slow_because(self) -> str:
+        """Why sampling runs through transformers' layers although our own forward pass was wanted; else empty."""
+        return self._runner.why
 
     def describe(self) -> Limits:
         detail = {"pages": str(self._tree.pages), "page_size": str(self._tree.page_size), **self._runner.describe()}
@@ -273,10 +278,23 @@ def _until_stop(request: Request, drawn: list[int]) -> tuple[int, bool]:
 
 
 def _runner(policy: Policy, kv: KeyValues, max_batch: int, context: int, eager: bool, own: bool) -> Runner:
-    """Our own forward pass where it is wanted and the architecture is known."""
-    blocks = read_blocks(policy.model) if own else None
+    """Our own forward pass where it is wanted and can be had."""
+    why = _why_plain(policy, kv) if own else ""
+    blocks = read_blocks(policy.model) if own and not why else None
     if blocks is None:
-        return PlainRunner(policy, kv, (why_unknown(policy.model) or "") if own else "")
+        return PlainRunner(policy, kv, why)
     from air.engine.embedded.forward import Forward
 
     return FastRunner(policy, Forward(blocks, context), kv, max_batch, context, eager)
+
+
+def _why_plain(policy: Policy, kv: KeyValues) -> str:
+    """What the kernels cannot do with this model and these pages; empty when they can do everything."""
+    if (why := why_unknown(policy.model)) is not None:
+        return why
+    dim = policy.kv_shape[2]
+    if policy.device.type == "cuda" and (dim < 16 or dim & (dim - 1)):
+        return f"its heads have {dim} numbers, and the kernels want 16, 32, 64, 128 or 256"
+    if policy.device.type == "cuda" and (kv.page_size < 16 or kv.page_size & (kv.page_size - 1)):
+        return f"inference.page_size is {kv.page_size}, and the kernels want a power of two from 16 on"
+    return ""

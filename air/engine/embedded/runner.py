@@ -43,6 +43,7 @@ class Drawn:
 
 class Runner(Protocol):
     ahead: int  # steps asked for before the answers of the one before are read
+    why: str  # it is not the fast one
 
     @property
     def repeat(self) -> int: ...  # decoding steps in one go
@@ -64,7 +65,7 @@ class PlainRunner:
     def __init__(self, policy: Policy, kv: KeyValues, why: str = "") -> None:
         self._policy = policy
         self._kv = kv
-        self._why = why
+        self.why = why
 
     @torch.no_grad()
     def launch(self, step: Step) -> Drawn:
@@ -84,7 +85,7 @@ class PlainRunner:
         """Nothing is derived from the weights."""
 
     def describe(self) -> dict[str, str]:
-        return {"forward": "transformers" + (f" ({self._why})" if self._why else "")}
+        return {"forward": "transformers" + (f" ({self.why})" if self.why else "")}
 
     def _chunk(self, work: Work) -> Chunk:
         request = work.request
@@ -97,6 +98,7 @@ class FastRunner:
     the device, so steps are asked for before the last one's tokens are known."""
 
     ahead = 1
+    why = ""
 
     def __init__(
         self, policy: Policy, forward: Forward, kv: KeyValues, max_batch: int, context: int, eager: bool = False

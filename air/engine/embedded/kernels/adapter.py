@@ -30,7 +30,7 @@ def add_product(out: Tensor, low: Tensor, up: Tensor) -> None:
     rows, width = out.shape
     rank = low.shape[1]
     tall = 16 if rows <= 16 else 64
-    wide = 64 if rows <= 16 else 128
+    wide = 32 if rows <= 128 else 128  # few rows: many small programs, since each waits for memory, not for arithmetic
     _add_product[(triton.cdiv(rows, tall), triton.cdiv(width, wide))](
         out, low, up, rows, width, rank, out.stride(0), low.stride(0), tall, wide,
         max(16, triton.next_power_of_2(rank)), num_warps=4,
