@@ -71,7 +71,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
     loaded = load_model(config, say)
     policy = make_policy(config, loaded)
     shards = shard(policy, world)  # before the engine looks at the weights
-    plan = _plan(config, policy)
+    plan = _plan(config, policy, world.size)
     engine = EmbeddedEngine(
         policy,
         context=config.context,
@@ -263,7 +263,7 @@ async def check_prompts(parts: Parts, tasks: list[Planned]) -> int:
     return longest
 
 
-def _plan(config: Config, policy: Policy) -> Plan | None:
+def _plan(config: Config, policy: Policy, ranks: int) -> Plan | None:
     """On CUDA the memory is planned: how many keys and values there is room for, and whether they stay in training."""
     import torch
 
@@ -272,4 +272,4 @@ def _plan(config: Config, policy: Policy) -> Plan | None:
     if policy.device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(policy.device)
-    return plan(config, read_shape(policy.model), free + torch.cuda.memory_reserved(policy.device))
+    return plan(config, read_shape(policy.model), free + torch.cuda.memory_reserved(policy.device), ranks)

@@ -22,6 +22,7 @@ app = typer.Typer(
 # Commands that take a config pass everything they do not know to it: `@ a.toml --trainer.optim.lr 2e-5`.
 WITH_CONFIG = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doctor's probes and proofs.")]
 
 
 def main() -> None:
@@ -59,14 +60,27 @@ def _print(data: Any) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+TRAIN_HELP = """air train @ a.toml @ b.toml --key value …   (or: air train --resume RUN)
+
+Before the first step the doctor looks at the config, the model's small files and the tasks, then, with the model
+loaded, plays a few episodes and proves that training can work; its failures stop the run.
+
+  --resume RUN         go on with a run that was stopped or killed, with its own config
+  --skip-proofs        leave out the doctor's episodes and proofs; the run records it
+  --json               print the result as JSON
+
+Keys:"""
+
+
 @app.command(context_settings=WITH_CONFIG)
 def train(
     context: typer.Context,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run that was stopped or killed.")] = None,
+    skip_proofs: SkipProofs = False,
     as_json: Json = False,
 ) -> None:
     """Train: air train @ config.toml [--key value …] or air train --resume RUN."""
-    config = _config(context, "air train @ a.toml @ b.toml --key value …   (or: air train --resume RUN)\n\nKeys:")
+    config = _config(context, TRAIN_HELP)
     if resume is not None and context.args:
         raise AirError(
             f"--resume goes on with the run's own config; {' '.join(context.args)} would change it.",
@@ -76,7 +90,7 @@ def train(
     from air.watch.display import Display
 
     with Display(quiet=as_json) as display:
-        finished = start(config, display, resume)
+        finished = start(config, display, resume, skip_proofs)
     if as_json:
         evals = {m["name"]: m for m in finished.run.metrics("eval")}
         _print({"run": str(finished.run.path), "steps": len(finished.run.metrics("train")), "evaluations": evals})
@@ -154,6 +168,48 @@ def evaluate(
     except KeyboardInterrupt:
         _fail("stopped.", 130)
     _print(report) if as_json else print(format_report(report))
+
+
+DOCTOR_HELP = """air doctor @ config.toml [--key value …] [options]
+
+Says whether a run of this config can work and learn, and what to change if not. Exit code: 0 all passes, 1 there are
+warnings, 2 there are failures.
+
+  --only F1,C4         only checks that answer these lines of docs/failures.md, or have these names
+  --skip-proofs        only the fast checks: nothing is loaded, a few seconds
+  --gpu-memory SIZE    as in 80GiB: plan for the GPUs of another machine
+  --verbose            every check's name, time and evidence
+  --json               print the report as JSON
+
+Keys:"""
+
+
+@app.command("doctor", context_settings=WITH_CONFIG)
+def examine_config(
+    context: typer.Context,
+    only: Annotated[str, typer.Option()] = "",
+    skip_proofs: SkipProofs = False,
+    gpu_memory: Annotated[str | None, typer.Option()] = None,
+    verbose: Annotated[bool, typer.Option("--verbose")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say, before the first GPU hour, whether a run will learn, and why not: air doctor @ config.toml."""
+    if {"--help", "-h"} & {*context.args}:
+        _config(context, DOCTOR_HELP)
+    from air.doctor.report import as_json as report_json
+    from air.doctor.report import exit_code, format_report
+    from air.doctor.tokens import coloured
+    from air.doctor.visit import visit
+    from air.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        results = visit(context.args, display, [id for id in only.split(",") if id], skip_proofs, gpu_memory)
+    if as_json:
+        _print(report_json(results))
+    else:
+        text = format_report(results, verbose)
+        print(coloured(text) if sys.stdout.isatty() else text)
+    sys.exit(exit_code(results))
 
 
 PLAN_HELP = """air plan @ config.toml [--key value …] [options]
@@ -278,13 +334,24 @@ def show_tasks(
     environment: Annotated[str, typer.Argument(help="The environment's id, as `air tasks list` shows it.")],
     n: Annotated[int, typer.Option("--n", min=1, help="How many tasks.")] = 3,
     split: Annotated[str, typer.Option(help="train, eval or test.")] = "train",
+    arg: Annotated[list[str] | None, typer.Option(help="An argument of the environment, as in max_turns=6.")] = None,
+    model: Annotated[str | None, typer.Option(help="Whose chat template: a hub id or a directory.")] = None,
+    play: Annotated[str | None, typer.Option(help="The whole episodes of a script instead: oracle, demo, …")] = None,
     as_json: Json = False,
 ) -> None:
-    """Tasks as the model will see them."""
-    from air.lab.tasks import format_tasks
+    """Tasks as the model will see them: through its chat template, with the number of tokens."""
+    from air.lab.tasks import format_tasks, parse_args
     from air.lab.tasks import show_tasks as show
 
-    rows = show(environment, split, n)
+    if play is not None:
+        from air.lab.played import format_played, play_tasks
+
+        if model is not None:
+            raise AirError("--play shows messages, which --model does not change.", "leave one of the two out.")
+        played = play_tasks(environment, split, n, play, parse_args(arg or ()))
+        _print(played) if as_json else print(format_played(played))
+        return
+    rows = show(environment, split, n, parse_args(arg or ()), model)
     _print(rows) if as_json else print(format_tasks(rows))
 
 

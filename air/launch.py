@@ -24,6 +24,7 @@ from typing import IO, Any
 from air.config import Config
 from air.errors import AirError
 from air.run import Run
+from air.watch.alarms import Alarm
 from air.watch.display import Display
 
 # Lines of a dead rank's output that are shown; log.txt has all.
@@ -33,6 +34,8 @@ SETTLE_S = 1.0
 # After a failure nothing is left to save, and after a stop everything is: a process that then does not end by itself
 # (libraries that wait for a connection to close) is killed.
 GRACE_S = 5.0
+# Ranks end together: a checkpoint, an evaluation that is gathered. One that has ended well waits for nothing.
+ENDING_S = 600.0
 # After Ctrl-C an update that has begun is finished, and a checkpoint that is being written.
 STOP_S = 600.0
 
@@ -69,6 +72,10 @@ class Child:
 def run_ranks(run: Run, display: Display, resuming: bool) -> None:
     """Train `run` by a process for each rank; returns when all have ended well. The run must be locked by us."""
     gpus = devices(run.config)
+    alone = as_one_sees_it(run.config, "cuda" if gpus else "cpu").warnings()  # a rank tells these itself
+    for warning in run.config.warnings():
+        if warning not in alone:
+            display.say(f"note: {warning}")
     with tempfile.TemporaryDirectory(prefix="air-ranks-") as directory:
         watch = _Watch(run, display)
         try:
@@ -99,6 +106,13 @@ def devices(config: Config) -> list[str]:
         )
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return [visible[gpu] if visible else str(gpu) for gpu in named]
+
+
+def as_one_sees_it(config: Config, device: str) -> Config:
+    """A rank sees one GPU, its own, as number 0."""
+    ids = [0] if device == "cuda" else None
+    trainer = config.trainer.model_copy(update={"processes": None})
+    return config.model_copy(update={"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer})
 
 
 class _Watch:
@@ -139,10 +153,19 @@ class _Watch:
             threading.Thread(target=self._read, args=(child, kind, stream), daemon=True).start()
 
     def until_done(self) -> None:
+        last = 0.0  # when the first of them ended well: the others have nothing left to do
         while any(child.process.poll() is None for child in self._children):
             self._listen(0.1)
             if any(child.process.poll() not in (None, 0) for child in self._children):
                 break
+            if not last and any(child.process.poll() == 0 for child in self._children):
+                last = time.monotonic()
+            if last and time.monotonic() - last > ENDING_S:
+                late = next(child for child in self._children if child.process.poll() is None)
+                raise AirError(
+                    f"Rank {late.rank} did not end within {ENDING_S:.0f} s of the others, at: {late.phase}.",
+                    f"the run is complete; {self._run.path / 'log.txt'} has what that rank did last.",
+                )
         failed = [c for c in self._children if c.process.poll() not in (None, 0)]
         if failed:
             self._fail()
@@ -232,6 +255,8 @@ class _Watch:
                 child.phase = told[0]
                 if child.rank == 0:
                     self._display.phase(*told)
+            case "alarm":
+                self._display.alarm(Alarm(**told[0]))
             case _:  # episode, say, step, evaluated: as the watcher has them
                 getattr(self._display, name)(*told)
 

@@ -13,13 +13,14 @@ import signal
 import sys
 import threading
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from air.config import Config
 from air.errors import AirError
-from air.launch import Order
+from air.launch import Order, as_one_sees_it
 from air.run import Run
+from air.watch.alarms import Alarm
 
 
 class Reporter:
@@ -39,6 +40,9 @@ class Reporter:
     def step(self, metrics: dict[str, Any]) -> None:
         if self._rank == 0:
             self._tell("step", metrics)
+
+    def alarm(self, alarm: Alarm) -> None:
+        self._tell("alarm", asdict(alarm))
 
     def evaluated(self, metrics: dict[str, Any]) -> None:
         if self._rank == 0:
@@ -91,19 +95,12 @@ def _run(order: Order, reporter: Reporter) -> None:
     from air.world import Ranks
 
     run = Run.open(Path(order.run))
-    run.config = _as_one_sees_it(run.config, order.device)
+    run.config = as_one_sees_it(run.config, order.device)
     run.writes = order.rank == 0
     send_logs_to(reporter.warn, run.config)
     world = Ranks(order.rank, order.size, Path(order.store), order.device)
     asyncio.run(train_rank(run, reporter, order.resuming, world))
     world.close()
-
-
-def _as_one_sees_it(config: Config, device: str) -> Config:
-    """A rank sees one GPU, its own, as number 0."""
-    ids = [0] if device == "cuda" else None
-    trainer = config.trainer.model_copy(update={"processes": None})
-    return config.model_copy(update={"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer})
 
 
 def _end_with_launcher() -> None:

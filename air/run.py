@@ -2,8 +2,10 @@
 
     exp1.3-tune-1115/
       config.toml                     resolved; itself a valid config
-      status.json                     running, completed, stopped or failed, and why
-      metrics.jsonl                   a line per step and per evaluation
+      status.json                     running, completed, stopped or failed, and why; whether proofs were run
+      doctor.json                     what probes and proofs found before the first step
+      metrics.jsonl                   a line per step, with its ledger, and per evaluation
+      alarms.jsonl                    alarms as they were raised and cleared
       trajectories/step_0012/*.json   one file per episode, written at its end, never changed
       tokens/step_0012.jsonl          what training made of each episode: rewards (those it has only within its
                                       group included), advantage, trainer log-probs
@@ -24,6 +26,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -39,6 +42,8 @@ if TYPE_CHECKING:  # importing the learner imports torch, which reading a run do
     from air.learn.advantages import Batch
     from air.learn.learner import Report
     from air.rollout.sampler import Collected
+    from air.watch.alarms import Alarm
+    from air.watch.ledger import Ledger
 
 _NAME = re.compile(r"exp(\d+)\.(\d+)-")
 
@@ -106,7 +111,11 @@ class Run:
         return range(self.first_step, self.config.max_steps)
 
     def set_status(self, status: str, why: str = "") -> None:
-        write_json(self.path / "status.json", {"status": status, "why": why, "pid": os.getpid(), "time": time.time()})
+        self.note(status=status, why=why, pid=os.getpid(), time=time.time())
+
+    def note(self, **facts: Any) -> None:
+        """Facts that status.json keeps until they are noted anew, such as whether the doctor's proofs were run."""
+        write_json(self.path / "status.json", {**self.status(), **facts})
 
     def status(self) -> dict[str, Any]:
         path = self.path / "status.json"
@@ -143,10 +152,17 @@ class Run:
         return list(self.evaluated(name).values())
 
     def record(
-        self, step: int, collected: Collected, batch: Batch, report: Report, times: Mapping[str, float]
+        self,
+        step: int,
+        collected: Collected,
+        batch: Batch,
+        report: Report,
+        times: Mapping[str, float],
+        ledger: Ledger,
+        facts: Mapping[str, Any],
     ) -> dict[str, Any]:
         """What training made of a step's episodes; returns the step's line of metrics."""
-        metrics = step_metrics(step, collected, report, times)
+        metrics = step_metrics(step, collected, report, times) | {"ledger": ledger.metrics} | dict(facts)
         if not self.writes:
             return metrics
         lines = [
@@ -156,20 +172,36 @@ class Run:
                 "rewards": dict(t.rewards),
                 "advantage": batch.advantages[t.id],
                 "fate": "trained" if f"{t.id}#0" in report.logprobs else "zero advantage",
+                "tokens": ledger.episodes[t.id],
                 "logprobs": [report.logprobs.get(f"{t.id}#{i}", []) for i in range(len(t.branches))],
             }
             for g in collected.groups
             for t in g.trajectories
         ]
         lines += [
-            {"id": t.id, "reward": t.reward, "rewards": dict(t.rewards), "fate": d.reason}
+            {
+                "id": t.id,
+                "reward": t.reward,
+                "rewards": dict(t.rewards),
+                "fate": d.reason,
+                "tokens": ledger.episodes[t.id],
+            }
             for d in collected.dropped
             for t in d.group.trajectories
         ]
+        lines += [{"id": t.id, "fate": "infra_error", "tokens": ledger.episodes[t.id]} for t in collected.spoilt]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_text(self.path / "tokens" / f"step_{step:04d}.jsonl", text)
         append_line(self.path / "metrics.jsonl", metrics)
         return metrics
+
+    def record_alarm(self, event: str, alarm: Alarm) -> None:
+        """`event`: raised or cleared."""
+        if self.writes:
+            append_line(self.path / "alarms.jsonl", {"event": event, "time": time.time(), **asdict(alarm)})
+
+    def alarms(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "alarms.jsonl")
 
     def record_evaluation(self, step: int, name: str, metrics: Mapping[str, Any]) -> None:
         if self.writes:

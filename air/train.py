@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from air.assemble import assemble, check_prompts, held_out_tasks, load_environments
-from air.config import Config, check_wandb
+from air.assemble import assemble, check_prompts, held_out_tasks
+from air.config import Config
+from air.doctor import preflight
 from air.errors import AirError, Stopped
 from air.launch import run_ranks
 from air.learn.checkpoints import checkpoints, load_checkpoint
 from air.loop import Outcome, train
 from air.rollout.schedule import TaskSchedule
 from air.run import Run
-from air.warmstart import warmstart, warmstart_directory
+from air.warmstart import started, warmstart
+from air.watch.alarms import Halted
 from air.watch.base import Watcher
 from air.watch.display import Clock, Display
 from air.watch.sinks import open_sinks
@@ -39,16 +41,17 @@ class Finished:
     text: str
 
 
-def start(config: Config, display: Display, resume: Path | None = None) -> Finished:
+def start(config: Config, display: Display, resume: Path | None = None, skip_proofs: bool = False) -> Finished:
     """Train, whatever happens leaving a run that says how it ended and can be resumed."""
     if resume is None:
-        check_wandb(config)
-        asyncio.run(_check_environments(config))  # what is refused here leaves no empty run behind
+        preflight.look(config, display)  # what is refused here leaves no empty run behind
         run = Run.create(config, "-".join(e.name or e.id for e in config.orchestrator.env))
     else:
         run = Run.open(resume)
-        check_wandb(run.config)
+        preflight.look(run.config, display)
         run.lock()
+    if skip_proofs:
+        preflight.skip(run, display)
     display.run = run
     send_logs_to(display.say, run.config)
     try:
@@ -58,6 +61,9 @@ def start(config: Config, display: Display, resume: Path | None = None) -> Finis
         raise Stopped(
             f"Stopped. Everything sampled so far is in {run.path}.", f"go on with `air train --resume {run.path}`"
         ) from None
+    except Halted as halted:
+        run.set_status("paused" if halted.alarm.severity == "pause" else "stopped", halted.problem)
+        raise
     except BaseException as error:
         run.set_status("failed", str(error))
         run.log("".join(traceback.format_exception(error)))
@@ -69,14 +75,6 @@ def start(config: Config, display: Display, resume: Path | None = None) -> Finis
     text = summary(run, outcome.before, outcome.after) + f"\nplot: {picture}"
     (run.path / "summary.txt").write_text(text + "\n")
     return Finished(run, outcome, text)
-
-
-async def _check_environments(config: Config) -> None:
-    envs = load_environments(config)
-    for split in ("train", config.orchestrator.eval.test_split):
-        TaskSchedule(envs, split, config.seed)
-    for env in envs.values():
-        await env.close()
 
 
 class _ToDisplay(logging.Handler):
@@ -100,6 +98,8 @@ def _train(run: Run, display: Display, resuming: bool) -> Outcome:
     """In this process, or in one for each rank."""
     if run.config.ranks == 1:
         return asyncio.run(train_rank(run, display, resuming, World()))
+    if preflight.wanted(run):
+        preflight.prove_apart(run, display)
     run_ranks(run, display, resuming)
     return Outcome(run.evaluation("before"), run.evaluation("after"))
 
@@ -114,14 +114,21 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
         if world.first:
             await warmstart(config, display)
         await world.meet("the supervised start, which the first rank makes", WARMSTART_S)
-        config = config.model_copy(update={"model": _started(config, warmstart_directory(config))})
+        config = started(config)
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
     try:
         for note in parts.notes:
             display.say(f"note: {note}")
         if resuming:
-            _resume(run, parts, display)
+            steps = await world.gather(_resume(run, parts, display), "the checkpoint that each rank could read")
+            if len(set(steps)) > 1:
+                raise AirError(
+                    f"The ranks could read checkpoints of different steps: {steps}.",
+                    f"delete what is newer than step {min(steps)} in {run.path / 'checkpoints'} and resume again.",
+                )
+        if world.size == 1 and preflight.wanted(run):
+            await preflight.prove(parts, run, display)
         if world.first:
             await _check_and_open(parts, display)
         await world.meet("the first prompts are measured by the first rank")
@@ -134,13 +141,6 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
         await parts.close()
 
 
-def _started(config: Config, made: Path) -> Any:
-    """The model section that starts from what the warm start made."""
-    if (made / "adapter").is_dir():
-        return config.model.model_copy(update={"adapter": str(made / "adapter")})
-    return config.model.model_copy(update={"name": str(made / "model")})
-
-
 async def _check_and_open(parts: Any, display: Watcher) -> None:
     """The first and the held-out prompts fit; what the run will be, in a few lines."""
     config = parts.config
@@ -151,7 +151,7 @@ async def _check_and_open(parts: Any, display: Watcher) -> None:
     display.say(_opening(config, parts, schedule, longest))
 
 
-def _resume(run: Run, parts: Any, display: Watcher) -> None:
+def _resume(run: Run, parts: Any, display: Watcher) -> int:
     """From the newest checkpoint that can be read, or from the start."""
     step = 0
     for _, path in reversed(checkpoints(run.path / "checkpoints")):
@@ -163,6 +163,7 @@ def _resume(run: Run, parts: Any, display: Watcher) -> None:
     parts.engine.set_version(parts.policy.version)
     run.resume(step)
     display.say(f"resuming {run.name} after step {step}")
+    return step
 
 
 def _opening(config: Config, parts: Any, schedule: TaskSchedule, longest: int) -> str:

@@ -32,6 +32,7 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
         "seed": t.seed,
         "started": t.started,
         "seconds": t.seconds,
+        **({"tools": [dict(tool) for tool in t.tools]} if t.tools else {}),
         "turns": [_turn_to_json(turn) for turn in t.turns],
         "sampled": [_sampled_to_json(turn.sampled) for turn in t.turns],
         "branches": [_branch_to_json(branch) for branch in t.branches],
@@ -61,6 +62,7 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
         started=data["started"],
         seconds=data["seconds"],
         error=data["error"],
+        tools=tuple(data.get("tools", ())),
     )
 
 

@@ -137,6 +137,7 @@ class Trajectory:
     started: float  # seconds since the epoch
     seconds: float
     error: str = ""  # of an infra_error: what happened
+    tools: tuple[Mapping[str, Any], ...] = ()  # that the agent could call: part of what it was shown
 
     @property
     def sampled_tokens(self) -> int:

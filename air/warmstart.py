@@ -30,6 +30,19 @@ from air.watch.base import Watcher
 SAME_TASK = 4
 
 
+def started(config: Config) -> Config:
+    """The config that starts from what the warm start has made; the same config where there is none to be made, or none
+    made yet."""
+    if config.warmstart is None or config.model.adapter:
+        return config
+    made = warmstart_directory(config)
+    if not (made / "done.json").is_file():
+        return config
+    whole = not (made / "adapter").is_dir()
+    change = {"name": str(made / "model")} if whole else {"adapter": str(made / "adapter")}
+    return config.model_copy(update={"model": config.model.model_copy(update=change)})
+
+
 def warmstart_directory(config: Config) -> Path:
     """The same settings lead to the same directory, so a second run finds what the first one made."""
     trainer = config.trainer.model
@@ -135,7 +148,7 @@ def as_transcript(trajectory: Trajectory, tokenizer: Any) -> Trajectory:
     """Give a demonstration the tokens it would have had, had the policy said it."""
     if trajectory.branches:
         return trajectory  # sampled by a policy: its tokens are kept as they are
-    transcript = Transcript(tokenizer, ())
+    transcript = Transcript(tokenizer, trajectory.tools)
     for turn, shown in zip(trajectory.turns, trajectory.conversations(), strict=True):
         transcript.show(shown)
         ids = [*tokenizer.encode(turn.reply["content"]), tokenizer.stop_ids[0]]
@@ -178,12 +191,14 @@ async def fit_demonstrations(
     )
     losses = []
     watcher.phase("supervised start", settings.steps)
-    for step, batch in enumerate(demonstration_order(rows, settings.batch_size, settings.steps, parts.config.seed)):
-        report = parts.learner.update(demonstration_batch(batch))
-        losses.append(report.metrics["loss"])
-        append_line(directory / "metrics.jsonl", {"kind": "sft", "step": step, **report.metrics})
-        watcher.episode()
-        await asyncio.sleep(0)  # so that Ctrl-C is heard between steps
+    order = demonstration_order(rows, settings.batch_size, settings.steps, parts.config.seed)
+    async with parts.engine.aside():
+        for step, batch in enumerate(order):
+            report = parts.learner.update(demonstration_batch(batch))
+            losses.append(report.metrics["loss"])
+            append_line(directory / "metrics.jsonl", {"kind": "sft", "step": step, **report.metrics})
+            watcher.episode()
+            await asyncio.sleep(0)  # so that Ctrl-C is heard between steps
     return {
         "steps": settings.steps,
         "first_loss": losses[0],

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from air.errors import AirError
+from air.waits import waiting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,6 +96,10 @@ class Ranks(World):
     async def meet(self, what: str, deadline_s: float = MEET_S) -> None:
         self._meetings += 1
         self._store.set(self._key(self.rank), "")
+        with waiting(what, "the other ranks", deadline_s):
+            await self._all_here(what, deadline_s)
+
+    async def _all_here(self, what: str, deadline_s: float) -> None:
         began, pause = time.monotonic(), PAUSES_S[0]
         while missing := [r for r in range(self.size) if not self._here(r)]:
             if time.monotonic() - began > deadline_s:

@@ -43,7 +43,7 @@ async def turn(engine: EmbeddedEngine, learner: Learner, rng: random.Random, voc
         )
         for i, (p, g) in enumerate(zip(prompts, await asyncio.gather(*jobs), strict=True))
     ]
-    with engine.aside():
+    async with engine.aside():
         learner.update(Batch(tuple(rows), {}, EPISODES))
     await engine.publish(learner.policy.version)
 

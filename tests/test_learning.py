@@ -24,7 +24,7 @@ def learn(directory: Path, **changes: str) -> tuple[float, float]:
     """Held-out reward before and after RL."""
     flags = [word for key, value in changes.items() for word in (f"--{key}", value)]
     config = load_config(["@", str(CONFIG), "--output_dir", str(directory), *flags])
-    finished = start(config, Display(Console(quiet=True), quiet=True))
+    finished = start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True)
     evaluations = {m["name"]: m["reward"]["mean"] for m in Run.open(finished.run.path).metrics("eval")}
     return evaluations["before"], evaluations["after"]
 

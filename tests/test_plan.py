@@ -171,7 +171,7 @@ def test_what_transformers_layers_keep_is_counted(kind: str) -> None:
     tokens = 512
     packed = PackedPlan(next(micro_batches(rows_of(tokens), 4096)), torch.device("cpu"))
     kept = saved_bytes(policy, packed)
-    sizes = memory.read_sizes(make(trainer__model__impl="hf"), read_shape(policy.model))
+    sizes = memory.read_sizes(make(trainer__model__impl="hf"), read_shape(policy.model), 1)
     assert kept / tokens == pytest.approx(memory._kept(sizes), rel=0.08)
 
 

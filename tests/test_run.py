@@ -57,7 +57,8 @@ def flags(directory: Path, **changes: str) -> list[str]:
 
 
 def run_here(directory: Path, **changes: str) -> Run:
-    return start(load_config(flags(directory, **changes)), Display(Console(quiet=True), quiet=True)).run
+    config = load_config(flags(directory, **changes))
+    return start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True).run
 
 
 def what_happened(run: Run) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
 ) -> None:
     """kill -9 after a random number of saved episodes, several times over, then to the end."""
     rng = random.Random(when)
-    command = [sys.executable, "-m", "air.cli", "train"]
+    command = [sys.executable, "-m", "air.cli", "train", "--skip-proofs"]
     arguments = flags(tmp_path)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for target in sorted(rng.sample(range(1, 130), 2)):
@@ -117,7 +118,7 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
 
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "air.cli", "train", *flags(tmp_path, max_steps="500")]
+    command = [sys.executable, "-m", "air.cli", "train", "--skip-proofs", *flags(tmp_path, max_steps="500")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while saved_episodes(tmp_path) < 20:

@@ -10,12 +10,13 @@ import pytest
 from rich.console import Console
 from tiny_runs import tiny_run
 
-from air.config import load_config
+from air.config import WarmstartConfig, load_config
 from air.errors import AirError
 from air.models.tiny import tiny_model
 from air.run import Run, read_trajectories
+from air.trajectory_file import from_json, to_json
 from air.types import Message, Task, Times, Trajectory, Turn
-from air.warmstart import as_transcript, best_first, demonstration_order, warmstart
+from air.warmstart import as_transcript, best_first, collect_demonstrations, demonstration_order, warmstart
 from air.watch.display import Display
 
 FLAGS = {
@@ -99,3 +100,18 @@ def test_no_demonstration_left_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(AirError, match=r"none of them scored warmstart.min_reward = 2.0"):
         start(tmp_path, **{"warmstart.min_reward": "2.0"})
     assert not list(tmp_path.glob("warmstart-*"))
+
+
+def test_demonstrations_with_tools_start_from_the_prompt_that_training_shows(tmp_path: Path) -> None:
+    """Tools are part of the prompt: a start without them would teach another task."""
+    config = load_config(
+        ["--model.name", "tiny:llama", "--orchestrator.env.0.id", "musique", "--seq_len", "8000"]
+    ).model_copy(update={"warmstart": WarmstartConfig(episodes=4)})
+    found = asyncio.run(collect_demonstrations(config, Display(Console(quiet=True), quiet=True)))[0]
+    assert {tool["function"]["name"] for tool in found.tools} >= {"retrieve_documents", "complete"}
+    tokenizer = tiny_model().tokenizer
+    prompt = tokenizer.encode(tokenizer.render(list(found.turns[0].shown), list(found.tools), True))
+    assert list(as_transcript(found, tokenizer).branches[0].tokens[: len(prompt)]) == prompt
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(to_json(found)))
+    assert from_json(json.loads(path.read_text())).tools == found.tools

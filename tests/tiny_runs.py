@@ -56,4 +56,4 @@ def tiny_run(train: str = "lora") -> Path:
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     extra = WARMSTART if train == "lora" else ""
     config = load_config(["@", str(write_config(directory, train, extra))])
-    return start(config, Display(quiet=True)).run.path
+    return start(config, Display(quiet=True), skip_proofs=True).run.path

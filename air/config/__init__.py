@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from air.config.foreign import ALIASES
 from air.config.keys import Key, describe_keys, format_keys
-from air.config.mistakes import as_error, explain, explain_conflict, foreign_flags, missing_template
+from air.config.mistakes import Refused, as_error, explain, explain_conflict, foreign_flags, missing_template
 from air.config.rules import Conflict, check_wandb
 from air.config.schema import (
     AcConfig,
@@ -53,9 +53,11 @@ __all__ = [
     "LogConfig",
     "LoraConfig",
     "LossConfig",
+    "Mistake",
     "ModelConfig",
     "OptimConfig",
     "OrchestratorConfig",
+    "Refused",
     "SamplingConfig",
     "TrainerConfig",
     "TrainerModelConfig",
@@ -72,7 +74,7 @@ __all__ = [
 def load_config(argv: Sequence[str]) -> Config:
     """Files (`@ a.toml @b.toml`) left to right, then flags (`--trainer.optim.lr 2e-5`).
 
-    All mistakes are reported in one AirError.
+    All mistakes are reported in one AirError (Refused).
     """
     settings = read_sources(argv, foreign=list(ALIASES))
     mistakes = [*settings.mistakes, *foreign_flags(settings), *missing_template(settings)]

@@ -17,6 +17,7 @@ class Alias:
     key: str = ""
     why: str = ""
     value: Any = None
+    id: str = "A2"  # of the failure catalogue
 
     def changes(self, given: Any) -> dict[str, Any]:
         if not self.key:
@@ -64,6 +65,7 @@ FOREIGN_KEYS: dict[str, Alias] = {
         "with LoRA, CPU offload breaks with a device mismatch between CPU and CUDA; "
         "activation checkpointing saves the memory instead",
         1,
+        "C3",
     ),
     "lora_name": Alias(why="there is one adapter, and it is always the served one"),
     "env_worker_logs": Alias(why="worker errors always reach the main log"),

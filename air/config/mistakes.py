@@ -22,14 +22,22 @@ from air.errors import AirError
 _SHOWN = 80  # characters of an offending value
 
 
-def as_error(mistakes: list[Mistake]) -> AirError:
+class Refused(AirError):
+    """A configuration with mistakes: all of them."""
+
+    def __init__(self, mistakes: list[Mistake], problem: str, fix: str = "") -> None:
+        super().__init__(problem, fix)
+        self.mistakes = tuple(mistakes)
+
+
+def as_error(mistakes: list[Mistake]) -> Refused:
     if len(mistakes) == 1:
-        return AirError(mistakes[0].problem, mistakes[0].fix)
+        return Refused(mistakes, mistakes[0].problem, mistakes[0].fix)
     lines = [f"{len(mistakes)} mistakes in the configuration:"]
     for number, mistake in enumerate(mistakes, 1):
         lines.append(f"{number}. {mistake.problem}")
         lines.append(f"  fix: {mistake.fix}")
-    return AirError("\n".join(lines))
+    return Refused(mistakes, "\n".join(lines))
 
 
 def foreign_flags(settings: Settings) -> Iterable[Mistake]:
@@ -55,7 +63,7 @@ def foreign_flags(settings: Settings) -> Iterable[Mistake]:
         fix = "leave it out"
         if changes:
             fix = f"{correction(changes, as_flags=True)}, or in TOML\n{_indent(_toml_lines(changes))}"
-        yield Mistake(f"{flag}: {what}.", fix, frozenset(changes))
+        yield Mistake(f"{flag}: {what}.", fix, frozenset(changes), "A2")
 
 
 def _as_written(name: str, text: str | None) -> str:
@@ -76,6 +84,7 @@ def missing_template(settings: Settings) -> Iterable[Mistake]:
         "write the path of a Jinja file, relative to the TOML's folder, or delete the line to use the "
         "tokenizer's own template",
         frozenset(["model.chat_template"]),
+        "A8",
     )
 
 
@@ -88,6 +97,7 @@ def explain_conflict(conflict: Conflict, settings: Settings) -> Mistake:
         f"{where}: {conflict.problem}." if where else f"{conflict.problem}.",
         correction(conflict.changes, as_flags=as_flags),
         frozenset(conflict.keys),
+        conflict.id,
     )
 
 
@@ -106,11 +116,12 @@ def explain(error: ErrorDetails, settings: Settings) -> Mistake:
         problem = f"{origin.place if origin else ''}: {keys.dotted(*path)} is missing."
         return Mistake(problem.removeprefix(": "), correction(changes, as_flags=as_flags), frozenset(changes))
     expected, changes = _expectation(error, path, value)
-    name = keys.dotted(*path)
+    name, field = keys.dotted(*path), keys.field_at(path)
     return Mistake(
         f"{_head(path, value, origin)}: {expected}.",
         correction(changes, as_flags=as_flags),
         frozenset([name, *changes]),
+        "A3" if field is not None and keys.section_of(field.annotation) is not None else "A11",
     )
 
 
@@ -172,39 +183,40 @@ def _example_table(section: type[keys.BaseModel]) -> dict[str, Any]:
 
 def _unknown(path: KeyPath, value: Any, settings: Settings) -> Mistake:
     origin = settings.origin(path)
-    why, changes = _right_place(path, value, settings, as_flags=bool(origin and origin.flag))
+    id, why, changes = _right_place(path, value, settings, as_flags=bool(origin and origin.flag))
     fix = correction(changes, as_flags=bool(origin and origin.flag))
     about = [keys.dotted(*key) for key in _leaves(changes)]
-    return Mistake(f"{_head(path, value, origin)}: {why}.", fix, frozenset(about))
+    return Mistake(f"{_head(path, value, origin)}: {why}.", fix, frozenset(about), id)
 
 
-def _right_place(path: KeyPath, value: Any, settings: Settings, *, as_flags: bool) -> tuple[str, dict[str, Any]]:
-    """Why there is no such key, and what to write: by known mistakes, then by name, then by spelling."""
+def _right_place(path: KeyPath, value: Any, settings: Settings, *, as_flags: bool) -> tuple[str, str, dict[str, Any]]:
+    """The mistake's id, why there is no such key, and what to write: by known mistakes, then by name, then by
+    spelling."""
     section, leaf = path[:-1], str(path[-1]).replace("-", "_")
     if path in FOREIGN_PATHS:
         why, changes = FOREIGN_PATHS[path](value)
-        return f"unknown key; {why}", changes
+        return "A2", f"unknown key; {why}", changes
     if leaf in FOREIGN_KEYS:
         alias = FOREIGN_KEYS[leaf]
-        return f"not supported here: {alias.why}", alias.changes(value) if value is not False else {}
+        return alias.id, f"not supported here: {alias.why}", alias.changes(value) if value is not False else {}
     if leaf in ENV_ARGS:
-        return _env_arg(section, leaf, value, settings, as_flags=as_flags)
+        return "A1", *_env_arg(section, leaf, value, settings, as_flags=as_flags)
     homes = _homes(leaf, section, value)
     if homes:
         also = f" (there is also {', '.join(homes[1:])})" if homes[1:] else ""
         place = keys.header(homes[0].rpartition(".")[0]) or "the top level"
-        return f"unknown key; {leaf} belongs in {place}{also}", {homes[0]: value}
+        return "A1", f"unknown key; {leaf} belongs in {place}{also}", {homes[0]: value}
     if leaf in ALIASES:
         alias = ALIASES[leaf]
-        return f"unknown key; {alias.why or 'here it is ' + alias.key}", alias.changes(value)
+        return "A2", f"unknown key; {alias.why or 'here it is ' + alias.key}", alias.changes(value)
     here = list(model.model_fields) if (model := keys.section_at(section)) else []
     if close := difflib.get_close_matches(leaf, here, 1, 0.6):
-        return f"unknown key; the nearest is {close[0]}", {keys.dotted(*section, close[0]): value}
+        return "A2", f"unknown key; the nearest is {close[0]}", {keys.dotted(*section, close[0]): value}
     names = {key.name.rpartition(".")[2]: key.name for key in reversed(keys.describe_keys())}
     if close := difflib.get_close_matches(leaf, names, 1, 0.75):
-        return f"unknown key; the nearest is {names[close[0]]}", {names[close[0]]: value}
+        return "A2", f"unknown key; the nearest is {names[close[0]]}", {names[close[0]]: value}
     place = keys.header(keys.dotted(*section)) or "the top level"
-    return f"unknown key; {place} has {', '.join(here)}", {}
+    return "A2", f"unknown key; {place} has {', '.join(here)}", {}
 
 
 def _env_arg(

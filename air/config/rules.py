@@ -35,6 +35,21 @@ class Conflict:
     keys: tuple[str, ...]
     problem: str
     changes: dict[str, Any] = field(default_factory=dict)
+    id: str = "A11"  # of the failure catalogue
+
+
+@dataclass(frozen=True)
+class Caution:
+    """What is allowed but seldom meant: what was seen, why it matters, what to change."""
+
+    id: str
+    seen: str
+    why: str
+    fix: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.seen}: {self.why}. {self.fix[0].upper()}{self.fix[1:]}"
 
 
 def conflicts(config: Config) -> list[Conflict]:
@@ -52,6 +67,7 @@ def _groups(config: Config) -> Iterator[Conflict]:
             "rollouts_per_example = 1 makes every advantage zero: the baseline is the mean of the group, "
             "and a group of one is its own mean",
             changes,
+            "A5",
         )
     elif batch % group:
         yield Conflict(
@@ -59,6 +75,7 @@ def _groups(config: Config) -> Iterator[Conflict]:
             f"batch_size = {batch} trajectories cannot be split into groups of "
             f"rollouts_per_example = {group}: {batch} / {group} leaves {batch % group}",
             {"orchestrator.batch_size": max(group, round(batch / group) * group)},
+            "A5",
         )
 
 
@@ -78,6 +95,7 @@ def _lengths(config: Config) -> Iterator[Conflict]:
             f"trajectories may grow to {config.context} tokens, "
             f"but trainer.model.seq_len = {trainer} is the longest that is trained on",
             {"trainer.model.seq_len": config.context},
+            "A4",
         )
     if sampling >= config.context:
         yield Conflict(
@@ -85,6 +103,7 @@ def _lengths(config: Config) -> Iterator[Conflict]:
             f"max_tokens = {sampling} leaves no room for the prompt in a context of {config.context} tokens "
             "(the smaller of orchestrator.seq_len and inference.model.max_model_len)",
             {"orchestrator.sampling.max_tokens": max(1, config.context // 4)},
+            "A4",
         )
 
 
@@ -242,48 +261,73 @@ def _given(section: Any) -> dict[str, Any] | None:
     return dict(section or {}) if section is None or isinstance(section, dict) else None
 
 
-def warnings(config: Config) -> list[str]:
-    found = []
-    lr, sampling = config.trainer.optim.lr, config.orchestrator.sampling
-    if config.trainer.model.train == "lora" and lr < LORA_LR_FLOOR:
-        found.append(
-            f"trainer.optim.lr = {lr:g} is small for LoRA, where 1e-5 to 5e-4 is usual: expect no visible "
-            "update. Try --trainer.optim.lr 1e-4"
+def cautions(config: Config) -> list[Caution]:
+    return [*_small_lr(config), *_loss_cautions(config), *_truncated(config), *_idle_gpu(config), *_uneven(config)]
+
+
+def _small_lr(config: Config) -> Iterator[Caution]:
+    optim = config.trainer.optim
+    if config.trainer.model.train == "lora" and optim.lr < LORA_LR_FLOOR:
+        clip = f" (clipping, max_norm = {optim.max_norm:g}, changes little: AdamW's steps have the size of lr)"
+        yield Caution(
+            "A10",
+            f"trainer.optim.lr = {optim.lr:g} with LoRA",
+            "it is small for LoRA, where 1e-5 to 5e-4 is usual: expect no visible update"
+            + (clip if optim.max_norm < 1 else ""),
+            "try --trainer.optim.lr 1e-4",
+            {"trainer.optim.lr": 1e-4},
         )
-    found += _loss_warnings(config)
-    truncated = [
-        f"{name} = {value:g}"
-        for name, value, off in (
-            ("top_p", sampling.top_p, 1),
-            ("top_k", sampling.top_k, 0),
-            ("min_p", sampling.min_p, 0),
+
+
+def _truncated(config: Config) -> Iterator[Caution]:
+    sampling = config.orchestrator.sampling
+    off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    found = {name: getattr(sampling, name) for name, none in off.items() if getattr(sampling, name) != none}
+    if found:
+        yield Caution(
+            "F7",
+            f"orchestrator.sampling has {', '.join(f'{name} = {value:g}' for name, value in found.items())}",
+            "training samples from a truncated distribution, but the log-probs on both sides are those of the "
+            "untruncated softmax, so the gradient is biased",
+            "leave them out to train on what is sampled",
+            {f"orchestrator.sampling.{name}": off[name] for name in found},
         )
-        if value != off
-    ]
-    if truncated:
-        found.append(
-            f"orchestrator.sampling has {', '.join(truncated)}: training samples from a truncated "
-            "distribution, but the log-probs on both sides are those of the untruncated softmax, so the "
-            "gradient is biased. Leave them out to train on what is sampled"
-        )
+
+
+def _idle_gpu(config: Config) -> Iterator[Caution]:
     if config.model.device == "cpu" and config.gpu is not None:
-        found.append(f'model.device = "cpu": the GPU named in trainer_gpu_ids ({config.gpu}) is not used')
-    groups = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
-    if groups % config.ranks:
-        found.append(
-            f"{groups} groups a step (batch_size / rollouts_per_example) are not evenly shared by {config.ranks} "
-            "processes, which sample whole groups: some wait for the others"
+        yield Caution(
+            "A11",
+            f'model.device = "cpu" and trainer_gpu_ids = {config.gpus}',
+            "the GPU is not used",
+            "delete one of the two lines",
         )
-    return found
 
 
-def _loss_warnings(config: Config) -> Iterator[str]:
+def _uneven(config: Config) -> Iterator[Caution]:
+    groups, size = divmod(config.orchestrator.batch_size, config.orchestrator.rollouts_per_example)[0], config.ranks
+    if groups % size:
+        even = -(-groups // size) * size * config.orchestrator.rollouts_per_example
+        yield Caution(
+            "A5",
+            f"{groups} groups a step (batch_size / rollouts_per_example) are not evenly shared by {size} processes",
+            "whole groups are sampled by one process, so some wait for the others",
+            f"take batch_size = {even}",
+            {"orchestrator.batch_size": even},
+        )
+
+
+def _loss_cautions(config: Config) -> Iterator[Caution]:
     """On the first pass every ratio is 1: what only acts on ratios acts from the second on."""
     loss = config.trainer.loss
     if loss.credit == "turn" and config.orchestrator.buffer.online_difficulty_filtering:
-        yield (
-            "orchestrator.buffer.online_difficulty_filtering leaves out groups whose rewards are equal as a whole, "
-            'also those whose turns differ and could be learned from with trainer.loss.credit = "turn"'
+        yield Caution(
+            "E2",
+            'orchestrator.buffer.online_difficulty_filtering with trainer.loss.credit = "turn"',
+            "groups whose rewards are equal as a whole are left out, also those whose turns differ and could be "
+            "learned from",
+            "switch one of the two off",
+            {"orchestrator.buffer.online_difficulty_filtering": False},
         )
     if loss.passes > 1:
         return
@@ -292,15 +336,21 @@ def _loss_warnings(config: Config) -> Iterator[str]:
         f"{key} = {getattr(loss, key):g}" for key in ("clip_low", "clip_high") if getattr(loss, key) != usual.get(key)
     ]
     if clips:
-        yield (
-            f"trainer.loss has {', '.join(clips)}, but with passes = 1 nothing is ever clipped: each batch is sampled "
-            "from the newest weights and used for one update. It acts from --trainer.loss.passes 2 on"
+        yield Caution(
+            "A11",
+            f"trainer.loss has {', '.join(clips)} with passes = 1",
+            "nothing is ever clipped: each batch is sampled from the newest weights and used for one update",
+            "it acts from --trainer.loss.passes 2 on",
+            {"trainer.loss.passes": 2},
         )
     if loss.type in ("gspo", "cispo"):
         same = {"gspo": "grpo", "cispo": "dapo"}[loss.type]
-        yield (
-            f'trainer.loss.type = "{loss.type}" with passes = 1 has the gradient of "{same}": they differ from '
-            "--trainer.loss.passes 2 on"
+        yield Caution(
+            "A11",
+            f'trainer.loss.type = "{loss.type}" with passes = 1',
+            f'it has the gradient of "{same}" then',
+            "they differ from --trainer.loss.passes 2 on",
+            {"trainer.loss.passes": 2},
         )
 
 

@@ -365,7 +365,7 @@ class Config(Section):
 
     def warnings(self) -> list[str]:
         """What is allowed but seldom meant."""
-        return rules.warnings(self)
+        return [str(caution) for caution in rules.cautions(self)]
 
     @model_validator(mode="before")
     @classmethod

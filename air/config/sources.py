@@ -42,6 +42,7 @@ class Mistake:
     problem: str
     fix: str
     keys: frozenset[str] = frozenset()  # what it is about or would set: no further complaints about these
+    id: str = "A11"  # of the failure catalogue: what cannot be used is refused, never ignored
 
 
 @dataclass

@@ -25,7 +25,7 @@ FAMILIES = {
     "G": "running",
 }
 # Files of this package with checks, by family; read when the doctor is asked, not before.
-FILES = ("config", "models", "memory", "environment", "signal", "tokens", "running")
+FILES = ("config", "models", "memory", "environment", "replies", "signal", "tokens", "proofs", "running")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from air.errors import AirError
 from air.types import StopReason
 
 
@@ -48,6 +49,10 @@ class Limits:
 
 class ContextFull(Exception):
     """The prompt leaves no room for a single new token. Says both lengths."""
+
+
+class EngineFailed(AirError):
+    """The engine cannot go on: nothing is sampled any more. Whoever waits for a reply gets this, at once."""
 
 
 class Engine(Protocol):

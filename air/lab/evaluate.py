@@ -22,6 +22,7 @@ from air.assemble import held_out_tasks
 from air.config import Config
 from air.errors import AirError
 from air.files import write_json
+from air.lab.breakdown import by_kind, kind_table
 from air.lab.conditions import conditions
 from air.lab.players import Player, Seat, UrlOptions, choose_player, describe, take_seat
 from air.lab.rows import interval_json, means, row_key
@@ -190,6 +191,7 @@ def _results(result: Evaluated, seat: Seat, reused: set[str]) -> dict[str, Any]:
         "lost": [{"task": t.task.id, "seed": t.seed, "error": t.error} for t in result.lost],
         "means": {name: interval_json(i) for name, i in means(result.trajectories).items()},
         "task": by_family(result.trajectories),
+        "kinds": by_kind(result.trajectories),
         "tokens": tokens,
         "cost": cost,
     }
@@ -235,7 +237,9 @@ def format_report(report: dict[str, Any]) -> str:
     ]
     for name, row in report["means"].items():
         lines.append(f"{name:18s} {row['mean']:9.3f}   [{row['low']:.3f}, {row['high']:.3f}]")
-    if len(report["task"]) > 1:
+    if report["kinds"]:
+        lines.append(kind_table(report["kinds"]))
+    elif len(report["task"]) > 1:
         lines.append(table({"": report["task"]}))
     tokens = report["tokens"]
     spent = f"{tokens['in']} tokens in, {tokens['out']} out, " if tokens else ""

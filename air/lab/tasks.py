@@ -6,15 +6,17 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from air.envs.base import Environment, load_environment
 from air.errors import AirError
-from air.models.chat import ChatTokenizer
-from air.types import Message
+from air.models.chat import ONLY_TEXT, ChatTokenizer
+from air.types import Message, Task
 
 if TYPE_CHECKING:
     from air.envs.mlgym.tasks_report import Check, Watcher
@@ -82,32 +84,58 @@ def _about(env: Environment) -> str:
     return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
 
 
-def show_tasks(name: str, split: str, n: int) -> list[dict[str, Any]]:
-    """The first n tasks of a split as the model will see them, with their length."""
-    env = load_environment(name)
+def show_tasks(
+    name: str, split: str, n: int, args: Mapping[str, Any] | None = None, model: str | None = None
+) -> list[dict[str, Any]]:
+    """The first n tasks of a split as the model will see them: `prompt` is what the chat template makes of the first
+    messages and tools, to the character, and `tokens` its length. Without a tokenizer here: messages, characters."""
+    env = load_environment(name, args)
     found = env.tasks(split)
     if not found:
         counts = ", ".join(f"{s}: {len(env.tasks(s))}" for s in SPLITS)
         raise AirError(f"{name} has no tasks in the split {split!r}.", f"choose another split ({counts}).")
-    return asyncio.run(_openings(env, found[:n]))
+    tokenizer = tokenizer_of(model) if model else cached_tokenizer()
+    return asyncio.run(_openings(env, found[:n], tokenizer))
 
 
-async def _openings(env: Environment, chosen: Sequence[Any]) -> list[dict[str, Any]]:
-    tokenizer = cached_tokenizer()
+async def _openings(env: Environment, chosen: Sequence[Task], tokenizer: ChatTokenizer | None) -> list[dict[str, Any]]:
     rows = []
     try:
         for task in chosen:
             async with env.open(task, 0) as session:
                 opening = await session.begin()
             messages, tools = list(opening.messages), list(opening.tools)
-            row: dict[str, Any] = {"task": task.id, "split": task.split, "messages": messages, "tools": tools}
+            row: dict[str, Any] = {
+                "task": task.id,
+                "split": task.split,
+                "curve": task.curve,
+                "messages": messages,
+                "tools": tools,
+            }
             if tokenizer is not None:
-                row["tokens"] = len(tokenizer.encode(tokenizer.render(messages, tools, True)))
+                text = tokenizer.render(messages, tools, True)
+                notes = [*tokenizer.notes, *(tokenizer.tool_notes if tools else ())]
+                row |= {"model": tokenizer.name, "notes": notes, "tokens": len(tokenizer.encode(text))}
+                row["prompt"] = text.replace(ONLY_TEXT, "")
             row["characters"] = sum(len(m["content"]) for m in messages)
             rows.append(row)
     finally:
         await env.close()
     return rows
+
+
+def parse_args(given: Sequence[str]) -> dict[str, Any]:
+    """`key=value` pairs as an environment's args: values as TOML writes them, and what is no TOML is a text."""
+    args: dict[str, Any] = {}
+    for pair in given:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise AirError(f"--arg {pair!r} has no name and value.", "write it like --arg max_turns=6.")
+        try:
+            args[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            args[key.strip()] = value
+    return args
 
 
 def check_task(name: str, mlgym_root: str | None, source: str, watcher: Watcher) -> Check:
@@ -130,15 +158,45 @@ def _count_tokens(messages: Sequence[Message]) -> int | None:
 
 def cached_tokenizer() -> ChatTokenizer | None:
     """The default model's tokenizer, if it is on this machine already: to look at tasks fetches nothing."""
-    from air.models import list_models, quiet
+    from air.models import DEFAULT_MODEL, list_models
 
     path = next((row.path for row in list_models() if row.default), None)
     if path is None or not (path / "tokenizer.json").is_file():
         return None
+    return _read_tokenizer(path, DEFAULT_MODEL)
+
+
+def tokenizer_of(model: str) -> ChatTokenizer:
+    """The tokenizer and chat template of a directory or of a hub id, whose weights are not fetched."""
+    from huggingface_hub import snapshot_download
+
+    from air.models import DEFAULT_MODEL, list_models
+
+    if model == DEFAULT_MODEL and (tokenizer := cached_tokenizer()):
+        return tokenizer
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        here = next((row.path for row in list_models() if row.name == model and row.path), None)
+        try:
+            path = here or Path(snapshot_download(model, allow_patterns=["*token*.json", "*.jinja"], etag_timeout=10))
+        except Exception as error:  # no network, no such model, no access: the library's sentence says which
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise AirError(
+                f"The tokenizer of {model} is not on this machine and cannot be fetched: {reason}",
+                "give a directory with its tokenizer.json, or leave --model out.",
+            ) from error
+    if not (path / "tokenizer.json").is_file():
+        raise AirError(f"{path} has no tokenizer.json.", "give the directory of a model.")
+    return _read_tokenizer(path, model)
+
+
+def _read_tokenizer(path: Path, name: str) -> ChatTokenizer:
+    from air.models import quiet
+
     with quiet():
         from transformers import PreTrainedTokenizerFast
 
-        return ChatTokenizer(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True))
+        return ChatTokenizer(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True), name=name)
 
 
 def format_environments(rows: Sequence[dict[str, Any]], with_args: bool) -> str:
@@ -170,11 +228,27 @@ def format_tasks(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         length = f"{row['tokens']} tokens" if "tokens" in row else f"{row['characters']} characters"
         tools = f", tools: {', '.join(_tool_name(t) for t in row['tools'])}" if row["tools"] else ""
-        lines = [f"=== {row['task']} ({row['split']}), {length}{tools}"]
-        for message in row["messages"]:
-            lines += [f"--- {message['role']}", message["content"]]
+        curve = f", curve {row['curve']}" if row["curve"] != row["task"] else ""
+        lines = [f"=== {row['task']} ({row['split']}{curve}), {length}{tools}"]
+        if "prompt" in row:
+            lines.append(row["prompt"])
+        else:
+            for message in row["messages"]:
+                lines += [f"--- {message['role']}", message["content"]]
         blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+    return "\n\n".join([*blocks, _told(rows)])
+
+
+def _told(rows: Sequence[dict[str, Any]]) -> str:
+    first = rows[0]
+    if "prompt" not in first:
+        return (
+            "The default model is not on this machine, so these are the messages, without a chat template; "
+            "name one with --model, or fetch it with any run."
+        )
+    lengths = sorted(row["tokens"] for row in rows)
+    total = f"{lengths[0]} to {lengths[-1]} tokens" if lengths[0] < lengths[-1] else f"{lengths[0]} tokens"
+    return "\n".join([f"{total} by the chat template of {first['model']}", *first["notes"]])
 
 
 def _tool_name(tool: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
         return path
     with whole_directory(path) as beside:
         _write_weights(learner, weights, beside)
-        torch.save({"learner": state, "random": _random_states()}, beside / "state.pt")
+        torch.save({"learner": state, "random": random_states()}, beside / "state.pt")
         (beside / "position.json").write_text(json.dumps({"step": step, "version": learner.policy.version}))
     return path
 
@@ -80,7 +80,7 @@ def load_checkpoint(path: Path, learner: Learner) -> int:
     learner.set_weights(tensors)
     learner.load_state(state["learner"])
     learner.policy.version = version
-    _set_random_states(state["random"])
+    set_random_states(state["random"])
     return step
 
 
@@ -120,7 +120,7 @@ def prune(directory: Path, keep_last: int, best: int | None) -> None:
             shutil.rmtree(path)
 
 
-def _random_states() -> dict[str, Any]:
+def random_states() -> dict[str, Any]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
         "python": random.getstate(),
@@ -130,7 +130,7 @@ def _random_states() -> dict[str, Any]:
     }
 
 
-def _set_random_states(states: dict[str, Any]) -> None:
+def set_random_states(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"].cpu())

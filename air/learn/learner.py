@@ -39,12 +39,25 @@ class LearnerSettings:
     offload: bool = False  # masters and the optimiser's state are in the CPU's memory
 
 
+@dataclass(frozen=True)
+class Worst:
+    """The token with the largest value of a measure: the one to look at."""
+
+    value: float
+    row: str
+    place: int  # among the row's trained tokens
+    token: int
+    logprob: float  # by the trainer
+    other: float  # by what it was compared with: the sampler, or the policy that the run started from
+
+
 @dataclass
 class Report:
     """What one update did. Per-token log-probs by row key go to the step's token record."""
 
     metrics: dict[str, float]
     logprobs: dict[str, list[float]] = field(default_factory=dict)
+    worst: dict[str, Worst] = field(default_factory=dict)  # by what was measured: "kl", "gap"
 
 
 class Learner:
@@ -86,7 +99,7 @@ class Learner:
                     counted = i < len(own)
                     report_to = report if first and counted else None
                     old[i] = self._backward(part, old[i], drift, stats if counted else _Statistics(), report_to)
-                norm = {"grad_norm": 0.0, "update_ratio": 0.0, "lr": self.rate()}
+                norm = {"grad_norm": 0.0, "update_ratio": 0.0, "weights_changed": 0.0, "lr": self.rate()}
                 if any(any(row.train) for row in batch.rows):  # on whichever rank
                     norm = self._step()
                 if first:
@@ -95,6 +108,7 @@ class Learner:
                     stats.micro_batches = len(own)
                     report, stats = self._of_all_ranks(report, stats)
                     report.metrics.update(stats.metrics())
+                    report.worst = stats.worst
                 report.metrics.update(norm)
         self.policy.version += 1
         give_back_memory()
@@ -226,6 +240,7 @@ class Learner:
         loss, parts = LOSSES[self.settings.loss](terms, self.settings.loss_settings)
         loss.backward()
         stats.add(loss, terms, entropy, parts)
+        stats.find_worst(part, plan, terms)
         if report is not None:
             _by_row(part, plan, logprobs.detach(), report.logprobs)
         return terms.old
@@ -280,6 +295,7 @@ class _Statistics:
         self.tokens = 0
         self.sums: dict[str, float] = {}
         self.gaps: list[Tensor] = []
+        self.worst: dict[str, Worst] = {}
         self.computed = 0  # tokens, each shared prefix once
         self.rows = 0  # tokens, each shared prefix with every row
         self.micro_batches = 0
@@ -297,6 +313,8 @@ class _Statistics:
             total.micro_batches += part.micro_batches
             for name, value in part.sums.items():
                 total.sums[name] = total.sums.get(name, 0.0) + value
+            for name, worst in part.worst.items():
+                total._keep(name, worst)
         return total
 
     def add(self, loss: Tensor, terms: LossTerms, entropy: Tensor, parts: dict[str, Tensor]) -> None:
@@ -306,6 +324,25 @@ class _Statistics:
         self.gaps.append((terms.old - terms.sampler).abs().cpu())
         for name, value in {"entropy": entropy.mean(), **parts}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.item() * n
+
+    def find_worst(self, part: MicroBatch, plan: PackedPlan, terms: LossTerms) -> None:
+        """Between the trainer and the sampler, and from the policy that the run started from."""
+        measures = {"gap": ((terms.old - terms.sampler).abs(), terms.sampler)}
+        if terms.reference is not None:
+            change = terms.reference - terms.old
+            measures["kl"] = (change.exp() - change - 1, terms.reference)
+        for name, (values, others) in measures.items():
+            if not len(values):
+                continue
+            i = int(values.argmax())
+            place = i - plan.rows.index(plan.rows[i])
+            token, value = int(plan.targets[i]), float(values[i])
+            found = Worst(value, part.rows[plan.rows[i]].key, place, token, float(terms.old[i]), float(others[i]))
+            self._keep(name, found)
+
+    def _keep(self, name: str, found: Worst) -> None:
+        if name not in self.worst or not found.value <= self.worst[name].value:  # also a NaN
+            self.worst[name] = found
 
     def metrics(self) -> dict[str, float]:
         work = {
@@ -322,6 +359,8 @@ class _Statistics:
             **work,
             **{name: value / self.tokens for name, value in self.sums.items()},
             "logprob_gap_mean": gap.mean().item(),
+            "logprob_gap_p50": gap.quantile(0.5).item(),
+            "logprob_gap_p90": gap.quantile(0.9).item(),
             "logprob_gap_p99": gap.quantile(0.99).item(),
             "logprob_gap_max": gap.max().item(),
         }

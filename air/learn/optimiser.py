@@ -52,8 +52,8 @@ class Optimiser:
         norm = self._over_shards(torch.nn.utils.get_total_norm(gradients).item())
         if not math.isfinite(norm):
             raise AirError(
-                f"The gradient's norm is {norm}: no update was made, the weights are as they were.",
-                "lower trainer.optim.lr; the step's episodes are saved.",
+                f"The gradient's norm is {norm}: this update was not made, the weights are as the last one left them.",
+                "lower trainer.optim.lr, or trainer.loss.passes if it is above 1; the step's episodes are saved.",
             )
         torch.nn.utils.clip_grads_with_norm_(self.masters, self._max_norm, torch.tensor(norm))
         before = [m.detach().clone() for m in self.masters]
@@ -63,8 +63,22 @@ class Optimiser:
         self.adam.zero_grad(set_to_none=True)
         moved = self._over_shards(_length([m.detach() - b for m, b in zip(self.masters, before, strict=True)]))
         size = self._over_shards(_length(before))
+        changed = self._share_changed(before)
         assign(self.weights, self.masters)
-        return {"grad_norm": norm, "update_ratio": moved / max(size, 1e-12), "lr": lr}
+        return {"grad_norm": norm, "update_ratio": moved / max(size, 1e-12), "weights_changed": changed, "lr": lr}
+
+    def _share_changed(self, before: Sequence[Tensor]) -> float:
+        """Of the weights as the model has them, in their own type, those that the step has changed."""
+        changed = total = 0
+        with torch.no_grad():
+            for weight, master, old in zip(self.weights, self.masters, before, strict=True):
+                was = old if weight is master else weight
+                changed += int((master.to(was.device, was.dtype) != was).sum())
+                total += was.numel()
+        if self._shards:
+            counts = self._world.gather_now((changed, total), "how many weights have changed")
+            changed, total = (sum(column) for column in zip(*counts, strict=True))
+        return changed / max(total, 1)
 
     def state(self) -> dict[str, Any]:
         """Whole tensors, the same for any number of ranks. Every rank must call it; the first one's counts.

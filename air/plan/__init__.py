@@ -78,9 +78,10 @@ class Plan:
         }
 
 
-def plan(config: Config, shape: Shape, gpu_bytes: int) -> Plan:
-    """The plan of `config` for GPUs of `gpu_bytes` each. Every GPU has the same: replicas and shards are equal."""
-    sizes = read_sizes(config, shape)
+def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None) -> Plan:
+    """The plan of `config` for GPUs of `gpu_bytes` each. Every GPU has the same: replicas and shards are equal.
+    `ranks`: how many processes there really are, by default as many as the config says."""
+    sizes = read_sizes(config, shape, ranks or config.ranks)
     outside = memory.outside(0 if config.inference.model.enforce_eager else memory.graph_count(sizes.batch))
     available = int(gpu_bytes * (1 - memory.SLACK)) - outside
     sampling = memory.sampling(sizes)

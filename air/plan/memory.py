@@ -89,12 +89,11 @@ class Sizes:
         return -(-self.trainable // self.ranks) if self.sharded else self.trainable
 
 
-def read_sizes(config: Config, shape: Shape) -> Sizes:
+def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
     from air.engine.embedded.engine import STEP_TOKENS
 
     model, lora = config.trainer.model, config.trainer.model.lora
     full = model.train == "full"
-    ranks = config.ranks
     blocks = [name for name, _ in shape.linears if ".layers.0." in name or name.startswith("layers.0.")]
     batch = min(config.inference.max_batch, max(1, config.orchestrator.max_concurrent // ranks))
     # A sequence longer than the budget still goes, alone; a step may have fewer tokens than the budget.

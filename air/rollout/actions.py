@@ -41,6 +41,8 @@ def parse(text: str, format: ActionFormat, parser: str = "auto", *, cut: bool = 
     spoken = _after_thinking(text)
     if format == "command":
         return _command(spoken, cut)
+    # Llama 3 puts this token in front of a call where it has been told of an interpreter.
+    spoken = spoken.lstrip().removeprefix("<|python_tag|>")
     hermes = parser == "hermes" or (parser == "auto" and "<tool_call>" in spoken)
     return _hermes(spoken, cut) if hermes else _bare_json(spoken, cut, only=parser == "json"), ""
 

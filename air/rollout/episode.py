@@ -14,15 +14,18 @@ import sys
 import time
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
-from air.engine.base import ContextFull
+from air.engine.base import ContextFull, EngineFailed
 from air.envs.base import Environment, Session
 from air.errors import AirError, InfraError
 from air.rollout.actions import parse
 from air.rollout.agents import ModelAgent
 from air.types import Action, Agent, Ending, Message, Observation, Score, Task, Times, Trajectory, Turn, shown_anew
+from air.waits import waiting
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -30,6 +33,7 @@ log = logging.getLogger(__name__)
 FINISH_S = 600.0  # for grading, after the episode's own time
 CLOSE_S = 60.0  # for giving a session's resources back
 STUCK_S = 10.0  # from being told to stop until it is given up
+SHOWN = 60  # characters of an action that is waited for
 DEFECT_FIX = "mend the environment or the agent; the trajectory so far holds the whole traceback"
 
 
@@ -105,7 +109,9 @@ async def run_episode(
         ending, score = await episode.run(seed, deadline_s, finish_s)
         reward = weighted_reward(score.rewards, episode.turn_rewards, weights, env.turn_reward_mode)
     except InfraError as error:
-        return record(error=str(error) or repr(error))
+        return record(error=_with_place(error))
+    except EngineFailed as error:
+        raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         raise EpisodeDefect(
@@ -131,17 +137,22 @@ class _Episode:
     turns: list[Turn] = field(default_factory=list)
     known: list[Message] = field(default_factory=list)  # the conversation as the agent has it
     end: float = math.inf  # by time.monotonic(): when its time is up
+    opening_s: float = 0.0
+    scoring_s: float = 0.0
 
     async def run(self, seed: int, deadline_s: float, finish_s: float) -> tuple[Ending, Score]:
-        self.end = time.monotonic() + deadline_s
+        began = time.monotonic()
+        self.end = began + deadline_s
         session = self.env.open(self.task, seed)
         try:
-            session = await within(deadline_s, "opening the session", session.__aenter__())
+            with self._waiting("the session", deadline_s):
+                session = await within(deadline_s, "opening the session", session.__aenter__())
         except OutOfTime as error:
             raise InfraError(str(error)) from error
+        self.opening_s = time.monotonic() - began
         try:
             ending = await self._play_in_time(session)
-            score = await within(finish_s, "finish()", session.finish())
+            score = await self._score(session, finish_s)
         except BaseException as error:
             await self._close(session)
             if isinstance(error, OutOfTime):
@@ -152,6 +163,17 @@ class _Episode:
         except asyncio.CancelledError:
             _cancel_at_next_await()  # the episode is over: its record comes first
         return ending, score
+
+    async def _score(self, session: Session, finish_s: float) -> Score:
+        began = time.monotonic()
+        try:
+            with self._waiting("the score", finish_s):
+                return await within(finish_s, "finish()", session.finish())
+        finally:
+            self.scoring_s = time.monotonic() - began
+
+    def _waiting(self, what: str, deadline_s: float) -> AbstractContextManager[Any]:
+        return waiting(f"{what} of task {self.task.id}", f"environment {self.env.name}", deadline_s)
 
     async def _play_in_time(self, session: Session) -> Ending:
         try:
@@ -198,7 +220,7 @@ class _Episode:
 
     async def _act(self, session: Session, actions: list[Action], note: str, seen: list[Observation]) -> bool:
         for action in actions:
-            observation = session.invalid(action) if action.kind == "invalid" else await session.act(action)
+            observation = session.invalid(action) if action.kind == "invalid" else await self._answer(session, action)
             seen.append(observation)
             text = f"{note}\n{observation.text}" if note else observation.text
             self.messages.append(_as_message(self.env, action, text))
@@ -206,6 +228,11 @@ class _Episode:
             if observation.done:
                 return True
         return False
+
+    async def _answer(self, session: Session, action: Action) -> Observation:
+        asked = " ".join((action.name or action.text).split())[:SHOWN]
+        with self._waiting(f"the answer to `{asked}`, turn {len(self.turns) + 1}", self.end - time.monotonic()):
+            return await session.act(action)
 
     async def _close(self, session: Session) -> None:
         """A session that does not close spoils no episode, but it must not hold the run either."""
@@ -220,13 +247,26 @@ class _Episode:
 
     def so_far(self) -> dict[str, Any]:
         branches = self.agent.branches() if isinstance(self.agent, ModelAgent) else ()
-        return {"turns": tuple(self.turns), "branches": branches, "turn_rewards": self.turn_rewards}
+        seen = {"turns": tuple(self.turns), "tools": tuple(self.tools)}
+        return {**seen, "branches": branches, "turn_rewards": self.turn_rewards}
 
     def metrics(self) -> dict[str, float]:
         actions = [action for turn in self.turns for action in turn.actions]
         invalid = sum(action.kind == "invalid" for action in actions)
         own = self.agent.metrics() if isinstance(self.agent, ModelAgent) else {}
-        return {"turns": len(self.turns), "invalid_actions": invalid / max(len(actions), 1), **own}
+        seconds = {"seconds_opening": self.opening_s, "seconds_scoring": self.scoring_s}
+        return {"turns": len(self.turns), "invalid_actions": invalid / max(len(actions), 1), **seconds, **own}
+
+
+def _with_place(error: InfraError) -> str:
+    """What happened, and where: the frames outside of this file down to what failed first, on one line."""
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    frames = [f for e in dict.fromkeys((error, first)) for f in traceback.extract_tb(e.__traceback__)]
+    below = [f for f in frames if f.filename != __file__] or frames[-1:]
+    places = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in below)
+    return f"{str(error) or repr(error)} [at {places}]"
 
 
 def _cancel_at_next_await() -> None:
@@ -261,18 +301,8 @@ def weighted_reward(
     weights: Mapping[str, float],
     modes: Mapping[str, str],
 ) -> float:
-    """The one number that training uses. A component that did not occur counts 0; per-turn components are
-    summed over the turns or, where the environment says "mean", divided by the number of turns."""
-    totals: dict[str, float] = {}
-    for name in sorted({name for turn in turn_rewards for name in turn}):
-        if name in rewards:
-            raise BadReward(
-                f"the reward component {name!r} is given both per turn and for the whole episode",
-                "give the two different names, or it would count twice",
-            )
-        total = math.fsum(turn.get(name, 0.0) for turn in turn_rewards)
-        totals[name] = total / len(turn_rewards) if modes.get(name, "sum") == "mean" else total
-    totals.update(rewards)
+    """The one number that training uses. A component that did not occur counts 0."""
+    totals = component_totals(rewards, turn_rewards, modes)
     for name, value in totals.items():
         if not math.isfinite(value):
             raise BadReward(f"the reward component {name!r} is {value}", "a reward must be a finite number")
@@ -282,3 +312,20 @@ def weighted_reward(
                 f"add {name!r} to the reward weights; 0 if it should only be watched",
             )
     return math.fsum(weights[name] * value for name, value in totals.items())
+
+
+def component_totals(
+    rewards: Mapping[str, float], turn_rewards: Sequence[Mapping[str, float]], modes: Mapping[str, str]
+) -> dict[str, float]:
+    """Each component of the whole episode, unweighted. Those given per turn are summed over the turns or, where the
+    environment says "mean", divided by the number of turns."""
+    totals: dict[str, float] = {}
+    for name in sorted({name for turn in turn_rewards for name in turn}):
+        if name in rewards:
+            raise BadReward(
+                f"the reward component {name!r} is given both per turn and for the whole episode",
+                "give the two different names, or it would count twice",
+            )
+        total = math.fsum(turn.get(name, 0.0) for turn in turn_rewards)
+        totals[name] = total / len(turn_rewards) if modes.get(name, "sum") == "mean" else total
+    return {**totals, **rewards}

@@ -23,6 +23,7 @@ from air.rollout.schedule import Names, Planned, TaskSchedule, episode_seed
 from air.rollout.transcript import Strategy, Tokenizer
 from air.rollout.wave import Wave
 from air.types import Agent, Group, Task, Trajectory
+from air.waits import waiting
 from air.world import World
 
 Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
@@ -62,6 +63,7 @@ class Collected:
     groups: tuple[Group, ...]
     dropped: tuple[Dropped, ...]
     stats: Mapping[str, float]
+    spoilt: tuple[Trajectory, ...] = ()  # attempts that ended in infra_error, those that were repeated included
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ class _Share:
     ended: Mapping[Place, Trajectory]
     groups: Mapping[int, Group]
     dropped: Mapping[int, Dropped]
+    spoilt: Mapping[Place, list[Trajectory]]
     counts: Counter[str]
 
 
@@ -202,13 +205,17 @@ class _Round:
         self.ended: dict[Place, Trajectory] = {}
         self.groups: dict[int, Group] = {}
         self.dropped: dict[int, Dropped] = {}
+        self.spoilt: dict[Place, list[Trajectory]] = {}
         self.counts: Counter[str] = Counter()  # of this rank
         self.totals: Counter[str] = Counter()  # of all ranks
 
     async def run(self, groups: Sequence[int]) -> None:
         for index in groups:
             self._start(index)
-        await self._wave.run()
+        abandoned = _abandoned(self._sampler._engine)
+        with waiting(f"{len(groups)} groups of episodes", "the sampler", self.longest_s(len(groups))):
+            await self._wave.run()
+        self.counts["abandoned_tokens"] += _abandoned(self._sampler._engine) - abandoned
 
     def longest_s(self, groups: int) -> float:
         """The time after which these groups have ended, whatever happened to their episodes."""
@@ -224,6 +231,7 @@ class _Round:
             {place: t for place, t in self.ended.items() if place[0] in wanted},
             {i: group for i, group in self.groups.items() if i in wanted},
             {i: dropped for i, dropped in self.dropped.items() if i in wanted},
+            {place: attempts for place, attempts in self.spoilt.items() if place[0] in wanted},
             self.counts,
         )
 
@@ -232,6 +240,7 @@ class _Round:
             self.ended |= share.ended
             self.groups |= share.groups
             self.dropped |= share.dropped
+            self.spoilt |= share.spoilt
         self.totals = sum((share.counts for share in shares), Counter())
 
     def _start(self, index: int) -> None:
@@ -241,6 +250,8 @@ class _Round:
             old = self._finished.get(place)
             if old is not None and self._reusable(old, place):
                 self.counts["reused"] += 1
+                if old.ending == "infra_error":
+                    self.spoilt.setdefault(place, []).append(old)
                 self._end(place, old)
             else:
                 self._wave.add(lambda place=place: self._episode(place))  # type: ignore[misc]
@@ -258,6 +269,7 @@ class _Round:
             if trajectory.ending != "infra_error":
                 break
             self.counts["infra_errors"] += 1
+            self.spoilt.setdefault(place, []).append(trajectory)
             if attempt < settings.retries:
                 self.counts["retried"] += 1
                 await asyncio.sleep(settings.retry_wait_s * 2**attempt)
@@ -345,7 +357,8 @@ class _Round:
 
     def collected(self) -> Collected:
         groups = tuple(self.groups[i] for i in sorted(self.groups))
-        return Collected(groups, tuple(self.dropped[i] for i in sorted(self.dropped)), self.stats())
+        spoilt = tuple(t for place in sorted(self.spoilt) for t in self.spoilt[place])
+        return Collected(groups, tuple(self.dropped[i] for i in sorted(self.dropped)), self.stats(), spoilt)
 
     def stats(self) -> dict[str, float]:
         endings = Counter(trajectory.ending for trajectory in self.ended.values())
@@ -355,6 +368,7 @@ class _Round:
             "reused": self.totals["reused"],
             "infra_errors": self.totals["infra_errors"],  # attempts that failed
             "retried": self.totals["retried"],  # of these, how many were followed by another attempt
+            "abandoned_tokens": self.totals["abandoned_tokens"],  # of replies that were cut off while being written
             "lost": endings["infra_error"],  # episodes that failed in every attempt: in no group and no mean
             "groups": len(self.groups),
             "dropped_infra_error": reasons["infra_error"],
@@ -362,6 +376,11 @@ class _Round:
             **{f"ended_{ending}": count for ending, count in sorted(endings.items())},
             "seconds": time.monotonic() - self._clock,
         }
+
+
+def _abandoned(engine: Engine | None) -> int:
+    """Tokens that the engine sampled for replies it could not return, if it counts them."""
+    return getattr(getattr(engine, "counters", None), "abandoned", 0)
 
 
 def with_group_rewards(

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from air.errors import AirError
 from air.sandbox.base import Backend
+from air.sandbox.interpreter import PACKAGES, PRELOAD
 
 
-def make_backend(name: str, python: str = "") -> Backend:
+def make_backend(
+    name: str,
+    python: str = "",
+    packages: tuple[str, ...] = PACKAGES,
+    preload: tuple[str, ...] = PRELOAD,
+    rehearsal: str = "",
+) -> Backend:
+    """`packages` are those that agents see, `preload` what their warm Python has imported, `rehearsal` what it has
+    run once. A container has what its image has."""
     if name == "bubblewrap":
         from air.sandbox.bubblewrap import Bubblewrap
 
-        return Bubblewrap(python)
+        return Bubblewrap(python, packages, preload=preload, rehearsal=rehearsal)
     if name == "container":
         from air.sandbox.container import Container
 

@@ -17,6 +17,7 @@ from air.errors import InfraError
 
 HOME = "/home/agent"
 WORKSPACE = "/home/agent/workspace"
+CALL_SOURCE, CALL_INPUT = f"{HOME}/.call.py", f"{HOME}/.call.in"  # of World.python, where it goes through the shell
 # What every shell starts with, whatever carries it.
 ENVIRONMENT = {
     "HOME": HOME,
@@ -102,6 +103,14 @@ class World(ABC):
     async def run(self, command: str, timeout: float) -> Result:
         """Runs bash text in the persistent shell. At `timeout` what it started is interrupted and the shell
         goes on. stdin is empty."""
+
+    async def python(self, source: str, given: bytes, timeout: float) -> Result:
+        """Runs Python text in a fresh process, with `given` on its stdin. Where a backend has a warm interpreter it
+        overrides this: then no shell is in between, the process group ends with the script, and shell variables
+        that an agent exported are not there."""
+        await self.put(CALL_SOURCE, source.encode())
+        await self.put(CALL_INPUT, given)
+        return await self.run(f"python {CALL_SOURCE} < {CALL_INPUT}", timeout)
 
     @abstractmethod
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:

@@ -17,6 +17,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
@@ -25,12 +26,12 @@ from pathlib import Path
 from air.errors import AirError, InfraError
 from air.sandbox import cgroups, processes, seccomp
 from air.sandbox.base import HOME, WORKSPACE, Backend, Image, Result, Snapshot, World, WorldLost, inside
-from air.sandbox.bubblewrap_command import PROXY_PORT, command_line
+from air.sandbox.bubblewrap_command import PROXY_PORT, command_line, environment
 from air.sandbox.doorkeeper import FILES_LIMIT, Door, archive
 from air.sandbox.interpreter import PACKAGES, PRELOAD, interpreter
 from air.sandbox.network import Proxy
 from air.sandbox.runtime import RuntimeDirectory
-from air.sandbox.shell import Shell
+from air.sandbox.shell import KILLED, Shell
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,14 @@ def check() -> str:
 class Bubblewrap(Backend):
     name = "bubblewrap"
 
-    def __init__(self, python: str = "", packages: tuple[str, ...] = PACKAGES, warm_python: bool = True) -> None:
+    def __init__(
+        self,
+        python: str = "",
+        packages: tuple[str, ...] = PACKAGES,
+        warm_python: bool = True,
+        preload: tuple[str, ...] = PRELOAD,
+        rehearsal: str = "",
+    ) -> None:
         self.bwrap = check()
         cgroups.reap()
         self.runtime = RuntimeDirectory()
@@ -73,6 +81,7 @@ class Bubblewrap(Backend):
         self.runtime.install_first()
         self._doors: dict[str, Door] = {}
         self.warm_python = warm_python
+        self.warming_up = (preload, rehearsal)  # of the Python that agents' scripts are forked from
         self._names = count()
         self.worlds: set[BubbleWorld] = set()
 
@@ -84,8 +93,8 @@ class Bubblewrap(Backend):
             door.close()
             door = None
         if door is None:
-            preload = PRELOAD if name == "python" else ()
-            door = self._doors[name] = Door(self.runtime.path, name, self.interpreter.executable, preload)
+            warming_up = self.warming_up if name == "python" else ((), "")
+            door = self._doors[name] = Door(self.runtime.path, name, self.interpreter.executable, *warming_up)
         return door
 
     def open_doors(self) -> list[Door]:
@@ -345,6 +354,23 @@ class BubbleWorld(World):
             raise await self._cause(lost) from None
         finally:
             self._pause()
+
+    async def python(self, source: str, given: bytes, timeout: float) -> Result:
+        self._check_open()
+        if self._warming is None:
+            return await super().python(source, given, timeout)
+        await asyncio.shield(self._warming)
+        started = time.monotonic()
+        door = self.backend.door("python")
+        place = {"id": self.name, "cwd": WORKSPACE, "env": environment(self.image)}
+        try:
+            ran = await door.call(place, source, given, timeout, self.image.limits.output_bytes)
+        except InfraError:
+            # Whoever waits for the script has the script's limits, and may be what the kernel ends.
+            if not (door.alive and self.alive and cgroups.ran_out_of_memory(self.groups)):
+                raise
+            ran = Result("", KILLED, WORKSPACE, 0.0)
+        return replace(ran, seconds=time.monotonic() - started)
 
     def _check_open(self) -> None:
         if not self.alive:

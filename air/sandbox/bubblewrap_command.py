@@ -60,7 +60,7 @@ def command_line(backend: Bubblewrap, image: Image, directory: Path, mark: str, 
     for source, place in image.binds:
         line += ["--ro-bind", source, place]
     line += ["--remount-ro", "/", "--chdir", WORKSPACE]
-    for name, value in {**_environment(image), "AIR_MARK": mark}.items():
+    for name, value in {**environment(image), "AIR_MARK": mark}.items():
         line += ["--setenv", name, value]
     line += ["--info-fd", str(fds["info"]), "--block-fd", str(fds["block"])]
     if "seccomp" in fds:
@@ -130,7 +130,7 @@ def _devices(image: Image) -> list[str]:
     return [d for d in (*(f"/dev/nvidia{gpu}" for gpu in image.gpus), *GPU_DEVICES) if os.path.exists(d)]
 
 
-def _environment(image: Image) -> dict[str, str]:
+def environment(image: Image) -> dict[str, str]:
     env = {"PATH": PATH, **ENVIRONMENT}
     if image.network:
         env |= dict.fromkeys(

@@ -27,6 +27,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import door_call
 import door_files
 import door_script
 
@@ -137,8 +138,9 @@ class Server:
                 else:
                     world = self.worlds[header["id"]]
                     kept = connection.dup()  # the child's; ours is closed when this ends, there too
+                    serve = serve_call if op == "call" else serve_host
                     try:
-                        self.fork(world, lambda: serve_host(world, header, rest, kept))
+                        self.fork(world, lambda: serve(world, header, rest, kept))
                     finally:
                         if os.getpid() == self.pid:
                             kept.close()
@@ -238,6 +240,23 @@ def serve_host(world: World, header: dict[str, Any], rest: bytes, connection: so
     answer(connection, facts, payload)
 
 
+def serve_call(world: World, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
+    """Python text that the host wants run inside, as an agent's own: in its cage, from no frame of ours."""
+    world.enter(limited=True)
+    door_call.streams(connection, receive(connection, rest, header["bytes"]))
+    try:
+        child = os.fork()
+    except OSError as error:  # the agent has as many processes as it may have
+        answer(door_call.host(), {"error": f"{type(error).__name__}: {error}", "theirs": True})
+        return
+    if child == 0:
+        os.close(4)
+        cage, request = (world.limits, world.filter), door_call.request(header)
+        raise Child(lambda: door_script.become_script(cage, request))
+    facts, output = door_call.watch(child, header["timeout"], header["limit"])
+    answer(door_call.host(), facts, output)
+
+
 def receive(connection: socket.socket, data: bytes, size: int) -> bytes:
     parts, got = [data], len(data)
     while got < size:
@@ -318,6 +337,10 @@ def main() -> None:
             importlib.import_module(name)
         except Exception as error:
             os.write(2, f"door: {name} cannot be preloaded: {error}\n".encode())
+    try:
+        exec(sys.argv[3], {"__name__": "rehearsal"})
+    except Exception as error:
+        os.write(2, f"door: the rehearsal failed: {error}\n".encode())
     sys.path[0:1] = []  # this program's own directory is nothing a script should import from
     gc.collect()
     gc.freeze()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from air.errors import InfraError
-from air.sandbox.base import WorldLost
+from air.sandbox.base import Result, WorldLost
 
 DOOR = Path(__file__).with_name("door.py")
 ANSWER_S = 60.0
@@ -29,9 +29,12 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 class Door:
-    """One running door. `preload` are modules for agents' scripts; without any it only moves files."""
+    """One running door. `preload` are modules for agents' scripts; without any it only moves files. `rehearsal` is
+    Python text that it runs once after that: what libraries put off until their first use is then done for all."""
 
-    def __init__(self, directory: Path, name: str, python: str, preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, name: str, python: str, preload: Sequence[str] = (), rehearsal: str = ""
+    ) -> None:
         self.address = str(directory / f"{name}.sock")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.address)
@@ -40,7 +43,7 @@ class Door:
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the door
         program = sealed_copy(python)
         self.process = subprocess.Popen(
-            [python, str(DOOR), str(listener.fileno()), ",".join(preload)],
+            [python, str(DOOR), str(listener.fileno()), ",".join(preload), rehearsal],
             executable=f"/proc/self/fd/{program}",
             stdin=subprocess.PIPE,  # its end is ours: with us the door ends
             stdout=subprocess.DEVNULL,
@@ -69,10 +72,12 @@ class Door:
         self.errors.close()
         Path(self.address).unlink(missing_ok=True)
 
-    async def ask(self, op: str, facts: Facts, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    async def ask(
+        self, op: str, facts: Facts, payload: bytes = b"", patience_s: float = ANSWER_S
+    ) -> tuple[dict[str, Any], bytes]:
         header = json.dumps({"op": op, "bytes": len(payload), **facts}).encode() + b"\n"
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(patience_s):
                 reader, writer = await asyncio.open_unix_connection(self.address, limit=1 << 20)
                 try:
                     writer.write(header + payload)
@@ -89,6 +94,16 @@ class Door:
         if "error" in answer:
             raise InfraError(f"the sandbox's door failed at {op!r}: {answer['error']}")
         return answer, rest
+
+    async def call(self, place: Facts, source: str, given: bytes, timeout: float, limit: int) -> Result:
+        """Runs Python text in a world (`place`: its id, the directory, the environment) with `given` as its input."""
+        asked = {**place, "source": source, "timeout": timeout, "limit": limit}
+        facts, output = await self.ask("call", asked, given, patience_s=timeout + ANSWER_S)
+        first, last = output[: facts["head"]], output[facts["head"] :]
+        note = f"\n[… {facts['cut']} bytes left out …]\n".encode() if facts["cut"] else b""
+        text = (first + note + last).decode(errors="replace")
+        code = 124 if facts["timed_out"] else facts["code"] if facts["code"] >= 0 else 128 - facts["code"]
+        return Result(text, code, place["cwd"], 0.0, facts["timed_out"], facts["cut"])
 
     def listen_inside(self, id: str, port: int) -> socket.socket:
         """A listening socket on a world's own loopback, to be served from out here."""

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from air.errors import InfraError
 from air.sandbox.base import Backend, Image, Result, Snapshot, World, WorldLost
+from air.waits import waiting
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ PING_S = 2.0  # for a ready world to show that it lives
 KINDS = 16  # images that ready worlds are kept of
 STARTS = 4  # worlds started at one time
 ATTEMPTS = 3  # to start a world
+LEASE_S = 120.0  # a world starts in milliseconds to seconds; many at once wait for one another
 
 Start = Image | Snapshot
 
@@ -45,7 +47,8 @@ class Pool:
         self._closed = False
 
     async def lease(self, start: Start, deadline_s: float | None = None) -> Lease:
-        world = await self.take(start)
+        with waiting("a sandbox", f"the {self.backend.name} pool", LEASE_S):
+            world = await self.take(start)
         lease = Lease(self, start, world, deadline_s or self.deadline_s)
         self.leases.add(lease)
         return lease
@@ -159,8 +162,14 @@ class Lease:
         await self.close()
 
     async def run(self, command: str, timeout: float) -> Result:
+        return await self._unless_overdue(self.world.run(command, timeout))
+
+    async def python(self, source: str, given: bytes, timeout: float) -> Result:
+        return await self._unless_overdue(self.world.python(source, given, timeout))
+
+    async def _unless_overdue(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
-            return await self.world.run(command, timeout)
+            return await work
         except (InfraError, WorldLost) as error:
             if self._overdue:
                 raise InfraError("the sandbox was held longer than its deadline and was closed") from error

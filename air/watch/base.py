@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from air.watch.alarms import Alarm
 
 
 class Watcher(Protocol):
@@ -15,5 +18,7 @@ class Watcher(Protocol):
     def step(self, metrics: dict[str, Any]) -> None: ...
 
     def evaluated(self, metrics: dict[str, Any]) -> None: ...
+
+    def alarm(self, alarm: Alarm) -> None: ...
 
     def say(self, text: str) -> None: ...

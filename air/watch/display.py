@@ -16,8 +16,13 @@ from rich.progress import (
 )
 
 from air.run import Run
+from air.watch.alarms import Alarm
 from air.watch.families import one_line
+from air.watch.latency import largest
+from air.watch.ledger import one_line as lost_tokens
 
+# What the GPU compiles and what the first prompts fill is behind: a step is then as steps will be.
+TYPICAL_STEP = 3
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -40,6 +45,7 @@ class Display:
         self._rewards: list[float] = []
         self._header = False
         self._silent = False  # the last step had no signal
+        self._steps = 0  # shown so far
         self._families: set[str] = set()  # seen so far
         self._live = self.console.is_terminal and not quiet
         self._progress = Progress(
@@ -97,6 +103,9 @@ class Display:
         )
         self._tell_families(metrics)
         self._warn(metrics, groups)
+        self._steps += 1
+        if self._steps == TYPICAL_STEP and (longest := largest(times)):
+            self.say(f"        {longest}")
 
     def _tell_families(self, metrics: dict[str, Any]) -> None:
         """A mixture's mean says little: where there are several families, each is named."""
@@ -105,7 +114,16 @@ class Display:
         if len(self._families) > 1 and found:
             self.say(f"        {one_line(found)}")
 
+    def alarm(self, alarm: Alarm) -> None:
+        does = {"note": "", "pause": " The run pauses.", "stop": " The run stops."}[alarm.severity]
+        self.say(
+            f"  ALARM {alarm.id} {alarm.name.replace('_', ' ')}, step {alarm.step + 1}: {alarm.seen}\n"
+            f"        why: {alarm.why}{does}\n        fix: {alarm.fix}"
+        )
+
     def _warn(self, metrics: dict[str, Any], groups: int) -> None:
+        if "ledger" in metrics and (missing := lost_tokens(metrics["ledger"])):
+            self.say(f"        {missing}")
         retried, lost = int(metrics["rollout"].get("retried", 0)), int(metrics["rollout"].get("lost", 0))
         if retried or lost:
             episodes = int(metrics["rollout"]["episodes"])
@@ -137,6 +155,8 @@ class Display:
             f"        {metrics['name']} ({metrics['split']}, {metrics['episodes']} episodes{lost}): {', '.join(parts)}"
         )
         self._tell_families(metrics)
+        if metrics.get("too_good", {}).get("mean"):
+            self.say("        some of these scores are too good to be true: this is no candidate for the run's best")
 
 
 def _number(value: float | None) -> str:

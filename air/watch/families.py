@@ -7,9 +7,10 @@ from typing import Any
 
 from air.types import Trajectory
 
-# Metrics shown beside the reward where an environment measures them: the share of episodes that beat the
-# baseline, and how much of the way from the baseline to the best known score they went.
-SHARES = ("improved", "headroom")
+# Shown beside the reward where an environment measures them: the share of episodes that beat the baseline, and how much
+# of the way from the baseline to the best known score they went; answers that were right, wholly or in part, and what
+# was found of the documents they rest on.
+SHARES = ("improved", "headroom", "passed", "correct", "f1", "recall")
 
 
 def families(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -27,7 +28,7 @@ def by_family(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]
 def _figures(members: Sequence[Trajectory]) -> dict[str, float]:
     figures: dict[str, float] = {"episodes": len(members), "reward": _mean([t.reward for t in members])}
     for name in SHARES:
-        measured = [t.metrics[name] for t in members if name in t.metrics]
+        measured = [{**t.rewards, **t.metrics}[name] for t in members if name in t.metrics or name in t.rewards]
         if measured:
             figures[name] = _mean(measured)
     return figures

@@ -9,6 +9,7 @@ from typing import Any
 from air.config import Config
 from air.errors import AirError
 from air.run import Run
+from air.watch.alarms import Alarm
 from air.watch.base import Watcher
 
 
@@ -54,6 +55,10 @@ class WandbSink:
     def step(self, metrics: dict[str, Any]) -> None:
         self._run.log(flatten(metrics, "train/"), step=metrics["step"] + 1)
 
+    def alarm(self, alarm: Alarm) -> None:
+        level = "WARN" if alarm.severity == "note" else "ERROR"
+        self._run.alert(title=f"{alarm.id} {alarm.name}", text=f"{alarm.seen}\n{alarm.why}\n{alarm.fix}", level=level)
+
     def evaluated(self, metrics: dict[str, Any]) -> None:
         self._run.log(flatten(metrics, f"eval/{metrics['split']}/"), step=metrics["step"])
 
@@ -88,6 +93,9 @@ class Watchers:
 
     def step(self, metrics: dict[str, Any]) -> None:
         self._tell(lambda w: w.step(metrics))
+
+    def alarm(self, alarm: Alarm) -> None:
+        self._tell(lambda w: w.alarm(alarm))
 
     def evaluated(self, metrics: dict[str, Any]) -> None:
         self._tell(lambda w: w.evaluated(metrics))

@@ -72,11 +72,11 @@ def test_gated() -> None:
     close(rows.gated(both, 1100), ops.gated(both.cpu(), 1100))
 
 
-@pytest.mark.parametrize("tokens", [3, 70])
-def test_add_product(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "rank"), [(3, 48), (70, 48), (20, 144)])
+def test_add_product(tokens: int, rank: int) -> None:
     from air.engine.embedded.kernels import adapter
 
-    both, up = torch.randn(tokens, 200 + 48, device=DEVICE), torch.randn(48, 200, device=DEVICE)
+    both, up = torch.randn(tokens, 200 + rank, device=DEVICE), torch.randn(rank, 200, device=DEVICE)
     wanted = both[:, :200] + both[:, 200:] @ up
     adapter.add_product(both[:, :200], both[:, 200:], up)
     close(both[:, :200], wanted, 1e-4)
@@ -157,8 +157,19 @@ def test_greedy_and_floors() -> None:
     assert token == int(logits.argmax()) and abs(logprob - logits.log_softmax(0).max().item()) < 1e-4
     floor = float(logits.topk(2).values[1])
     tops = set(logits.topk(2).indices.tolist())
-    found = {drawn(logits, 5.0, at=1 + i, floor=floor / 5)[0] for i in range(20)}
+    found = {drawn(logits, 5.0, at=1 + i, floor=floor)[0] for i in range(20)}
     assert found == tops
+
+
+@pytest.mark.parametrize("heat", [0.55, 0.6, 0.7, 0.85, 1.1, 1.3])
+def test_the_likeliest_token_is_never_below_its_own_floor(heat: float) -> None:
+    """Scaled on one side by a quotient and on the other by a product, it was, and token 0 was drawn instead."""
+    limits = (torch.tensor([1]), torch.tensor([1.0]), torch.tensor([0.0]))
+    for seed in range(6):
+        logits = torch.randn(40, generator=torch.Generator().manual_seed(seed)) * 7
+        logits[0] = -50.0
+        floor = float(ops.floors(logits[None], torch.tensor([0]), torch.tensor([heat]), limits)[0])
+        assert drawn(logits, heat, floor=floor)[0] == int(logits.argmax())
 
 
 def test_floors_obey_top_k_top_p_and_min_p() -> None:

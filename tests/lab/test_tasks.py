@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from air.errors import AirError
 from air.lab import tasks
+from air.lab.played import format_played, play_tasks
 from air.models.chat import ChatTokenizer
 from air.models.tiny import tiny_tokenizer
 
@@ -45,3 +48,38 @@ def test_an_empty_split_is_told_with_the_others() -> None:
     with pytest.raises(AirError, match="no tasks in the split 'validation'") as error:
         tasks.show_tasks("arith", "validation", 1)
     assert "train: 79" in error.value.fix
+
+
+def test_the_prompt_is_the_chat_templates_with_tools_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "cached_tokenizer", lambda: ChatTokenizer(tiny_tokenizer(), name="tiny"))
+    args = tasks.parse_args(["max_calculations=1", "max_turns = 3", "dataset=generated"])
+    assert args == {"max_calculations": 1, "max_turns": 3, "dataset": "generated"}
+    rows = tasks.show_tasks("gsm8k-calculator", "eval", 2, args)
+    text = tasks.format_tasks(rows)
+    assert rows[0]["prompt"].startswith("<|im_start|>system\n") and rows[0]["prompt"] in text
+    assert rows[0]["prompt"].endswith("<|im_start|>assistant\n") and '"name": "final_answer"' in rows[0]["prompt"]
+    assert "(eval, curve gsm8k-calculator-generated-steps-1)" in text and "tools: calculator, final_answer" in text
+    assert "tokens by the chat template of tiny" in text
+    with pytest.raises(AirError, match="has no argument 'max_turn'"):
+        tasks.show_tasks("gsm8k-calculator", "eval", 2, {"max_turn": 3})
+    with pytest.raises(AirError, match="no name and value"):
+        tasks.parse_args(["max_turns"])
+
+
+def test_another_models_template_is_read_from_its_directory(tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    rows = tasks.show_tasks("arith", "test", 1, model=str(tmp_path))
+    assert rows[0]["model"] == str(tmp_path) and rows[0]["prompt"].startswith("<|im_start|>user\n")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(AirError, match=r"has no tokenizer\.json"):
+        tasks.show_tasks("arith", "test", 1, model=str(tmp_path))
+
+
+def test_a_whole_episode_of_a_script_can_be_read() -> None:
+    rows = play_tasks("gsm8k-calculator", "test", 2, "demo", {"max_calculations": 2})
+    text = format_played(rows)
+    assert all(row["ending"] == "done" and row["rewards"] == {"correct": 1.0, "format": 1.0} for row in rows)
+    assert [m["role"] for m in rows[0]["messages"]][:4] == ["system", "user", "assistant", "tool"]
+    assert "--- tool calculator" in text and "=== done: reward 1.100 (correct 1, format 1)" in text
+    with pytest.raises(AirError, match="no tasks in the split 'dev'"):
+        play_tasks("arith", "dev", 1, "oracle")

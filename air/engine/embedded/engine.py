@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from air.engine.base import ContextFull, Generation, Limits, Sampling
+from air.engine.base import ContextFull, EngineFailed, Generation, Limits, Sampling
 from air.engine.embedded.pages import KeyValues, PageTree
 from air.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from air.engine.embedded.scheduler import Request, Scheduler, Step
 from air.errors import AirError
 from air.models.blocks import read_blocks, why_unknown
 from air.policy import Policy
+from air.waits import waiting
 
 # Tokens per step: enough to keep the matrix units busy, little enough that decoding goes on.
 STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
+
+# A step takes milliseconds; the first ones of a run, which compile kernels and capture graphs, up to 90 s.
+STEP_S = 180.0
+# In lock-step, between two requests of an episode: a tool may work for long, but this is worth a look.
+LOCKSTEP_S = 900.0
 
 Answer = tuple[Step, "np.ndarray", "np.ndarray"]
 
@@ -33,6 +40,7 @@ class Counters:
     sampled: int = 0
     prompt: int = 0  # prompt tokens asked for
     cached: int = 0  # of those, found in the prefix cache
+    abandoned: int = 0  # tokens of replies that nobody waited for to the end
     prefill_s: float = 0.0  # steps that computed prompts
     decode_s: float = 0.0  # steps that did nothing but decode
 
@@ -87,6 +95,7 @@ class EmbeddedEngine:
         self._lockstep = lockstep
         self._tracked = 0
         self._changed = asyncio.Event()
+        self._held = 0  # who wants no step to begin
         self._idle = asyncio.Event()  # set while no forward pass is under way
         self._idle.set()
 
@@ -107,8 +116,8 @@ class EmbeddedEngine:
         room = self.context - len(token_ids)
         if room < 1:
             raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {self.context}")
-        if not token_ids:
-            raise ValueError("generate needs at least one token")
+        if not token_ids or sampling.max_tokens < 1:
+            raise ValueError("generate needs a token to go on from, and may not be asked for none")
         loop = asyncio.get_running_loop()
         request = Request(
             len(token_ids),
@@ -124,36 +133,46 @@ class EmbeddedEngine:
             return await request.future
         except asyncio.CancelledError:
             request.cancelled = True
+            self.counters.abandoned += request.sampled
             self._wake()
             raise
 
     async def publish(self, version: int) -> None:
         """The weights are already here: what remains is to forget what the old ones computed."""
-        await self._idle.wait()
-        self.set_version(version)
+        async with self._between_steps("the new policy is served"):
+            self.set_version(version)
 
     def set_version(self, version: int) -> None:
         self._runner.refresh()
         self._tree.clear()
         self._scheduler.version = version
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """While training: the key/value memory is given back, where the engine was made to lend it."""
-        self.release()
+    @contextlib.asynccontextmanager
+    async def aside(self) -> AsyncIterator[None]:
+        """While training: no step runs, and the key/value memory is given back where the engine was made to lend it.
+        What was cancelled is dropped first, and what the device still does for it is waited for."""
+        async with self._between_steps("training may begin"):
+            self._scheduler.drop_cancelled()
+            if self._scheduler.running and self._kv.lent:
+                raise RuntimeError("the engine's memory was to be given back while it samples")
+            self._tree.clear()
+            self._kv.release()
+            try:
+                yield
+            finally:
+                self._kv.reserve()
+
+    @contextlib.asynccontextmanager
+    async def _between_steps(self, what: str) -> AsyncIterator[None]:
+        """Nothing is under way on the device, and nothing new is asked of it before this is left."""
+        self._held += 1
         try:
+            with waiting(f"the engine's step under way, before {what}", "the engine", STEP_S):
+                await asyncio.wait_for(self._idle.wait(), STEP_S)
             yield
         finally:
-            self.reserve()
-
-    def release(self) -> None:
-        if self._scheduler.running or not self._idle.is_set():
-            raise RuntimeError("the engine's memory was to be given back while it samples")
-        self._tree.clear()
-        self._kv.release()
-
-    def reserve(self) -> None:
-        self._kv.reserve()
+            self._held -= 1
+            self._changed.set()
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
@@ -175,6 +194,7 @@ class EmbeddedEngine:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._driver
         self._thread.shutdown(wait=True)
+        self._kv.close()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -191,27 +211,31 @@ class EmbeddedEngine:
                 # Let every task that became ready since the last step add its request to this one.
                 await asyncio.sleep(0)
                 if self._lockstep and not self._everybody_waits():
+                    with waiting("every episode's next request (lock-step)", "the episodes", LOCKSTEP_S):
+                        await self._changed.wait()
+                    continue
+                if self._held and under_way is None:
                     await self._changed.wait()
                     continue
                 if self._lockstep:
                     scheduler.waiting.sort(key=lambda r: r.order)
-                step = scheduler.next_step(self._runner.repeat)
+                step = None if self._held else scheduler.next_step(self._runner.repeat)
                 if step is None and under_way is None:
                     continue  # all that was left had been cancelled
                 self._idle.clear()
-                under_way, answer = await loop.run_in_executor(self._thread, self._run, step, under_way)
+                with waiting("a step of the engine", "the engine", STEP_S):
+                    under_way, answer = await loop.run_in_executor(self._thread, self._run, step, under_way)
                 if under_way is None:
                     self._idle.set()
                 if answer is not None:
                     self._postprocess(*answer)
         except BaseException as error:  # whatever it is, nobody may wait for ever
             self._idle.set()
-            for request in [*scheduler.waiting, *scheduler.running]:
+            for request in scheduler.give_up():
                 if not request.future.done():
-                    request.future.set_exception(
-                        error if isinstance(error, Exception) else RuntimeError("engine closed")
-                    )
-            raise
+                    request.future.set_exception(_failed(error))
+            if not isinstance(error, Exception):  # cancelled: it is being closed
+                raise
 
     def _everybody_waits(self) -> bool:
         alive = sum(not r.cancelled for r in [*self._scheduler.waiting, *self._scheduler.running])
@@ -266,6 +290,17 @@ class EmbeddedEngine:
                     request.first_token - request.started,
                 )
             )
+
+
+def _failed(error: BaseException) -> Exception:
+    if not isinstance(error, Exception):
+        return RuntimeError("engine closed")
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    return EngineFailed(
+        f"The engine failed in a step: {type(error).__name__}: {error}\n{trace}",
+        "everything sampled is saved: go on with `air train --resume RUN`; if it was out of memory, lower "
+        "inference.max_batch or inference.gpu_memory_utilization first.",
+    )
 
 
 def _until_stop(request: Request, drawn: list[int]) -> tuple[int, bool]:

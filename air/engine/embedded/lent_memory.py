@@ -6,6 +6,7 @@ itself: an address range is reserved once, and physical memory is mapped into it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -64,6 +65,10 @@ class LentMemory:
         self._handle: ctypes.c_uint64 | None = None
         self.take()
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at the interpreter's end there may be no driver any more
+            self.close()
+
     @property
     def taken(self) -> bool:
         return self._handle is not None
@@ -98,6 +103,13 @@ class LentMemory:
         self._call("cuMemUnmap", self._address, self._bytes)
         self._call("cuMemRelease", self._handle)
         self._handle = None
+
+    def close(self) -> None:
+        """For good: the address too. The tensor must not be used again."""
+        self.give_back()
+        if self._address.value:
+            self._call("cuMemAddressFree", self._address, self._bytes)
+            self._address = ctypes.c_uint64(0)
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._driver, name)(*arguments)

@@ -144,12 +144,12 @@ def draw(
 ) -> None:
     """One token for each row of logits [B, vocabulary] of the seats [B]; writes each seat's token, moves it on by one
     position, and puts token and log-prob into row `counter` of out ([steps, most rows]). `floors` [B]: tokens with a
-    scaled logit below it cannot be drawn; the log-prob is that of the whole softmax all the same."""
+    logit below it cannot be drawn; the log-prob is that of the whole softmax all the same."""
     if logits.is_cuda:
         return _kernels("draw").draw(logits, seats, heat, seeds, drawn, floors, tokens, positions, caps, out, counter)
     scaled = logits.float() / torch.where(heat[seats] > 0, heat[seats], 1.0)[:, None]
     logprobs = scaled.log_softmax(-1)
-    allowed = scaled if floors is None else scaled.masked_fill(scaled < floors[:, None], float("-inf"))
+    allowed = scaled if floors is None else scaled.masked_fill(logits.float() < floors[:, None], float("-inf"))
     race = torch.empty_like(allowed)
     for row, (seed, at) in enumerate(zip(seeds[seats].tolist(), drawn[seats].tolist(), strict=True)):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + at) % (1 << 63))
@@ -166,14 +166,14 @@ def draw(
 
 
 def floors(logits: Tensor, seats: Tensor, heat: Tensor, limits: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """The smallest scaled logit [B] that each seat's top-k, top-p and min-p (`limits`, by seat) leave in the draw.
-    Tokens exactly as likely as the last one stay too."""
+    """The smallest logit [B] that each seat's top-k, top-p and min-p (`limits`, by seat) leave in the draw; never more
+    than the row's largest. Tokens exactly as likely as the last one stay too."""
     top_k, top_p, min_p = (limit[seats] for limit in limits)
-    scaled = logits.float() / torch.where(heat[seats] > 0, heat[seats], 1.0)[:, None]
-    ranked = scaled.sort(-1, descending=True).values
-    share = ranked.softmax(-1)
+    temperature = torch.where(heat[seats] > 0, heat[seats], 1.0)
+    ranked = logits.float().sort(-1, descending=True).values
+    share = (ranked / temperature[:, None]).softmax(-1)
     before = share.cumsum(-1) - share
     kept = torch.where(top_p < 1, (before < top_p[:, None]).sum(-1), ranked.shape[1])
     kept = torch.where(top_k > 0, torch.minimum(kept, top_k), kept).clamp_min(1)
     floor = ranked.gather(1, kept[:, None] - 1)[:, 0]
-    return torch.maximum(floor, ranked[:, 0] + min_p.log())  # log 0: no floor
+    return torch.maximum(floor, ranked[:, 0] + min_p.log() * temperature)  # log 0: no floor

@@ -177,6 +177,14 @@ class KeyValues:
     def bytes(self) -> int:
         return self.data.numel() * self.data.element_size()
 
+    @property
+    def lent(self) -> bool:
+        return self._memory is not None
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+
     def release(self) -> None:
         """Give the memory back, if it was made to be. Nothing may touch `data` until it is reserved again."""
         if self._memory is not None:

@@ -1,4 +1,4 @@
-"""Runs the scheduler's steps on the device. `launch` asks for a step, `collect` waits for what it drew."""
+"""Runs the scheduler's steps on the device. `launch` asks for a step; `Drawn.read` waits for what it drew."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Scheduler:
     def next_step(self, repeat: int = 1) -> Step | None:
         """The next step, with pages for all its tokens; None when everything asked for is on its way. `repeat`: how
         often to decode, if no prompt is to be computed."""
-        self._drop_cancelled()
+        self.drop_cancelled()
         self._admit()
         budget = self.step_tokens
         decode: list[Request] = []
@@ -160,7 +160,17 @@ class Scheduler:
             request.path[start // size].tokens.extend(request.tokens[start:stop])
             start = stop
 
-    def _drop_cancelled(self) -> None:
+    def give_up(self) -> list[Request]:
+        """After a failed step: what its pages hold is unknown, so nothing of it may be found again. Returns whom it
+        concerns."""
+        lost = [*self.running, *self.waiting]
+        for request in list(self.running):
+            self.finish(request)
+        self.waiting, self._seated, self._pages = [], [], []
+        self.tree.clear()
+        return lost
+
+    def drop_cancelled(self) -> None:
         self.waiting = [r for r in self.waiting if not r.cancelled]
         for request in [r for r in self.running if r.cancelled]:
             self.finish(request)

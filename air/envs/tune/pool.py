@@ -28,6 +28,7 @@ from typing import IO, Any
 from air.envs.tune.tables import PREPARATION
 from air.errors import AirError, InfraError
 from air.files import cache_directory, write_atomically
+from air.waits import waiting
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,13 @@ class Worker:
             self.process.stdin.flush()
         except OSError:
             raise self.lost("is gone") from None
-        return self.reply(timeout)
+        with waiting(f"the fit {message.get('config', '')}", f"fitting worker {self.pid}", timeout, self.said):
+            return self.reply(timeout)
+
+    def said(self) -> str:
+        """The end of what it has written to stderr. Read by place: the worker shares the file's position."""
+        size = os.fstat(self.errors.fileno()).st_size
+        return os.pread(self.errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace").strip()
 
     def reply(self, timeout: float) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -91,8 +98,7 @@ class Worker:
 
     def lost(self, how: str) -> WorkerLost:
         self.kill()
-        self.errors.seek(0)
-        last = self.errors.read()[-2000:].decode(errors="replace").strip()
+        last = self.said()
         self.errors.close()
         said = f"; its last words:\n{last}" if last else ""
         return WorkerLost(f"fitting worker {self.pid} {how} (exit code {self.process.returncode}){said}")

@@ -25,7 +25,8 @@ def _race(logits, heat, seeds, drawn, floors, seats, scores, places, best, total
     inside = at < vocabulary
     temperature = tl.load(heat + seat)
     scale = 1.0 / tl.where(temperature > 0, temperature, 1.0)
-    x = tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32) * scale
+    raw = tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32)
+    x = raw * scale
     # One stream of numbers per request (the seed) and draw (the counter's upper part).
     seed = tl.load(seeds + seat)
     u = tl.rand(seed, tl.load(drawn + seat) * vocabulary + at)
@@ -34,7 +35,8 @@ def _race(logits, heat, seeds, drawn, floors, seats, scores, places, best, total
     score = x - tl.log(tl.maximum(wait, 1e-10))
     score = tl.where(temperature > 0, score, x)
     if FLOOR:
-        score = tl.where(x >= tl.load(floors + row), score, float("-inf"))
+        # The logit itself, not the scaled one: rounded once more, a row's best could fall below its own floor.
+        score = tl.where(raw >= tl.load(floors + row), score, float("-inf"))
     score = tl.where(inside, score, float("-inf"))
     top = tl.max(x, 0)
     where = row * blocks + block

@@ -1,0 +1,1 @@
+"""Questions that need several documents: search, read, cite, answer."""

@@ -1,0 +1,116 @@
+"""Many episodes and few sandboxes: waiting is no error, nothing is shared, the bound holds."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import pytest
+from soup_samples import sample_env
+
+from air.envs.soup.rooms import PACKAGES, PRELOAD, Rooms, image
+from air.errors import InfraError
+from air.rollout.episode import run_episode
+from air.sandbox.backends import make_backend
+from air.sandbox.pool import Pool
+from air.types import Action, Trajectory
+
+pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+
+KINDS = ("rating", "count", "names", "detail")
+
+
+@pytest.mark.parametrize("episodes", [32, pytest.param(256, marks=pytest.mark.slow)])
+def test_many_episodes_at_once_share_four_sandboxes(episodes: int) -> None:
+    async def crowd() -> tuple[list[Trajectory], int, int]:
+        env = sample_env(sandboxes=4)
+        tasks = [env.named(KINDS[i % len(KINDS)]) for i in range(episodes)]
+        try:
+            rooms = env.rooms()
+            played = await asyncio.gather(
+                *(run_episode(env, t, env.scripted("oracle", t, 0), id=str(i), seed=i) for i, t in enumerate(tasks))
+            )
+            return played, rooms.most, len(rooms.pool.backend.worlds)  # type: ignore[attr-defined]
+        finally:
+            await env.close()
+
+    played, most, left = asyncio.run(crowd())
+    assert {t.ending for t in played} == {"done"}
+    assert all(t.rewards["answer"] == 1.0 for t in played)
+    assert most <= 4
+    assert left <= 2 + 1  # the pool's ready ones, and one that is being ended
+
+
+def test_an_episode_whose_sandbox_was_taken_goes_on_with_another() -> None:
+    async def in_turns() -> list[str]:
+        env = sample_env(sandboxes=1)
+        said = []
+        try:
+            first, second = env.open(env.named("rating"), 0), env.open(env.named("count"), 0)
+            for _ in range(3):
+                for session in (first, second):
+                    run = Action("tool", name="run_python", arguments={"code": "print(make_soup().get_text())"})
+                    said.append((await session.act(run)).text)
+            assert env.rooms().most == 1
+        finally:
+            await env.close()
+        return said
+
+    assert asyncio.run(in_turns()) == ["4.8", "abc"] * 3
+
+
+def test_no_two_episodes_meet_in_one_sandbox() -> None:
+    """An empty file can be made although nothing can be written: the next episode must not find it."""
+
+    async def visits() -> list[str]:
+        env = sample_env(sandboxes=1)
+        said = []
+        look = "import os; print(os.listdir('/tmp'), os.listdir('.')); open('/tmp/sign', 'w'); open('sign', 'w')"
+        try:
+            for _ in range(3):
+                async with env.open(env.named("rating"), 0) as session:
+                    said.append((await session.act(Action("tool", name="run_python", arguments={"code": look}))).text)
+        finally:
+            await env.close()
+        return said
+
+    assert asyncio.run(visits()) == ["[] []"] * 3
+
+
+def test_an_episode_that_is_stopped_gives_its_sandbox_back() -> None:
+    async def stopped() -> tuple[int, str]:
+        env = sample_env(sandboxes=1)
+        endless = Action("tool", name="run_python", arguments={"code": "while True: pass"})
+        run = Action("tool", name="run_python", arguments={"code": "print(make_soup().p.text)"})
+        try:
+            session = env.open(env.named("rating"), 0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await session.act(endless)
+            await session.__aexit__(None, None, None)
+            async with env.open(env.named("rating"), 1) as another:
+                text = (await another.act(run)).text
+            return env.rooms().busy, text
+        finally:
+            await env.close()
+
+    assert asyncio.run(stopped()) == (0, "4.8")
+
+
+def test_a_sandbox_that_dies_is_replaced_and_a_pool_that_is_closed_is_the_machines_fault() -> None:
+    async def deaths() -> str:
+        pool = Pool(make_backend("bubblewrap", "", PACKAGES, PRELOAD), standby=1)
+        rooms = Rooms(pool, image(256, 5), 2)
+        from soup_samples import RATING
+
+        page = RATING.pages["/"]
+        await rooms.run("me", RATING, page, "print(1)", 5)
+        for world in list(pool.backend.worlds):  # type: ignore[attr-defined]
+            await world.close()
+        said = await rooms.run("me", RATING, page, "print(make_soup().p.text)", 5)
+        await rooms.close()
+        with pytest.raises(InfraError):
+            await rooms.run("another", RATING, page, "print(1)", 5)
+        return said.output
+
+    assert asyncio.run(deaths()) == "4.8\n"

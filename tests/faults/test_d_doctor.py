@@ -1,0 +1,85 @@
+"""Family D, as the doctor reports it: tasks, yardsticks, answers and sandboxes, looked at before anything runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from examined import TINY, findings, silent, trouble
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
+from fixture_checkout import write_checkout
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+
+def research(root: Path, *tasks: str, **more: Any) -> list[str]:
+    args = {"task_configs": list(tasks), "mlgym_root": str(root), "source": "checkout", **more}
+    rewards = ["--orchestrator.env.0.rewards", '{"improvement": 1.0}']
+    return [*TINY, "--orchestrator.env.0.id", "mlgym", "--orchestrator.env.0.args", json.dumps(args), *rewards]
+
+
+def change(root: Path, task: str, **values: Any) -> None:
+    file = root / "configs/tasks" / f"{task}.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | values))
+
+
+def test_D5_a_task_without_a_baseline_and_without_a_way_to_measure_it(tmp_path: Path) -> None:
+    root = write_checkout(tmp_path)
+    assert silent(research(root, "regressionKaggleHousePrice"), "D5"), "its script can be run"
+    change(root, "regressionKaggleHousePrice", baseline_paths=[])
+    ids, finding = trouble(research(root, "regressionKaggleHousePrice"), "D5")
+    assert ids == ("D5",) and finding.verdict == "fail" and "no baseline r2" in finding.seen
+    assert "regressionKaggleHousePrice = { baseline = 0.5 }" in finding.seen
+    assert "air tasks check regressionKaggleHousePrice" in finding.fix
+
+
+def test_D16_answers_that_can_be_read_and_labels_that_are_a_rule(tmp_path: Path) -> None:
+    root = write_checkout(tmp_path)
+    found = [f for _, f in findings(research(root, "titanic"), "D16")]
+    assert all(f.verdict == "warn" for f in found) and len(found) == 3
+    assert "and so can the agent" in found[0].seen and "secret_files: [ground_truth.csv]" in found[0].seen
+    assert "Survived follows from Sex alone" in found[1].seen and "secret_files" in found[1].fix
+    assert silent(research(root, "regressionKaggleHousePrice", "prisonersDilemma"), "D16")
+
+
+def test_D18_a_metric_that_nobody_knows(tmp_path: Path) -> None:
+    root = write_checkout(tmp_path)
+    ids, finding = trouble(research(root, "oddMetric"), "D18")
+    assert ids == ("D18",) and finding.verdict == "fail"
+    assert 'oddMetric = { metric = "wobble", direction = "up" }' in finding.seen
+    told = {"oddMetric": {"metric": "wobble", "direction": "down"}}
+    assert silent(research(root, "oddMetric", metrics=told), "D18")
+
+
+def test_D18_an_error_rewarded_upwards(tmp_path: Path) -> None:
+    root = write_checkout(tmp_path)
+    change(root, "regressionKaggleHousePrice", baseline_scores=[{"rmse": 30340.11, "r2": 0.87999}])
+    odd = {"regressionKaggleHousePrice": {"metric": "rmse", "direction": "up"}}
+    ids, finding = trouble(research(root, "regressionKaggleHousePrice", metrics=odd), "D18")
+    assert ids == ("D18",) and finding.verdict == "warn" and "against its usual direction" in finding.seen
+
+
+def test_D5_a_split_without_tasks() -> None:
+    argv = ["--orchestrator.eval.test_split", "nowhere", "--orchestrator.env.0.args.split_by", "pairs"]
+    _, finding = trouble([*TINY, *argv], "D5")
+    assert finding.verdict == "fail" and "have no tasks in the split 'nowhere'" in finding.seen
+
+
+@needs_bwrap
+def test_D_a_sandbox_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = research(write_checkout(tmp_path), "prisonersDilemma")
+    assert silent(argv, "D-sandbox")
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # not installed
+    ids, finding = trouble(argv, "D-sandbox")
+    assert ids == ("D-sandbox",) and "`bwrap`, which is not installed" in finding.seen and "apt-get" in finding.fix
+    (tmp_path / "bin" / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2\nexit 1\n")
+    (tmp_path / "bin" / "bwrap").chmod(0o755)
+    _, finding = trouble(argv, "D-sandbox")
+    assert "No permissions to create new namespace" in finding.seen and "user namespaces" in finding.fix

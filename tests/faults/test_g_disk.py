@@ -1,0 +1,62 @@
+"""Family G, as the doctor reports it before a run: where it writes, and whether there is room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from examined import TINY, findings, silent, trouble
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_G4_checkpoints_that_do_not_fit_are_a_failure_and_episodes_a_warning(small: Path) -> None:
+    argv = [*TINY, "--output_dir", str(small / "runs")]
+    assert silent([*argv, "--max_steps", "1", "--orchestrator.seq_len", "128"], "G4")
+    ids, finding = trouble([*argv, "--max_steps", "50"], "G4")
+    assert ids == ("G4",) and finding.verdict == "warn" and "4 MiB free" in finding.seen
+    assert "output_dir" in finding.lines
+    ids, finding = trouble([*argv, "--trainer.model.lora.rank", "64", "--ckpt.keep_last", "5"], "G4")
+    assert (
+        ids == ("G4",) and finding.verdict == "fail" and "5 kept, the best, and the one being written" in finding.seen
+    )
+    assert finding.lines == {"ckpt.keep_last": 1}
+    assert not list(small.iterdir())
+
+
+def test_G4_the_estimate_is_that_of_real_checkpoints_and_episodes() -> None:
+    """Within a fifth of what a run wrote, and of episodes not less."""
+    from tiny_runs import tiny_run
+
+    from air.doctor.case import Case
+    from air.doctor.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_bytes
+    from air.run import Run
+
+    run = Run.open(tiny_run())
+    kept = (run.path / "checkpoints").iterdir()
+    weights = max(sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in kept)
+    with Case(run.config) as case:
+        estimate = checkpoint_bytes(case) / (run.config.ckpt.keep_last + MORE_CHECKPOINTS)
+        upper = episode_bytes(case)
+    assert 0.8 * weights < estimate < 1.2 * weights
+    assert sum(f.stat().st_size for f in run.path.glob("trajectories/*/*.json")) < upper
+
+
+def test_G_a_place_that_cannot_be_written() -> None:
+    ((ids, finding),) = findings([*TINY, "--output_dir", "/proc/nowhere"], "G-output")
+    assert ids == ("G-output",) and finding.verdict == "fail" and "cannot be made" in finding.seen
+    assert finding.lines == {"output_dir": "outputs"}

@@ -1,0 +1,104 @@
+"""Makes the recorded runs in healthy/: `python tests/watch/record_healthy.py [NAME …]`, about two minutes on two cores.
+
+Seven are runs of tiny models, each with another loss or environment, that learn and have nothing wrong with them. The
+three of MLGym are copied from metrics.jsonl files of ours: runs of a 1.5B model on one GPU, 30 steps of 48 episodes,
+seeds 0 to 2 (`python tests/watch/record_healthy.py mlgym FILE FILE FILE`). They are older than the ledger and the
+split of a step's time, so they say nothing about what looks at those.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from talk_env import Talk, talking
+from watched_runs import run_watched
+
+from air.assemble import Parts
+
+HERE = Path(__file__).parent / "healthy"
+KEPT = (
+    "kind", "step", "reward", "rewards", "components", "turn_components", "metrics", "groups_without_signal",
+    "rollout", "learner", "times", "ledger", "versions", "worst", "first_error", "memory", "plan",
+)  # fmt: skip
+DETAIL = ("by_task", "by_ending", "by_duration")  # of the ledger: nothing looks at them
+DIGITS = 4
+
+LONG = {"max_steps": "30", "orchestrator.batch_size": "64"}
+RUNS: dict[str, dict[str, str]] = {
+    "grpo": LONG,
+    "dr_grpo": {**LONG, "trainer.loss.type": "dr_grpo"},
+    "dapo_filtered": {
+        **LONG,
+        "trainer.loss.type": "dapo",
+        "orchestrator.buffer.online_difficulty_filtering": "true",
+        "orchestrator.oversampling_factor": "2",
+    },
+    "gspo_passes": {**LONG, "trainer.loss.type": "gspo", "trainer.loss.passes": "2"},
+    "rloo_kl": {**LONG, "trainer.loss.type": "rloo", "trainer.loss.kl_beta": "0.01", "model.name": "tiny:qwen3"},
+    "cispo_mask": {**LONG, "trainer.loss.type": "cispo", "trainer.loss.importance_mode": "mask"},
+    "talk_by_turn": {
+        **LONG,
+        "max_steps": "20",
+        "orchestrator.seq_len": "128",
+        "trainer.loss.credit": "turn",
+        "trainer.optim.lr": "5e-4",
+    },
+}
+
+
+def digit(text: str) -> float:
+    """Large digits are worth more: something to learn in each of several turns."""
+    return int(text) / 9 if len(text) == 1 and text in "0123456789" else 0.0
+
+
+def tamper(name: str) -> Callable[[Parts], Any] | None:
+    if name != "talk_by_turn":
+        return None
+    return talking(Talk(lambda number, seed: ({}, {}), {"said": 1.0}, turns=3, answer="1+2=", tool_s=0.02, hear=digit))
+
+
+def compact(line: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: line[key] for key in KEPT if key in line}
+    if "ledger" in kept:
+        kept["ledger"] = {key: value for key, value in kept["ledger"].items() if key not in DETAIL}
+    if "worst" in kept:
+        kept["worst"] = {name: {"value": found["value"]} for name, found in kept["worst"].items()}
+    return rounded(kept)
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def write(name: str, lines: Sequence[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(compact(line), separators=(",", ":")) + "\n" for line in lines if line["kind"] == "train")
+    (HERE / f"{name}.jsonl").write_text(text)
+
+
+def main(arguments: Sequence[str]) -> None:
+    HERE.mkdir(exist_ok=True)
+    if arguments[:1] == ["mlgym"]:
+        for seed, path in enumerate(arguments[1:]):
+            write(f"mlgym_{seed}", [json.loads(line) for line in Path(path).read_text().splitlines()])
+        return
+    for name in arguments or RUNS:
+        with tempfile.TemporaryDirectory(prefix="air-healthy-") as directory:
+            run, witness, error = run_watched(Path(directory), tamper(name), **RUNS[name])
+            rewards = [round(m["reward"], 2) for m in run.metrics("train")]
+            print(name, rewards, error or "", flush=True)
+            for alarm in witness.alarms:
+                print("   ", alarm, flush=True)
+            write(name, run.metrics("train"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
