@@ -88,6 +88,6 @@ def test_tasks(air: Any) -> None:
     code, text, _ = air("tasks", "list", "arith", "--json")
     assert code == 0 and json.loads(text)[0]["tasks"]["train"] == 79
     code, text, _ = air("tasks", "show", "arith", "--n", 2)
-    assert code == 0 and text.count("=== ") == 2 and "--- user" in text
+    assert code == 0 and text.count("=== ") == 2 and "<|im_start|>user" in text
     code, _, problem = air("tasks", "show", "aritm")
     assert code == 1 and "did you mean" in problem

@@ -107,7 +107,7 @@ def test_a_run_of_two_families_and_a_rank_within_groups(tmp_path: Path, monkeypa
     assert all(sum(row["episodes"] for row in e["task"].values()) == 8 for e in evaluations)
     said = out.getvalue()
     assert "2 examples a step = 8 rollouts / 4 each" in said and "4 steps = " in said
-    assert "headroom 25%)   odd " in said
+    assert "headroom 25%, correct" in said and ")   odd " in said
     assert "reward of each task while training" in done.text and "last 3 steps of each" in done.text
     assert [line.split()[0] for line in done.text.splitlines() if line.startswith("  even ")] == ["even", "even"]
     # The episode's file has what it earned by itself, the step's record what training made of it.

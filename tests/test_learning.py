@@ -15,6 +15,7 @@ from air.config import load_config
 from air.learn.batches import PackedPlan
 from air.run import Run
 from air.train import start
+from air.watch.alarms import Alarms
 from air.watch.display import Display
 
 CONFIG = Path(__file__).parent.parent / "configs" / "arith.toml"
@@ -66,5 +67,10 @@ def test_with_the_loss_mask_as_attention_mask_it_does_not_learn(
     # The supervised start is made with right masks: only RL is blinded.
     learn(tmp_path, max_steps="0")
     monkeypatch.setattr(PackedPlan, "__init__", blind)
+
+    async def silent(self: Alarms, metrics: Any, world: Any) -> None:
+        """Else the alarm F2 stops it after its first step."""
+
+    monkeypatch.setattr(Alarms, "look", silent)
     _before, after = learn(tmp_path)
     assert after < 0.6

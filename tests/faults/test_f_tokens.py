@@ -339,7 +339,7 @@ def no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_random_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_set_random_states", lambda states: None)
+    monkeypatch.setattr(checkpoints, "set_random_states", lambda states: None)
 
 
 def no_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watched_runs import run_watched
 
+from air import waits
 from air.assemble import Parts
 from air.envs.tune import pool as fitting
 from air.waits import WAITS, Stall, Waits, Watchdog, last_lines, waiting
-from air.watch import watchdog
 
 CHILD = (
     "import sys, time; print('{\"ready\": 1}', flush=True); sys.stdin.readline(); "
@@ -107,7 +107,7 @@ def test_G1_a_hung_child_is_named_with_the_last_lines_of_its_stderr(monkeypatch:
 def test_G1_a_stalled_tool_in_a_run_is_an_alarm_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from talk_env import Talk, talking
 
-    monkeypatch.setattr(watchdog.Watchdog.__init__, "__defaults__", (WAITS, 0.1, 1.0))
+    monkeypatch.setattr(waits.Watchdog.__init__, "__defaults__", (WAITS, 0.1, 1.0))
     talk = Talk(lambda number, seed: ({"won": float(seed % 2)}, {}), tool_s=2.5)
     changes = {"warmstart.steps": "0", "max_steps": "1", "orchestrator.eval.num_examples": "1"}
 

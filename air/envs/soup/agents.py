@@ -10,6 +10,7 @@ from typing import Any
 
 from air.envs.soup.grading import REASONS
 from air.envs.soup.spec import SoupTask, Step
+from air.envs.soup.tools import STOPPED
 from air.errors import AirError
 from air.types import Agent, Message
 
@@ -68,6 +69,8 @@ class Oracle:
         self.step = 0
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
+        if self.step and STOPPED in messages[-1]["content"]:  # a busy machine: once more, on the page where we are
+            return say(call("run_python", code=self.recipe[self.step - 1].with_seen(self.seen)))
         if self.step:
             self.seen.append(last_json(messages[-1]["content"]))
         if self.step == len(self.recipe):

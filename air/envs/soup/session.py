@@ -12,7 +12,7 @@ from air.envs.soup.args import SoupArgs
 from air.envs.soup.grading import Attempt, grade
 from air.envs.soup.rooms import Rooms
 from air.envs.soup.spec import START, SoupTask
-from air.envs.soup.tools import TEACH, opening_texts, read_answer, tool_schemas
+from air.envs.soup.tools import STOPPED, TEACH, opening_texts, read_answer, tool_schemas
 from air.sandbox.base import Result
 from air.types import Action, Message, Observation, Score
 
@@ -70,7 +70,7 @@ class SoupSession(Session):
         text = cut_middle(result.output.strip("\n"), self.args.max_output_chars)
         notes = []
         if result.timed_out:
-            notes.append(f"[stopped after {self.args.timeout_s:g} s]")
+            notes.append(f"{STOPPED} {self.args.timeout_s:g} s]")
         elif result.exit_code != 0 and not text:
             notes.append(f"[no output, exit code {result.exit_code}]")
         elif not text:

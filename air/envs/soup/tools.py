@@ -25,6 +25,7 @@ you need. Then call answer with status "ok" and the answer."""
 MORE_PAGES = "The site has more pages: navigate(href) opens another one, and HTML is then that page."
 
 TEACH = 'Call one of the tools; when you know the result, call answer with {"status": "ok", "answer": …}.'
+STOPPED = "[stopped after"  # how the answer to code that ran out of time ends: this, and the seconds
 STATUS = 'Nothing was answered: "status" must be "ok" or "limit".'
 NO_ANSWER = 'Nothing was answered: status "ok" needs "answer".'
 NO_LIMIT = 'Nothing was answered: status "limit" needs "limit": {"reason": "…", "evidence": "…"}, both texts.'
