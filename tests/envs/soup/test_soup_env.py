@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections import Counter, defaultdict
@@ -166,8 +167,9 @@ def test_the_oracle_solves_every_kind_through_the_tools() -> None:
 
 @needs_sandbox
 @pytest.mark.slow
-def test_the_oracle_solves_every_kind_on_50_seeds() -> None:
-    check_oracle(50)
+def test_the_oracle_solves_every_kind_on_several_seeds() -> None:
+    """Five here; AIR_SOUP_SEEDS=50 takes minutes. The recipes alone run on 50 in test_soup_generator_recipes.py."""
+    check_oracle(int(os.environ.get("AIR_SOUP_SEEDS", "5")))
 
 
 @needs_sandbox
