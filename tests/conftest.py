@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not os.path.exists("/dev/nvidia0"):  # without a GPU, Triton's interpreter runs the kernels
@@ -21,6 +23,24 @@ settings.load_profile("air")
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def air(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command line, in this process: exit code, output, errors."""
+    from air import cli
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["air", *map(str, words)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import write_config
 
-from air import cli
 from air.assemble import learner_settings
 from air.config import Config
 from air.errors import AirError
@@ -331,21 +329,6 @@ def test_full_fine_tuning_may_take_more_gpus(shapes: dict[str, Shape]) -> None:
 
 
 # --- the command ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def air(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["air", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 def test_the_command(air: Any, tmp_path: Path) -> None:

@@ -259,10 +259,12 @@ def test_ranks_do_not_outlive_the_process_that_started_them(started: Started) ->
 
 @pytest.mark.slow
 def test_what_a_rank_refuses_is_told_as_if_there_were_one(tmp_path: Path, start: dict[str, dict[str, str]]) -> None:
-    argv = arguments(start, tmp_path, **{"trainer.processes": "2", "orchestrator.seq_len": "24"})
-    errors = finish([*argv, "--orchestrator.sampling.max_tokens", "9"], code=1).stderr
-    assert "context of 24" in errors and "fix:" in errors and "Traceback" not in errors
-    assert not list(tmp_path.glob("exp*"))  # refused before there is a run
+    """What only a rank can see, when its engine is made."""
+    argv = arguments(start, tmp_path, **{"trainer.processes": "2", "inference.kv_tokens": "16"})
+    errors = finish(argv, code=1).stderr
+    assert "key/value memory holds 16 tokens, less than one context" in errors
+    assert "fix:" in errors and "Traceback" not in errors
+    assert the_run(tmp_path).status()["status"] == "failed"
 
 
 def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from fixture_checkout import write_checkout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air import cli
 from air.envs.mlgym.args import MlgymArgs
 from air.envs.mlgym.env import MlgymEnv
 from air.envs.mlgym.metrics import yardstick
@@ -125,21 +123,6 @@ def game(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dic
         steps, scores = play(root, "prisonersDilemma", GAME)
     assert scores == [{"Score": 2.6}, {"Score": 2.6}] and steps[1]["observation"].startswith("[File: ")
     return steps, scores
-
-
-@pytest.fixture
-def air(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["air", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return call
 
 
 # --- MLGym's files ------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from air.envs.base import load_environment
 from air.envs.mlgym.env import MlgymEnv
 from air.rollout.episode import run_episode
 from air.sandbox.base import Image, Limits, Result
-from air.sandbox.bubblewrap import BubbleWorld, Bubblewrap
+from air.sandbox.bubble_world import BubbleWorld
+from air.sandbox.bubblewrap import Bubblewrap
 from air.types import Message, Trajectory
 
 T = TypeVar("T")

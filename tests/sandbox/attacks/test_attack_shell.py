@@ -13,7 +13,7 @@ from arena import Arena
 
 from air.sandbox import processes
 from air.sandbox.base import WorldLost
-from air.sandbox.bubblewrap import BubbleWorld
+from air.sandbox.bubble_world import BubbleWorld
 
 MARK = "MARK=$(tr '\\0' '\\n' < /proc/1/environ | sed -n s/AIR_MARK=//p)"
 SLOW = pytest.mark.slow
