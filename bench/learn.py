@@ -3,6 +3,8 @@
     python bench/learn.py                      # three seeds, prints the README's table
     python bench/learn.py --seeds 0 --config configs/quickstart.toml -- --max_steps 4
 
+    python bench/learn.py --config configs/musique/small.toml --measures recall f1 --against outputs/blind
+
 Everything after `--` goes to `air train`. A seed whose run is already complete under --out is read, not repeated.
 Intervals: training reward over episodes; held-out values over tasks and, more careful, over data sets (draws of
 one table are not independent). The seeds' pooled lines treat every seed's episodes or tasks alike.
@@ -11,6 +13,7 @@ one table are not independent). The seeds' pooled lines treat every seed's episo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -18,13 +21,22 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean as mean
 
 from air.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
 from air.run import Run
 from air.types import Trajectory
 from air.watch.summary import paired
+
+
+def finished(directory: Path) -> Run:
+    done = [p for p in sorted(directory.glob("exp*")) if Run.open(p).status()["status"] == "completed"]
+    if not done:
+        raise SystemExit(f"{directory} has no completed run")
+    return Run.open(done[-1])
 
 
 def train(seed: int, options: argparse.Namespace) -> Run:
@@ -61,18 +73,105 @@ def line(name: str, before: Interval, after: Interval, gain: Interval) -> str:
     return f"| {name} | {before} | {after} | {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] |"
 
 
-def families(before: list[Trajectory], after: list[Trajectory]) -> None:
+def measured(trajectory: Trajectory, name: str) -> float:
+    """A measure of an episode: its reward, one of its components, or a metric that is never trained on."""
+    found = {**trajectory.rewards, **trajectory.metrics, "reward": trajectory.reward}
+    if name not in found:
+        raise SystemExit(f"{trajectory.id} has no measure {name!r}; it has {', '.join(sorted(found))}")
+    return found[name]
+
+
+def held_out(runs: Mapping[int, Run], measures: Sequence[str]) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Before and after RL on the same rows: each seed by episodes, all seeds by data sets; returns the pairs."""
+    before, after = [], []
+    rows = {seed: paired(run.evaluation("before"), run.evaluation("after")) for seed, run in runs.items()}
+    for one, two in rows.values():
+        before, after = before + one, after + two
+    for name in measures:
+        print(f"\n| held out: {name} | warm start | after RL | difference |\n|---|---|---|---|")
+        for seed, sides in rows.items():
+            b, a = ([measured(t, name) for t in side] for side in sides)
+            gain = bootstrap_difference(a, b)
+            print(line(f"seed {seed} ({len(b)} episodes)", bootstrap_mean(b), bootstrap_mean(a), gain))
+        b, a = (by_cluster(side, [measured(t, name) for t in side]) for side in (before, after))
+        gain = bootstrap_difference(a, b)
+        print(line(f"all, over {len(b)} data sets or tasks", bootstrap_mean(b), bootstrap_mean(a), gain))
+    return before, after
+
+
+def families(before: list[Trajectory], after: list[Trajectory], measures: Sequence[str]) -> None:
     """A line per task family and measure; the interval is over episodes of all seeds."""
     names = sorted({t.task.curve for t in before})
     if len(names) < 2:
         return
-    print("\n| held-out, by task | warm start | after RL | difference |\n|---|---|---|---|")
+    print("\n| held out, by task | warm start | after RL | difference |\n|---|---|---|---|")
     for name in names:
-        for measure in ("improved", "headroom"):
-            sides = [[t.metrics[measure] for t in side if t.task.curve == name] for side in (before, after)]
+        for measure in measures:
+            sides = [[measured(t, measure) for t in side if t.task.curve == name] for side in (before, after)]
             b, a = sides
             gain = bootstrap_difference(a, b)
             print(line(f"{name}, {measure} ({len(b)} episodes)", bootstrap_mean(b), bootstrap_mean(a), gain))
+
+
+def against(runs: Mapping[int, Run], others: Mapping[int, Run], measures: Sequence[str]) -> None:
+    """The same rows after both kinds of training, seed by seed; intervals over tasks, all seeds of a task together."""
+    print("\n| held out, after training | the other run | this run | difference |\n|---|---|---|---|")
+    for name in measures:
+        here: list[Trajectory] = []
+        there: list[Trajectory] = []
+        for seed, run in runs.items():
+            one, two = paired(others[seed].evaluation("after"), run.evaluation("after"))
+            there, here = there + one, here + two
+        b, a = (by_cluster(side, [measured(t, name) for t in side]) for side in (there, here))
+        gain = bootstrap_difference(a, b)
+        print(line(f"{name}, over {len(b)} data sets or tasks", bootstrap_mean(b), bootstrap_mean(a), gain))
+
+
+def course(run: Run, name: str) -> list[float]:
+    """A measure at every training step; where no episode had it, as it was before."""
+    found: list[float] = []
+    for m in run.metrics("train"):
+        value = {**m["components"], **m["metrics"], "reward": m["reward"]}.get(name)
+        found.append(value if value is not None else found[-1] if found else float("nan"))
+    return found
+
+
+def curves(runs: Mapping[int, Run], others: Mapping[int, Run], measures: Sequence[str], parts: int = 6) -> None:
+    """Training's own course: the mean over seeds in each part of the run."""
+    print(f"\n| in training, mean of the seeds | {' | '.join(f'part {i + 1} of {parts}' for i in range(parts))} |")
+    print("|---|" + "---|" * parts)
+    for label, side in (("", runs), (", the other run", others)):
+        for name in measures if side else ():
+            values = [course(run, name) for run in side.values()]
+            cuts = [len(values[0]) * i // parts for i in range(parts + 1)]
+            means = [mean([v for c in values for v in c[i:j]]) for i, j in itertools.pairwise(cuts) if j > i]
+            print(f"| {name}{label} | {' | '.join(f'{m:.3f}' for m in means)} |")
+
+
+def plot(runs: Mapping[int, Run], others: Mapping[int, Run], measures: Sequence[str], path: str) -> None:
+    """Each seed thin, their mean thick, smoothed over five steps: a step's tasks differ more than the policies do."""
+    import matplotlib
+
+    matplotlib.use("svg" if path.endswith(".svg") else "agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(measures), figsize=(4.2 * len(measures), 3), squeeze=False)
+    for axis, name in zip(axes[0], measures, strict=True):
+        for side, colour, label in ((runs, "#0b6", "trained"), (others, "#c33", "the other run")):
+            smooth = [
+                [mean(c[max(0, i - 4) : i + 1]) for i in range(len(c))]
+                for c in (course(r, name) for r in side.values())
+            ]
+            for line_ in smooth:
+                axis.plot(range(1, len(line_) + 1), line_, color=colour, alpha=0.3, linewidth=1)
+            if smooth:
+                middle = [mean(values) for values in zip(*smooth, strict=False)]
+                axis.plot(range(1, len(middle) + 1), middle, color=colour, linewidth=2, label=label)
+        axis.set(title=name, xlabel="step")
+        axis.grid(alpha=0.3)
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
 def main() -> None:
@@ -82,6 +181,9 @@ def main() -> None:
     parser.add_argument("--out", default="outputs/learn")
     parser.add_argument("--machine", default=f"{platform.machine()}, {os.cpu_count()} cores", help="named in the table")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time; more only where cores or GPUs abound")
+    parser.add_argument("--measures", nargs="+", default=["improved", "reward"], help="of the held-out episodes")
+    parser.add_argument("--against", help="runs of the same seeds and rows to compare with, as DIR/seed_0/exp…")
+    parser.add_argument("--plot", help="write training's course as a picture, as in curves.svg")
     parser.add_argument("flags", nargs="*", help="further flags of air train, after --")
     options = parser.parse_args()
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -99,22 +201,15 @@ def main() -> None:
     one, two = bootstrap_mean(firsts), bootstrap_mean(lasts)
     print(f"| all | {one} | {two} | {two.mean - one.mean:+.3f}{'' if one.overlaps(two) else ', apart'} |\n")
 
-    print("| held-out tasks: share that beats the baseline | warm start | after RL | difference |\n|---|---|---|---|")
-    all_one: list[Trajectory] = []
-    all_two: list[Trajectory] = []
-    for seed, run in zip(options.seeds, runs, strict=True):
-        before, after = paired(run.evaluation("before"), run.evaluation("after"))
-        b, a = ([t.metrics["improved"] for t in side] for side in (before, after))
-        print(
-            line(f"seed {seed} ({len(b)} episodes)", bootstrap_mean(b), bootstrap_mean(a), bootstrap_difference(a, b))
-        )
-        all_one, all_two = all_one + before, all_two + after
-    for name in ("improved", "reward"):
-        b, a = ([t.reward if name == "reward" else t.metrics[name] for t in s] for s in (all_one, all_two))
-        cb, ca = by_cluster(all_one, b), by_cluster(all_two, a)
-        gain = bootstrap_difference(ca, cb)
-        print(line(f"all, {name}, over {len(cb)} data sets", bootstrap_mean(cb), bootstrap_mean(ca), gain))
-    families(all_one, all_two)
+    by_seed = dict(zip(options.seeds, runs, strict=True))
+    before, after = held_out(by_seed, options.measures)
+    families(before, after, options.measures)
+    others = {seed: finished(Path(options.against) / f"seed_{seed}") for seed in options.seeds if options.against}
+    if others:
+        against(by_seed, others, options.measures)
+    curves(by_seed, others, options.measures)
+    if options.plot:
+        plot(by_seed, others, options.measures, options.plot)
     for seed, run in zip(options.seeds, runs, strict=True):
         if (cost := run.path / "cost.json").is_file():
             data = json.loads(cost.read_text())

@@ -53,10 +53,11 @@ class Worst:
 
 @dataclass
 class Report:
-    """What one update did. Per-token log-probs by row key go to the step's token record."""
+    """What one update did. Per-token log-probs and entropies by row key go to the step's token record."""
 
     metrics: dict[str, float]
     logprobs: dict[str, list[float]] = field(default_factory=dict)
+    entropies: dict[str, list[float]] = field(default_factory=dict)
     worst: dict[str, Worst] = field(default_factory=dict)  # by what was measured: "kl", "gap"
 
 
@@ -140,9 +141,10 @@ class Learner:
         return [idle_part(batch.rows) for _ in range(most - len(own))]
 
     def _of_all_ranks(self, report: Report, stats: _Statistics) -> tuple[Report, _Statistics]:
-        found = self.world.gather_now((report.logprobs, stats), "the update's metrics")
-        logprobs = {key: values for part, _ in found for key, values in part.items()}
-        return Report(report.metrics, logprobs), _Statistics.sum([s for _, s in found])
+        found = self.world.gather_now((report.logprobs, report.entropies, stats), "the update's metrics")
+        logprobs = {key: values for part, _, _ in found for key, values in part.items()}
+        entropies = {key: values for _, part, _ in found for key, values in part.items()}
+        return Report(report.metrics, logprobs, entropies), _Statistics.sum([s for _, _, s in found])
 
     def logprobs(self, rows: Sequence[Any]) -> dict[str, list[float]]:
         """Trainer log-probs of the rows' trained tokens, without an update."""
@@ -243,6 +245,7 @@ class Learner:
         stats.find_worst(part, plan, terms)
         if report is not None:
             _by_row(part, plan, logprobs.detach(), report.logprobs)
+            _by_row(part, plan, entropy, report.entropies)
         return terms.old
 
     def _step(self) -> dict[str, float]:

@@ -3,7 +3,9 @@ from it afterwards, so a fusion of two rankings is a true one for every number o
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -74,10 +76,22 @@ class Lexical(Retriever):
         return [question.documents[i].id for i in found]
 
 
-def _index(question: Question) -> Any:
-    import bm25s
+@functools.cache
+def _bm25() -> type[Any]:
+    """bm25s without JAX. Where JAX is installed the library would import it for a top-k that we do not use, and JAX
+    takes three quarters of the GPU's memory for itself at once."""
+    jax = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "jax"}
+    sys.modules.update(dict.fromkeys((*jax, "jax"), None))  # type: ignore[arg-type]  # None: not to be had
+    try:
+        from bm25s import BM25
+    finally:
+        del sys.modules["jax"]
+        sys.modules.update(jax)
+    return BM25
 
-    index = bm25s.BM25()
+
+def _index(question: Question) -> Any:
+    index = _bm25()()
     # A word that no document has: an index of nothing but stopwords could not be built.
     index.index([[*words(whole(d)), "\ufdd0"] for d in question.documents], show_progress=False)
     return index

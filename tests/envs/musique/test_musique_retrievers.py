@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -162,3 +165,20 @@ def test_lexical_recall_on_genuine_questions() -> None:
         found += len(set(rank(lexical, question, question.text)[:5]) & question.supporting)
         wanted += len(question.supporting)
     assert 0.5 < found / wanted < 0.8
+
+
+def test_searching_does_not_import_jax_which_would_take_the_gpu(tmp_path: Path) -> None:
+    """A JAX that says when it is imported stands in for the real one, which takes 75 % of the GPU's memory then."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("print('jax was imported')\n")
+    (tmp_path / "jax" / "lax.py").write_text("def top_k(values, k): return values[:k], values[:k]\n")
+    code = (
+        "from air.envs.musique.retrievers import _bm25\n"
+        "index = _bm25()()\n"
+        "index.index([['a', 'b'], ['c']], show_progress=False)\n"
+        "print(index.get_scores(['c']).argmax())\n"
+        "import jax\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert said.stdout.split("\n")[:2] == ["1", "jax was imported"], said.stdout
