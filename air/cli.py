@@ -9,6 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from air.commands.lab import lab
+from air.commands.log import log
+from air.commands.view import view
 from air.errors import AirError, Stopped
 
 app = typer.Typer(
@@ -23,6 +26,10 @@ app = typer.Typer(
 WITH_CONFIG = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doctor's probes and proofs.")]
+
+app.command("view")(view)
+app.add_typer(log, name="log", help="The logbook: every run with its goal, what changed, what came of it.")
+app.add_typer(lab, name="lab", help="Hypotheses: paired runs on several seeds, and a verdict.")
 
 
 def main() -> None:
@@ -65,7 +72,7 @@ TRAIN_HELP = """air train @ a.toml @ b.toml --key value …   (or: air train --r
 Before the first step the doctor looks at the config, the model's small files and the tasks, then, with the model
 loaded, plays a few episodes and proves that training can work; its failures stop the run.
 
-  --resume RUN         go on with a run that was stopped or killed, with its own config
+  --resume RUN         go on with a run that was stopped or killed, or start a planned one, with its own config
   --skip-proofs        leave out the doctor's episodes and proofs; the run records it
   --json               print the result as JSON
 
@@ -75,7 +82,7 @@ Keys:"""
 @app.command(context_settings=WITH_CONFIG)
 def train(
     context: typer.Context,
-    resume: Annotated[Path | None, typer.Option(help="Go on with a run that was stopped or killed.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a stopped run, or start a planned one.")] = None,
     skip_proofs: SkipProofs = False,
     as_json: Json = False,
 ) -> None:

@@ -2,13 +2,15 @@
 
     exp1.3-tune-1115/
       config.toml                     resolved; itself a valid config
-      status.json                     running, completed, stopped or failed, and why; whether proofs were run
+      status.json                     planned, running, completed, stopped or failed, and why; whether proofs were
+                                      run; sessions: when it was started and when it ended, each time
+      logbook.json                    its parent, and what people add: goal, notes, superseded by … (air/lab/entries.py)
       doctor.json                     what probes and proofs found before the first step
       metrics.jsonl                   a line per step, with its ledger, and per evaluation
       alarms.jsonl                    alarms as they were raised and cleared
       trajectories/step_0012/*.json   one file per episode, written at its end, never changed
       tokens/step_0012.jsonl          what training made of each episode: rewards (those it has only within its
-                                      group included), advantage, trainer log-probs
+                                      group included), advantage, trainer log-probs, entropies
       evaluations/before/*.json       episodes on held-out tasks
       checkpoints/step_20/            adapter, optimiser, random states, position, policy version
       log.txt
@@ -33,6 +35,9 @@ from typing import IO, TYPE_CHECKING, Any
 from air.config import Config, load_config, to_toml
 from air.errors import AirError
 from air.files import append_line, read_lines, write_json, write_text
+from air.lab.entries import add_entry, alone
+from air.lab.lineage import as_noted, given_parent, label, run_before
+from air.lab.results import last_sign
 from air.rollout.schedule import place_in_step
 from air.trajectory_file import from_json, to_json
 from air.types import Trajectory
@@ -46,6 +51,8 @@ if TYPE_CHECKING:  # importing the learner imports torch, which reading a run do
     from air.watch.ledger import Ledger
 
 _NAME = re.compile(r"exp(\d+)\.(\d+)-")
+# Whoever asks whether a run is held holds its lock for a moment (air/lab/damaged.py): we try again for as long.
+LOCK_S = 0.2
 
 
 class Run:
@@ -57,8 +64,9 @@ class Run:
         self._lock: IO[str] | None = None
 
     @classmethod
-    def create(cls, config: Config, task: str, major: int = 1) -> Run:
-        """A new directory `exp{major}.{minor}-{task}-{MMDD}` with the next free minor."""
+    def create(cls, config: Config, task: str, major: int | None = None, planned: bool = False) -> Run:
+        """A new directory `exp{major}.{minor}-{task}-{MMDD}` with the next free minor. One that is planned waits to be
+        resumed."""
         root = Path(config.output_dir).expanduser().resolve()
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -68,20 +76,25 @@ class Run:
             ) from None
         # Absolute in the saved config: a run is resumed from anywhere.
         config = config.model_copy(update={"output_dir": str(root)})
-        label = re.sub(r"[^A-Za-z0-9]+", "-", task).strip("-") or "run"
+        major = config.logbook.major if major is None else major
+        given = config.logbook.parent
+        parent = given_parent(given, root) if given else None
         while True:
             found = [m for m in map(_NAME.match, os.listdir(root)) if m and int(m[1]) == major]
             minor = max((int(m[2]) for m in found), default=-1) + 1
-            path = root / f"exp{major}.{minor}-{label}-{time.strftime('%m%d')}"
+            path = root / f"exp{major}.{minor}-{label(task)}-{time.strftime('%m%d')}"
             try:
                 path.mkdir()
                 break
             except FileExistsError:  # another run took it between our look and our step
                 continue
         run = cls(path, config)
-        run.lock()
+        if not planned:
+            run.lock()
         write_text(path / "config.toml", to_toml(config))
-        run.set_status("running")
+        parent = parent or run_before(path)
+        add_entry(path, "parent", as_noted(parent, root) if parent else "")
+        run.set_status("planned" if planned else "running")
         return run
 
     @classmethod
@@ -111,11 +124,18 @@ class Run:
         return range(self.first_step, self.config.max_steps)
 
     def set_status(self, status: str, why: str = "") -> None:
-        self.note(status=status, why=why, pid=os.getpid(), time=time.time())
+        now = time.time()
+        sessions = self._sessions(ended=None if status == "running" else now)
+        self.note(status=status, why=why, pid=os.getpid(), time=now, sessions=sessions)
+
+    def _sessions(self, ended: float | None) -> list[list[float | None]]:
+        """When it was started and when it ended, each time; one that was killed could not write its end."""
+        return [[began, ended if end is None else end] for began, end in self.status().get("sessions", [])]
 
     def note(self, **facts: Any) -> None:
         """Facts that status.json keeps until they are noted anew, such as whether the doctor's proofs were run."""
-        write_json(self.path / "status.json", {**self.status(), **facts})
+        with alone(self.path):
+            write_json(self.path / "status.json", {**self.status(), **facts})
 
     def status(self) -> dict[str, Any]:
         path = self.path / "status.json"
@@ -174,6 +194,7 @@ class Run:
                 "fate": "trained" if f"{t.id}#0" in report.logprobs else "zero advantage",
                 "tokens": ledger.episodes[t.id],
                 "logprobs": [report.logprobs.get(f"{t.id}#{i}", []) for i in range(len(t.branches))],
+                "entropies": [_short(report.entropies.get(f"{t.id}#{i}", [])) for i in range(len(t.branches))],
             }
             for g in collected.groups
             for t in g.trajectories
@@ -226,15 +247,27 @@ class Run:
     def lock(self) -> None:
         """Two processes must never write one run. The lock goes with the process, however it ends."""
         handle = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._lock = handle
-        except BlockingIOError:
+        if not _take(handle):
             handle.close()
             raise AirError(
                 f"{self.path} is in use by another process (pid {self.status().get('pid')}).",
                 "wait for it or stop it; a new run needs no name, it takes the next free one.",
-            ) from None
+            )
+        self._lock = handle
+        now = time.time()
+        self.note(sessions=[*self._sessions(ended=last_sign(self.path) or now), [now, None]])
+
+
+def _take(lock: IO[str]) -> bool:
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
 
 
 def read_trajectories(directory: Path) -> list[Trajectory]:
@@ -262,6 +295,7 @@ def step_metrics(step: int, collected: Collected, report: Report, times: Mapping
         "reward": _mean([t.reward for t in trajectories]),
         "rewards": [t.reward for t in trajectories],
         "components": _means([t.rewards for t in trajectories]),
+        "best": _best([t.rewards for t in trajectories]),
         "turn_components": _means([turn for t in trajectories for turn in t.turn_rewards]),
         "metrics": _means([t.metrics for t in trajectories]),
         "task": by_family(trajectories),
@@ -272,6 +306,11 @@ def step_metrics(step: int, collected: Collected, report: Report, times: Mapping
     }
 
 
+def _short(values: Sequence[float]) -> list[float]:
+    """Entropies are looked at, never computed with: four places keep the record small."""
+    return [round(value, 4) for value in values]
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -280,3 +319,8 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
     return {
         name: _mean([row[name] for row in rows if name in row]) for name in sorted({k for row in rows for k in row})
     }
+
+
+def _best(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each component its highest: what one episode reached is lost in a mean."""
+    return {name: max(row[name] for row in rows if name in row) for name in sorted({k for row in rows for k in row})}

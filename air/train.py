@@ -15,6 +15,7 @@ from air.assemble import assemble, check_prompts, held_out_tasks
 from air.config import Config
 from air.doctor import preflight
 from air.errors import AirError, Stopped
+from air.lab.lineage import check_parent
 from air.launch import run_ranks
 from air.learn.checkpoints import checkpoints, load_checkpoint
 from air.loop import Outcome, train
@@ -44,8 +45,9 @@ class Finished:
 def start(config: Config, display: Display, resume: Path | None = None, skip_proofs: bool = False) -> Finished:
     """Train, whatever happens leaving a run that says how it ended and can be resumed."""
     if resume is None:
+        check_parent(config.logbook.parent, Path(config.output_dir))
         preflight.look(config, display)  # what is refused here leaves no empty run behind
-        run = Run.create(config, "-".join(e.name or e.id for e in config.orchestrator.env))
+        run = Run.create(config, config.task)
     else:
         run = Run.open(resume)
         preflight.look(run.config, display)
@@ -161,8 +163,9 @@ def _resume(run: Run, parts: Any, display: Watcher) -> int:
         except AirError as error:
             display.say(f"note: {error}")
     parts.engine.set_version(parts.policy.version)
+    planned = run.status()["status"] == "planned"
     run.resume(step)
-    display.say(f"resuming {run.name} after step {step}")
+    display.say(f"starting {run.name} as planned" if planned else f"resuming {run.name} after step {step}")
     return step
 
 

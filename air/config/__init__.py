@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from air.config.foreign import ALIASES
 from air.config.keys import Key, describe_keys, format_keys
 from air.config.mistakes import Refused, as_error, explain, explain_conflict, foreign_flags, missing_template
-from air.config.rules import Conflict, check_wandb
+from air.config.rules import Conflict, check_sinks, check_wandb, wandb_key
 from air.config.schema import (
     AcConfig,
     BufferConfig,
@@ -24,6 +24,7 @@ from air.config.schema import (
     EvalConfig,
     InferenceConfig,
     InferenceModelConfig,
+    LogbookConfig,
     LogConfig,
     LoraConfig,
     LossConfig,
@@ -31,6 +32,7 @@ from air.config.schema import (
     OptimConfig,
     OrchestratorConfig,
     SamplingConfig,
+    TensorboardConfig,
     TrainerConfig,
     TrainerModelConfig,
     WandbConfig,
@@ -51,6 +53,7 @@ __all__ = [
     "InferenceModelConfig",
     "Key",
     "LogConfig",
+    "LogbookConfig",
     "LoraConfig",
     "LossConfig",
     "Mistake",
@@ -59,15 +62,18 @@ __all__ = [
     "OrchestratorConfig",
     "Refused",
     "SamplingConfig",
+    "TensorboardConfig",
     "TrainerConfig",
     "TrainerModelConfig",
     "WandbConfig",
     "WarmstartConfig",
+    "check_sinks",
     "check_wandb",
     "describe_keys",
     "format_keys",
     "load_config",
     "to_toml",
+    "wandb_key",
 ]
 
 

@@ -42,7 +42,15 @@ class ModelConfig(Section):
 class WandbConfig(Section):
     project: str = Field(default="air", min_length=1, description="The Weights & Biases project to log to.")
     name: str | None = Field(default=None, description="The name of the run in the project; by default the run's own.")
-    offline: bool = Field(default=True, description="Log to disk only, to be synchronised later; needs no key.")
+    offline: bool | None = Field(
+        default=None,
+        description="Log to disk only, to be synchronised later; by default so where no key is found.",
+    )
+    samples: int = Field(default=3, ge=0, le=20, description="Trajectories per step that go to a table (0: none).")
+
+
+class TensorboardConfig(Section):
+    samples: int = Field(default=3, ge=0, le=20, description="Trajectories per step that are shown as text (0: none).")
 
 
 class CkptConfig(Section):
@@ -314,6 +322,19 @@ class WarmstartConfig(Section):
     )
 
 
+class LogbookConfig(Section):
+    goal: str | None = Field(default=None, description="What the run is to find out; `air log` shows it.")
+    parent: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The run that this one follows, by name or path; by default the task's latest in output_dir.",
+    )
+    price_per_hour: float | None = Field(
+        default=None, ge=0, description="What the machine costs in an hour, in your currency: gives the run's cost."
+    )
+    major: int = Field(default=1, ge=0, le=9999, description="The series in the run's name: exp{major}.{minor}-….")
+
+
 class Config(Section):
     """One run, resolved: every key has its value."""
 
@@ -334,6 +355,10 @@ class Config(Section):
     )
     model: ModelConfig = Field(default_factory=ModelConfig)
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; off without this table.")
+    tensorboard: TensorboardConfig | None = Field(
+        default=None, description="Event files for TensorBoard, in the run's directory; off without this table."
+    )
+    logbook: LogbookConfig = Field(default_factory=LogbookConfig)
     ckpt: CkptConfig = Field(default_factory=CkptConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     orchestrator: OrchestratorConfig = Field(default_factory=OrchestratorConfig)
@@ -362,6 +387,11 @@ class Config(Section):
     def ranks(self) -> int:
         """How many processes train this run together."""
         return self.trainer.processes or (max(1, len(self.gpus)) if self.model.device != "cpu" else 1)
+
+    @property
+    def task(self) -> str:
+        """What the run is called after: its environments."""
+        return "-".join(env.name or env.id for env in self.orchestrator.env)
 
     def warnings(self) -> list[str]:
         """What is allowed but seldom meant."""

@@ -21,7 +21,8 @@ KeyPath = tuple[str | int, ...]
 
 CHECKOUT = Path(__file__).resolve().parents[2]  # so that `@ configs/quickstart.toml` works from anywhere
 _PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
-_PATH_OR_NAME_KEYS = (("model", "name"), ("warmstart", "source"))  # a path only if it starts with a dot
+# a path only if it starts with a dot
+_PATH_OR_NAME_KEYS = (("model", "name"), ("warmstart", "source"), ("logbook", "parent"))
 
 
 @dataclass(frozen=True)

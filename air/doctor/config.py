@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from air.config import check_wandb
+from air.config import check_sinks, check_wandb, wandb_key
 from air.config.rules import cautions
 from air.doctor.base import Finding, check, passed
 from air.doctor.case import Case
@@ -51,17 +51,19 @@ def settings_are_usual(case: Case) -> Iterator[Finding]:
 def credentials_are_there(case: Case) -> Finding:
     """Of what the run logs to; the hub's are asked for with the model."""
     wandb = case.config.wandb
+    why = "the first thing to be logged would be refused, after the model has been loaded"
+    try:
+        check_sinks(case.config)
+    except AirError as error:
+        return Finding("fail", error.problem, why, error.fix)
     try:
         check_wandb(case.config)
     except AirError as error:
-        return Finding(
-            "fail",
-            error.problem,
-            "the first thing to be logged would be refused, after the model has been loaded",
-            "set the key (export WANDB_API_KEY=…), or log offline and run `wandb sync` later",
-            {"wandb.offline": True},
-        )
-    return passed("none needed" if wandb is None else "logged offline" if wandb.offline else "the W&B key is there")
+        fix = "set the key (export WANDB_API_KEY=…), or log offline and run `wandb sync` later"
+        return Finding("fail", error.problem, why, fix, {"wandb.offline": True})
+    if wandb is None:
+        return passed("none needed")
+    return passed("the W&B key is there" if not wandb.offline and wandb_key()[0] else "logged offline")
 
 
 @check("A4", stage="fast", title="prompt and reply fit the context")

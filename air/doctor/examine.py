@@ -11,6 +11,8 @@ from air.doctor.base import STAGES, Check, Finding, Stage, Verdict, checks
 from air.doctor.case import Broken, Case
 from air.errors import AirError
 
+# Why a sentence that `air train` refuses a config with is a failure here.
+STOPS_TOO = "`air train` would stop here too"
 WORST: tuple[Verdict, ...] = ("fail", "warn", "pass")
 
 
@@ -69,7 +71,7 @@ def _run(check: Check, case: Case, watch: Callable[[Check], None]) -> Told:
 
 
 def _refused(error: AirError, ids: tuple[str, ...] = ()) -> Finding:
-    why = getattr(error, "why", "`air train` would stop here too")
+    why = getattr(error, "why", STOPS_TOO)
     return Finding("fail", error.problem, why, error.fix or "what to change is in the sentence above", ids=ids)
 
 

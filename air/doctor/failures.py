@@ -80,7 +80,8 @@ WHAT = {
     "G9": "every rollout fails while the environment's log looks healthy",
 }
 
-# What makes the failure impossible, or is done about it outside of checks and watches, and the test that proves it.
+# What makes the failure impossible, or is done about it outside of checks and watches, and the test in tests/faults/
+# that proves it.
 DESIGN = {
     "A8": (
         "paths in a config are resolved against its own folder",
@@ -93,11 +94,11 @@ DESIGN = {
     "A11": ("every key is used or refused", "test_A11_no_key_is_silently_ignored"),
     "B6": (
         "sampled tokens are never tokenised again; on a rewrite the transcript forks",
-        "test_rewritten_history_forks_and_shares_the_tokens_before_it",
+        "test_B6_sampled_tokens_stay_as_sampled_and_a_rewrite_forks",
     ),
     "B7": (
         "only what follows a reply is rendered and appended; no tools and an empty list are one prompt",
-        "test_separator_after_the_stop_token_is_kept",
+        "test_B7_what_stands_between_replies_is_what_the_template_writes",
     ),
     "C2": ("logits are computed in chunks and never all at once", "test_C2_logits_are_never_held_in_full"),
     "C7": ("child processes are started anew, never forked", "test_C7_no_process_is_forked"),
@@ -118,9 +119,18 @@ DESIGN = {
     ),
     "D9": ("every wait has a deadline", "test_D9_a_hung_command_holds_nothing"),
     "D10": ("what a crash left is reaped at the next start", "test_D10_what_a_crash_leaves_is_reaped"),
-    "D11": ("a no-op and a cheat play every task and earn nothing", "test_noop_and_cheat_earn_nothing_on_any_task"),
-    "D12": ("an oracle solves every task through the tools alone", "test_oracle_noop_and_cheat_on_each_kind"),
-    "D13": ("an oracle's answers are marked right on every task", "test_oracle_noop_and_cheat_on_every_task"),
+    "D11": (
+        "in every environment a no-op earns nothing, and a cheat next to nothing",
+        "test_D11_doing_nothing_earns_nothing_and_a_cheat_next_to_it",
+    ),
+    "D12": (
+        "in every environment an oracle solves the tasks through the tools alone",
+        "test_D12_an_oracle_that_acts_through_the_tools_alone_solves_each_family",
+    ),
+    "D13": (
+        "what an oracle answers is marked right in every environment",
+        "test_D13_what_an_oracle_answers_is_marked_right",
+    ),
     "D14": ("one workspace for each episode", "test_D14_parallel_episodes_of_one_task_share_nothing"),
     "D15": (
         "a score belongs to an artefact of this attempt",
@@ -136,47 +146,56 @@ DESIGN = {
     ),
     "E3": (
         "an error in a reward stops the run with its trajectory",
-        "test_a_defect_is_raised_with_its_trajectory",
+        "test_E3_a_grader_that_throws_stops_the_run_with_the_trajectory",
     ),
     "E5": (
         "tasks come shuffled by the seed, and curves are kept for each family",
-        "test_every_epoch_holds_each_task_once_in_its_own_order",
+        "test_E5_tasks_sorted_by_difficulty_come_shuffled_and_each_family_has_its_curve",
     ),
     "E6": (
         "`air compare` refuses unequal rows, modes and samplings, and prints intervals",
         "test_E6_unequal_rows_are_refused_and_named",
     ),
     "E8": (
-        "sampling and training take turns, so nothing is ever stale; what is dropped is counted",
-        "test_infra_errors_are_retried_with_the_same_seed_then_dropped_and_counted",
+        "sampling and training take turns, so slow episodes are waited for; what is lost is counted by duration",
+        "test_E8_what_is_lost_among_the_slow_is_seen_in_the_ledger",
     ),
     "F1": (
         "what is seen and what is trained are two arrays, and attention only knows the first",
-        "test_engine_and_trainer_agree_on_multi_turn_episodes",
+        "test_F1_what_the_loss_counts_changes_nothing_of_what_the_model_sees",
     ),
     "F3": (
         "a token is trained if and only if it was sampled, once",
-        "test_sampled_tokens_never_change_and_are_trained_once",
+        "test_F3_a_token_is_trained_if_and_only_if_it_was_sampled",
     ),
-    "F6": ("log-probs are recorded with every sampled token", "test_done_with_all_the_records"),
+    "F6": (
+        "log-probs are recorded with every sampled token",
+        "test_F6_logprobs_are_recorded_with_every_sampled_token_and_used_in_every_pass",
+    ),
     "G1": (
-        "the last lines of a child that died are in the error",
-        "test_workers_that_keep_dying_are_an_infra_error_with_their_last_words",
+        "what a child writes before it hangs or dies is in the main log, and in the error that its loss causes",
+        "test_G1_the_last_words_of_a_worker_that_died_are_in_the_main_log",
     ),
     "G2": (
         "killed at any moment, a run resumes to the same end",
-        "test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end",
+        "test_G2_killed_while_a_checkpoint_is_written_a_run_resumes_to_the_same_end",
     ),
     "G3": ("an export is loaded again and compared", "test_G3_a_whole_export_is_the_trained_policy"),
     "G4": (
-        "files appear whole or not at all; a full disk stops the run with a sentence",
-        "test_G4_a_full_disk_is_a_sentence_and_leaves_whole_files",
+        "files appear whole or not at all; a full disk stops the run, which goes on when there is room",
+        "test_G4_a_run_whose_disk_fills_up_stops_with_a_sentence_and_goes_on_when_there_is_room",
     ),
-    "G5": ("every episode ends in exactly one saved record", "test_max_turns_is_scored"),
-    "G6": ("the policy's version is recorded with every turn, when it is sampled", "test_done_with_all_the_records"),
+    "G5": ("every episode ends in exactly one saved record", "test_G5_however_an_episode_ends_it_is_saved_once"),
+    "G6": (
+        "the policy's version is recorded with every turn, when it is sampled",
+        "test_G6_the_policys_version_is_recorded_with_every_turn_when_it_is_sampled",
+    ),
     "G7": (
         "an engine that fails fails every request at once, with its cause; the run stops with everything saved",
-        "test_an_error_in_the_model_reaches_every_waiting_request",
+        "test_G7_an_engine_that_dies_is_an_alarm_within_seconds",
     ),
-    "G8": ("a name holds the episode's place in its step", "test_names_never_collide_and_tell_their_place"),
+    "G8": (
+        "a name holds the episode's place in its step",
+        "test_G8_thousands_of_episodes_of_one_second_have_a_file_each",
+    ),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from air.config.mistakes import correction
 from air.doctor.base import Finding
-from air.doctor.examine import Result
+from air.doctor.examine import STOPS_TOO, Result
 from air.errors import AirError
 
 MARKS = {"pass": "pass", "warn": "WARN", "fail": "FAIL", None: " –  "}
@@ -133,12 +133,17 @@ def refusal(report: Mapping[str, Any]) -> AirError | None:
     if not found:
         return None
     if len(found) == 1:
-        return AirError(f"{', '.join(found[0]['ids'])}: {found[0]['seen']}", found[0]["change"])
+        return AirError(_problem(found[0]), found[0]["change"])
     lines = [f"The doctor found {len(found)} failures:"]
     for number, finding in enumerate(found, 1):
-        lines += [f"{number}. {', '.join(finding['ids'])}: {finding['seen']}"]
-        lines += [f"  fix: {_lines(finding['change'], 2)}"]
+        lines += [f"{number}. {_problem(finding)}", f"  fix: {_lines(finding['change'], 2)}"]
     return AirError("\n".join(lines))
+
+
+def _problem(finding: Mapping[str, Any]) -> str:
+    """What was seen and why it is a failure; a refusal of `air train` itself is reason enough."""
+    seen = f"{', '.join(finding['ids'])}: {finding['seen']}"
+    return seen if finding["why"] == STOPS_TOO else f"{seen}\n  why: {_lines(finding['why'], 2)}"
 
 
 def warnings(report: Mapping[str, Any], leave_out: Sequence[str] = ()) -> list[str]:

@@ -20,6 +20,8 @@ from air.types import Trajectory
 FEWEST_TASKS = 6
 NAMED = 5  # differences that a refusal lists
 KINDS = ("kind", "dataset")  # of a task's payload, to look at groups of tasks
+# What the families of an environment's tasks are, where they are not simply its tasks.
+FAMILIES = {"soup": "level", "musique": "hops", "gsm8k": "steps"}
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def _evaluations(run: Path) -> list[str]:
 
 
 def _read_evaluation(name: str, path: Path) -> Side:
-    data = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))
+    data = _saved(name, path)
     if not data["finished"]:
         raise AirError(
             f"The evaluation {name} was stopped before its end.",
@@ -120,6 +122,23 @@ def _read_evaluation(name: str, path: Path) -> Side:
     made = Conditions(data["sampling"], data["mode"])
     kept = {key: t for key, t in scored.items() if key in planned}
     return Side(name, made, planned, kept, data["split"], data["air_version"])
+
+
+def _saved(name: str, path: Path) -> dict[str, Any]:
+    needed = {"finished", "rows", "sampling", "mode", "split", "air_version"}
+    try:
+        data = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        data, reason = {}, str(error)
+    else:
+        missing = needed - {*data} if isinstance(data, dict) else needed
+        reason = f"it lacks {', '.join(sorted(missing))}" if missing else ""
+        if reason and isinstance(data, dict) and data.get("finished") is False:
+            return data  # stopped before its end: said by who asks
+    if reason:
+        raise AirError(f"{name}/evaluation.json is damaged: {reason}.", "evaluate again, with another --out.")
+    found: dict[str, Any] = data
+    return found
 
 
 def _read_run(name: str, path: Path, evaluation: str) -> Side:
@@ -235,17 +254,30 @@ def _lines(a: Side, b: Side, keys: Sequence[RowKey]) -> dict[str, Line]:
 
 
 def _groups(a: Side, b: Side, keys: Sequence[RowKey]) -> dict[str, dict[str, dict[str, Line]]]:
-    """By environment if there are several, and by what the tasks' payloads call their kind."""
+    """By environment if there are several, by family (a research task, a level, a number of hops), and by what the
+    tasks' payloads call their kind. Two that divide the rows alike are shown once."""
     found: dict[str, dict[str, dict[str, Line]]] = {}
-    for what in ("env", *KINDS):
+    seen: list[list[list[RowKey]]] = []
+    for what in ("env", "family", *KINDS):
         members: dict[str, list[RowKey]] = {}
         for key in keys:
-            group = key[0] if what == "env" else a.scored[key].task.payload.get(what)
-            if isinstance(group, str):
+            if isinstance(group := _group(a.scored[key], what), str):
                 members.setdefault(group, []).append(key)
-        if len(members) > 1:
-            found[what] = {group: _lines(a, b, members[group]) for group in sorted(members)}
+        if len(members) > 1 and sorted(members.values()) not in seen:
+            seen.append(sorted(members.values()))
+            name = _family_name(keys) if what == "family" else what
+            found[name] = {group: _lines(a, b, members[group]) for group in sorted(members)}
     return found
+
+
+def _group(trajectory: Trajectory, what: str) -> Any:
+    task = trajectory.task
+    return {"env": task.env, "family": task.curve}.get(what, task.payload.get(what))
+
+
+def _family_name(keys: Sequence[RowKey]) -> str:
+    envs = {key[0] for key in keys}
+    return FAMILIES.get(min(envs), "task") if len(envs) == 1 else "task"
 
 
 # --- showing ------------------------------------------------------------------------------------------------

@@ -64,7 +64,8 @@ class BubbleWorld(World):
         mark = Shell.new_mark()
         info, release = self._spawn(mark)
         try:
-            self.first = await asyncio.wait_for(_child_pid(info), START_S)
+            async with asyncio.timeout(START_S):
+                self.first = await _child_pid(info)
             cgroups.enter(self.groups, self.first)
             for name, value in self._rlimits().items():
                 resource.prlimit(self.first, getattr(resource, name), (value, value))

@@ -76,7 +76,10 @@ class Bubblewrap(Backend):
         """ "files" moves files; "python" has the libraries of agents loaded. Started when first needed."""
         door = self._doors.get(name)
         if door is not None and not door.alive:
-            log.warning("the sandbox's door %r ended with %s; another is started", name, door.process.returncode)
+            words = f"; its last words:\n{said}" if (said := door.last_words()) else ""
+            log.warning(
+                "the sandbox's door %r ended with %s; another is started%s", name, door.process.returncode, words
+            )
             door.close()
             door = None
         if door is None:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import io
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -21,8 +22,12 @@ from typing import IO, Any
 from air.errors import InfraError
 from air.sandbox.base import Result, WorldLost
 
+log = logging.getLogger(__name__)
+
 DOOR = Path(__file__).with_name("door.py")
 ANSWER_S = 60.0
+END_S, END_LOOKS = 0.5, 25  # for the system to say that a door that hung up has ended
+WORDS_BYTES = 1000  # of the end of what it wrote, in an error or the log
 FILES_LIMIT = 1 << 30  # bytes of one archive
 Facts = Mapping[str, Any]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -35,12 +40,14 @@ class Door:
     def __init__(
         self, directory: Path, name: str, python: str, preload: Sequence[str] = (), rehearsal: str = ""
     ) -> None:
+        self.name = name
         self.address = str(directory / f"{name}.sock")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.address)
         os.chmod(self.address, 0o600)
         listener.listen(128)
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the door
+        self._answered = False
         program = sealed_copy(python)
         self.process = subprocess.Popen(
             [python, str(DOOR), str(listener.fileno()), ",".join(preload), rehearsal],
@@ -76,6 +83,7 @@ class Door:
         self, op: str, facts: Facts, payload: bytes = b"", patience_s: float = ANSWER_S
     ) -> tuple[dict[str, Any], bytes]:
         header = json.dumps({"op": op, "bytes": len(payload), **facts}).encode() + b"\n"
+        before = self._written()
         try:
             async with asyncio.timeout(patience_s):
                 reader, writer = await asyncio.open_unix_connection(self.address, limit=1 << 20)
@@ -83,12 +91,15 @@ class Door:
                     writer.write(header + payload)
                     await writer.drain()
                     line = await reader.readline()
-                    answer = json.loads(line) if line else {"error": "no answer"}
+                    answer = json.loads(line) if line.endswith(b"\n") else {}
                     rest = await reader.read()
                 finally:
                     writer.close()
         except (OSError, TimeoutError) as error:
-            raise InfraError(f"the sandbox's door did not answer {op!r}: {error!r}{self._last_words()}") from error
+            raise InfraError(f"the sandbox's door did not answer {op!r}: {error!r}{await self._why(before)}") from error
+        if not answer:  # whoever served it is gone: a child of the door, or the door itself
+            raise InfraError(f"the sandbox's door gave no answer to {op!r}{await self._why(before)}")
+        self._opened()
         if answer.get("theirs"):
             raise WorldLost(f"the world does not take {op!r}: {answer['error']}")
         if "error" in answer:
@@ -119,11 +130,33 @@ class Door:
             raise InfraError(f"no port could be opened inside the sandbox: {said.decode(errors='replace')}")
         return socket.socket(fileno=fds[0])
 
-    def _last_words(self) -> str:
-        if self.alive:
+    def last_words(self, since: int = 0) -> str:
+        """The end of what the door and its children wrote to stderr, after the first `since` bytes. Read by place: they
+        share the file's position. What an agent can make them write is in it, so only what can be printed is kept."""
+        if self.errors.closed:
             return ""
-        self.errors.seek(0)
-        return f"; it ended with {self.process.returncode}: {self.errors.read()[-500:].decode(errors='replace')}"
+        start = max(since, self._written() - WORDS_BYTES)
+        text = os.pread(self.errors.fileno(), WORDS_BYTES, start).decode(errors="replace")
+        return "".join(c if c.isprintable() or c == "\n" else "?" for c in text).strip()
+
+    def _written(self) -> int:
+        return 0 if self.errors.closed else os.fstat(self.errors.fileno()).st_size
+
+    async def _why(self, before: int) -> str:
+        """For an error: whether the door has ended, and what was written since the request was made."""
+        for _ in range(END_LOOKS):
+            if not self.alive:
+                break
+            await asyncio.sleep(END_S / END_LOOKS)
+        ended = "" if self.alive else f"; it ended with {self.process.returncode}"
+        words = self.last_words(before if self.alive else 0)
+        return f"{ended}; its last words:\n{words}" if words else ended
+
+    def _opened(self) -> None:
+        """With its first answer the door has begun to serve; what it said until then says what it does without."""
+        if not self._answered and (words := self.last_words()):
+            log.warning("the sandbox's door %r said as it started:\n%s", self.name, words)
+        self._answered = True
 
 
 def sealed_copy(program: str) -> int:

@@ -229,7 +229,8 @@ class Shell:
             if self.over and self._marks.empty():
                 raise WorldLost("the world ended under the command")
             try:
-                raw = await asyncio.wait_for(self._marks.get(), max(deadline - time.monotonic(), 0.0))
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
+                    raw = await self._marks.get()
             except TimeoutError:
                 return None
             if raw is None:

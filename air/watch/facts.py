@@ -65,19 +65,22 @@ def _versions(trajectory: Trajectory) -> list[int]:
 
 def memory(device: str) -> dict[str, float]:
     """MiB in use between two steps, and what there is besides: of the process and, on CUDA, of its GPU."""
-    found = {"used": process_mib(), "available": available_mib()} if PROC.is_dir() else {}  # elsewhere: not measured
+    found: dict[str, float] = {}
+    if PROC.is_dir():  # elsewhere: not measured
+        found = {"used": process_mib(), "peak": process_mib("VmHWM"), "available": available_mib()}
     if device.startswith("cuda"):
         import torch
 
         free, _ = torch.cuda.mem_get_info(device)
         reserved, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-        found |= {"gpu_used": used / MIB, "gpu_available": (free + reserved - used) / MIB}
+        peak = torch.cuda.max_memory_allocated(device)
+        found |= {"gpu_used": used / MIB, "gpu_peak": peak / MIB, "gpu_available": (free + reserved - used) / MIB}
     return found
 
 
-def process_mib() -> float:
+def process_mib(what: str = "VmRSS") -> float:
     fields = dict(line.split(":", 1) for line in (PROC / "self/status").read_text().splitlines() if ":" in line)
-    return float(fields["VmRSS"].split()[0]) / 1024
+    return float(fields[what].split()[0]) / 1024
 
 
 def available_mib() -> float:

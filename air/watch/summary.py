@@ -10,6 +10,9 @@ from air.lab.rows import per_task, row_key, value
 from air.run import Run
 from air.types import Trajectory
 from air.watch.families import by_family, families, first_and_last, table
+from air.watch.sparkline import squeezed
+
+PLOT = 66  # columns of a plot in text: with its labels it fits a terminal of 80
 
 
 def paired(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -63,15 +66,17 @@ def _difference(name: str, before: list[float], after: list[float]) -> str:
 
 
 def text_plot(values: Sequence[float], height: int = 8) -> str:
-    """A plot of one value per step that any terminal can show."""
+    """A plot of one value per step that any terminal can show; of many steps, each sign is the mean of a few."""
+    values = [v for v in squeezed(values, PLOT) if v is not None]
+    wide = 3 if 3 * len(values) <= PLOT else 1
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     rows = [round((v - low) / span * (height - 1)) for v in values]
     lines = []
     for level in range(height - 1, -1, -1):
         label = f"{low + span * level / (height - 1):7.2f}" if level in (0, height - 1) else " " * 7
-        lines.append(f"{label} │" + "".join(" ● " if r == level else "   " for r in rows))
-    lines.append(" " * 8 + "└" + "───" * len(values) + " step")
+        lines.append(f"{label} │" + "".join("●".center(wide) if r == level else " " * wide for r in rows))
+    lines.append(" " * 8 + "└" + "─" * wide * len(values) + " step")
     return "\n".join(lines)
 
 

@@ -106,6 +106,20 @@ def test_B4_a_template_with_calls_that_no_parser_reads_is_refused(
     assert finding.verdict == "fail" and "CALL look WITH" in finding.seen and not finding.lines
 
 
+def test_B5_a_template_that_takes_no_call_before_its_answer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It takes calls with their answers, and refuses the moment in between: that of every turn of an episode."""
+    monkeypatch.setattr(TuneEnv, "action_format", "tools")
+    strict = "{%- if messages[-1].tool_calls %}{{ raise_exception('as many answers as calls') }}{%- endif %}"
+    (tmp_path / "chat.jinja").write_text(strict + CHATML)
+    with case_of(TUNE, model__chat_template=str(tmp_path / "chat.jinja")) as case:
+        (finding,) = ask(case, "calls_round_trip")
+    assert finding.verdict == "fail" and "B5" in ids_of("calls_round_trip", finding)
+    assert "as many answers as calls" in finding.seen and finding.fix
+    assert "cannot have learned to call tools" in finding.why
+
+
 def test_B4_without_tools_there_is_nothing_to_read_back() -> None:
     with case_of(TUNE) as case:
         assert ask(case, "calls_round_trip")[0].seen == "no environment has tools"

@@ -83,3 +83,10 @@ def test_D_a_sandbox_that_does_not_work(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "bin" / "bwrap").chmod(0o755)
     _, finding = trouble(argv, "D-sandbox")
     assert "No permissions to create new namespace" in finding.seen and "user namespaces" in finding.fix
+
+
+def test_D_an_environment_that_cannot_be_opened_is_said_once() -> None:
+    ids, finding = trouble([*TINY, "--orchestrator.env.0.args.max_nmber", "3"])
+    assert ids == ("D-tasks",) and finding.verdict == "fail" and "max_nmber" in finding.seen
+    assert "has no episodes to learn from" in finding.why and "max_number" in f"{finding.seen} {finding.fix}"
+    assert silent([*TINY, "--orchestrator.env.0.args.max_number", "3"], "D-tasks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -141,6 +142,47 @@ def test_D9_a_hung_command_holds_nothing() -> None:
         assert game.metrics["improved"] == 1
 
     with_env(work, command_timeout_s=1)
+
+
+# A process with an episode under way: a command left running in the background of its world.
+CRASHES = """
+import asyncio
+from playing import GAME
+from air.envs.mlgym.env import MlgymEnv
+
+async def main():
+    env = MlgymEnv(MlgymEnv.Args(task_configs=[GAME], num_examples_per_task=1))
+    async with env.open(env.tasks("train")[0], 0) as session:
+        await session.begin()
+        lease = next(iter(env.places().pool.leases))
+        await lease.run("setsid sleep 300 & echo on", 5)
+        print(lease.world.namespace, env.places().pool.backend.runtime.path, flush=True)
+        await asyncio.sleep(300)
+
+asyncio.run(main())
+"""
+
+
+def test_D10_what_a_crash_leaves_is_reaped() -> None:
+    """Killed in the middle of an episode: its worlds end with it, and the next start clears what is left of files."""
+    from air.sandbox import cgroups, processes
+    from air.sandbox.bubblewrap import Bubblewrap
+
+    folder = str(Path(__file__).parents[1] / "envs" / "mlgym")
+    with subprocess.Popen([sys.executable, "-c", CRASHES], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        namespace, runtime = process.stdout.readline().split()
+        lived = list(processes.of_namespace(int(namespace)))
+        process.kill()
+    assert len(lived) >= 3, "the world's first process, its shell and the command"
+    until = time.monotonic() + 20
+    while (left := [p for p in lived if p in processes.of_namespace(int(namespace))]) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left and Path(runtime).exists()
+    Bubblewrap(warm_python=False).abandon()  # the next start
+    assert not Path(runtime).exists()
+    groups = cgroups.find()
+    assert not [g for parent in {groups.memory, groups.pids} if parent for g in parent.glob(f"air-{process.pid}-*")]
 
 
 def test_D14_parallel_episodes_of_one_task_share_nothing() -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from examined import TINY, silent, trouble
 from hypothesis import given
 from hypothesis import strategies as st
 from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
@@ -50,6 +51,15 @@ def test_E2_rewards_that_differ_between_tasks_only_are_refused(monkeypatch: pyte
         (finding,) = ask(case, "rewards_differ")
     assert finding.verdict == "fail" and "E2" in finding.ids
     assert "Every part of the reward is constant" in finding.why or "Never anything" in finding.why
+
+
+def test_E2_filtering_that_leaves_out_what_credit_by_turn_could_use_is_told() -> None:
+    by_turn = ["--trainer.loss.credit", "turn"]
+    ids, finding = trouble([*TINY, *by_turn, "--orchestrator.buffer.online_difficulty_filtering", "true"], "E2")
+    assert ids == ("E2",) and finding.verdict == "warn" and "online_difficulty_filtering" in finding.seen
+    assert "those whose turns differ" in finding.why
+    assert finding.lines == {"orchestrator.buffer.online_difficulty_filtering": False}
+    assert silent([*TINY, *by_turn], "E2")
 
 
 def test_E9_a_tier_that_nearly_everybody_reaches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,16 @@ from pathlib import Path
 
 import pytest
 from examined import TINY, findings, silent, trouble
+from tiny_runs import tiny_run, write_config
+
+from air.config import Config, load_config
+from air.doctor.case import Case
+from air.doctor.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_bytes
+from air.errors import AirError
+from air.learn.checkpoints import checkpoints
+from air.run import Run, read_trajectories
+from air.train import start
+from air.watch.display import Display
 
 
 @pytest.fixture
@@ -40,12 +50,6 @@ def test_G4_checkpoints_that_do_not_fit_are_a_failure_and_episodes_a_warning(sma
 
 def test_G4_the_estimate_is_that_of_real_checkpoints_and_episodes() -> None:
     """Within a fifth of what a run wrote, and of episodes not less."""
-    from tiny_runs import tiny_run
-
-    from air.doctor.case import Case
-    from air.doctor.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_bytes
-    from air.run import Run
-
     run = Run.open(tiny_run())
     kept = (run.path / "checkpoints").iterdir()
     weights = max(sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in kept)
@@ -54,6 +58,38 @@ def test_G4_the_estimate_is_that_of_real_checkpoints_and_episodes() -> None:
         upper = episode_bytes(case)
     assert 0.8 * weights < estimate < 1.2 * weights
     assert sum(f.stat().st_size for f in run.path.glob("trajectories/*/*.json")) < upper
+
+
+def test_G4_a_run_whose_disk_fills_up_stops_with_a_sentence_and_goes_on_when_there_is_room(small: Path) -> None:
+    """On 400 KiB, with a checkpoint at every step; then the same file system has 64 MiB."""
+    resize(small, "400k")
+    words = ["--ckpt.interval", "1", "--ckpt.keep_last", "9", "--max_steps", "4"]
+    config = load_config(["@", str(write_config(small)), *words])
+    display = Display(quiet=True)
+    said = r"The disk is full: .* could not be written\. Everything written before is whole"
+    with pytest.raises(AirError, match=said) as full:
+        started(config, display)
+    assert "--resume" in full.value.fix
+    (path,) = (small / "outputs").glob("exp*")
+    steps = [step for step, _ in checkpoints(path / "checkpoints")]
+    saved = [t for step in sorted((path / "trajectories").iterdir()) for t in read_trajectories(step)]
+    assert saved and 4 not in steps and not list((path / "checkpoints").glob(".*")), "what is there is whole"
+    resize(small, "64m")
+    run = start(config, display, resume=path, skip_proofs=True).run
+    assert run.status()["status"] == "completed" and [m["step"] for m in run.metrics("train")] == [*range(4)]
+    kept = {t.id for step in range(4) for t in Run.open(path).finished(step).values()}
+    assert {t.id for t in saved} <= kept, "no finished episode was sampled again"
+
+
+def started(config: Config, display: Display) -> None:
+    """Without the check that would have refused the place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("air.doctor.preflight.look", lambda config, watcher: None)
+        start(config, display, skip_proofs=True)
+
+
+def resize(place: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", place], check=True)
 
 
 def test_G_a_place_that_cannot_be_written() -> None:

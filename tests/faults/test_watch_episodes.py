@@ -3,8 +3,10 @@ says nothing. (Silence on longer, recorded runs: tests/watch/test_alarms.py.)"""
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,54 @@ def test_E7_an_entropy_that_collapses_without_gain_is_an_alarm(tmp_path: Path) -
     alarm = the(witness, "entropy_collapses")
     assert alarm.id == "E7" and "Entropy per token fell from" in alarm.seen and "did not rise" in alarm.seen
     assert "trainer.loss.kl_beta" in alarm.fix
+
+
+ROOM = {  # for replies of up to 24 tokens, and a rate that follows what is paid for
+    "max_steps": "14",
+    "trainer.optim.lr": "2e-2",
+    "orchestrator.batch_size": "32",
+    "orchestrator.rollouts_per_example": "8",
+    "orchestrator.seq_len": "64",
+    "orchestrator.sampling.max_tokens": "24",
+}
+
+
+class Rivals:
+    """A judge who likes the shorter of two replies: it compares each with the last ones that it heard, so on average
+    nobody ever gains."""
+
+    def __init__(self) -> None:
+        self.heard: deque[int] = deque(maxlen=64)
+
+    def __call__(self, text: str) -> float:
+        length = len(text)
+        beaten = [1.0 if length < other else 0.5 if length == other else 0.0 for other in self.heard] or [0.5]
+        self.heard.append(length)
+        return statistics.fmean(beaten)
+
+
+def test_E7_lengths_that_drift_without_gain_are_an_alarm(tmp_path: Path) -> None:
+    """Each step rewards what is shorter than before: replies go from the limit to a few tokens, the reward nowhere."""
+    talk = Talk(lambda number, seed: ({}, {}), {"said": 1.0}, hear=Rivals())
+    run, witness, error = run_watched(tmp_path, talking(talk), **{**FRESH, **ROOM})
+    alarm = the(witness, "lengths_drift")
+    assert error is None and (alarm.id, alarm.severity) == ("E7", "note")
+    lengths = [m["metrics"]["sampled_tokens"] for m in run.metrics("train")][: alarm.step + 1]
+    first, last = statistics.fmean(lengths[:5]), statistics.fmean(lengths[-5:])
+    assert last < first / 3
+    assert f"Episodes went from {first:.0f} sampled tokens (first 5 steps) to {last:.0f} (last 5)" in alarm.seen
+    assert "the reward did not rise (0." in alarm.seen and "learns length, not the task" in alarm.why
+    assert 'trainer.loss.type = "dr_grpo"' in alarm.fix and "trainer.loss.overlong" in alarm.fix
+    assert [line["id"] for line in run.alarms() if line["name"] == "lengths_drift"] == ["E7"]
+
+
+def test_E7_lengths_that_drift_while_the_reward_rises_are_none(tmp_path: Path) -> None:
+    """The same fall of lengths, where short replies are worth more: that is learning."""
+    talk = Talk(lambda number, seed: ({}, {}), {"said": 1.0}, hear=lambda text: 1 - len(text) / 24)
+    run, witness, error = run_watched(tmp_path, talking(talk), **{**FRESH, **ROOM})
+    lengths = [m["metrics"]["sampled_tokens"] for m in run.metrics("train")]
+    assert error is None and statistics.fmean(lengths[-5:]) < statistics.fmean(lengths[:5]) / 3
+    assert witness.of("lengths_drift") == []
 
 
 def test_G9_failing_rollouts_are_an_alarm_with_the_first_error_and_its_place(tmp_path: Path) -> None:

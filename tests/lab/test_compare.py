@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_runs import tiny_run
 
+from air.envs.base import load_environment
 from air.errors import AirError
 from air.lab.compare import Side, as_json, compare, compare_named, format_comparison, read_side
 from air.lab.conditions import Conditions
@@ -114,6 +116,28 @@ def test_groups_by_kind() -> None:
     assert as_json(comparison)["groups"]["kind"]["hard"]["reward"]["difference"]["mean"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("env", "groups", "among"), [("soup", ["level", "kind"], "primer"), ("musique", ["hops"], "generated-3hop")]
+)
+def test_levels_kinds_and_hops_are_groups(env: str, groups: list[str], among: str) -> None:
+    """Of the environments' own tasks. Two divisions that are the same are shown once."""
+    tasks = load_environment(env).tasks("eval")[:120]
+
+    def make(gain: float) -> list[Trajectory]:
+        return [replace(episode(i, gain * (task.curve == among)), task=task) for i, task in enumerate(tasks)]
+
+    found = compare(side("A", make(0.0)), side("B", make(1.0))).groups
+    assert list(found) == groups
+    verdicts = {name: lines["reward"].verdict for name, lines in found[groups[0]].items()}
+    assert verdicts.pop(among) == "B is higher"
+    assert {*verdicts.values()} == {"no evidence of a difference"}
+
+
+def test_families_of_several_environments_are_tasks() -> None:
+    made = [replace(episode(i, 0.0), task=Task("mlgym", str(i), "test", family=f"f{i % 2}")) for i in range(12)]
+    assert [*compare(side("A", made), side("B", made)).groups] == ["task"]
+
+
 def test_metrics_are_compared_where_both_sides_have_them() -> None:
     a = side("A", [episode(i, 0.0, metrics={"turns": 1.0, "cost": 2.0}) for i in range(8)])
     b = side("B", [episode(i, 0.0, metrics={"turns": 3.0}) for i in range(8)])
@@ -143,6 +167,14 @@ def test_a_name_that_fits_nothing_is_told_with_what_there_is(names: list[str], p
     with pytest.raises(AirError) as error:
         compare_named([name.replace("RUN", run) for name in names])
     assert problem in error.value.problem and fix.replace("RUN:", f"{run}:") in error.value.fix
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "Expecting"), ("[]", "it lacks"), ('{"finished": true}', "rows")])
+def test_a_damaged_evaluation_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "evaluation.json").write_text(text)
+    with pytest.raises(AirError, match="is damaged") as error:
+        read_side(str(tmp_path))
+    assert said in error.value.problem and "evaluate again" in error.value.fix
 
 
 def test_an_unfinished_evaluation_is_not_compared(tmp_path: Path) -> None:

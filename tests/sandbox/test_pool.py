@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -198,47 +195,6 @@ def test_nothing_is_left_after_many_short_lives() -> None:
     for parent in filter(None, {groups.memory, groups.pids}):
         assert not list(parent.glob(f"air-{os.getpid()}-{tokens[0]}-*"))
     assert Path("/proc/self/mounts").read_text() == before
-
-
-CRASH = """
-import asyncio, sys
-from air.sandbox.bubblewrap import Bubblewrap
-from air.sandbox.pool import Pool
-from air.sandbox.base import Image
-
-async def main():
-    pool = Pool(Bubblewrap())
-    lease = await pool.lease(Image())
-    await lease.run("setsid sleep 200 & echo on", 5)
-    print(lease.world.namespace, pool.backend.runtime.path, flush=True)
-    await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-def test_D10_what_a_crash_leaves_is_reaped(tmp_path: Path) -> None:
-    script = tmp_path / "crash.py"
-    script.write_text(textwrap.dedent(CRASH))
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    namespace, runtime = process.stdout.readline().split()
-    lived = list(processes.of_namespace(int(namespace)))
-    assert lived
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(map(alive, lived)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, lived)), "processes outlive the one that started them"
-    assert Path(runtime).exists()  # a killed process cannot tidy up: the next one does
-    groups = cgroups.find()
-    backend = Bubblewrap(warm_python=False)
-    assert not Path(runtime).exists()
-    for parent in filter(None, {groups.memory, groups.pids}):
-        assert not list(parent.glob(f"air-{process.pid}-*"))
-    backend.abandon()
 
 
 def test_abandon_needs_no_event_loop() -> None:

@@ -1,13 +1,14 @@
-"""Makes the recorded runs in healthy/: `python tests/watch/record_healthy.py [NAME …]`, about two minutes on two cores.
+"""Makes the recorded runs in healthy/: `python tests/watch/record_healthy.py [NAME …]`, five minutes on two cores.
 
-Seven are runs of tiny models, each with another loss or environment, that learn and have nothing wrong with them. The
-three of MLGym are copied from metrics.jsonl files of ours: runs of a 1.5B model on one GPU, 30 steps of 48 episodes,
-seeds 0 to 2 (`python tests/watch/record_healthy.py mlgym FILE FILE FILE`). They are older than the ledger and the
-split of a step's time, so they say nothing about what looks at those.
+Ten are runs of tiny models, each with another loss, way of training or environment, that have nothing wrong with them.
+The three of MLGym are copied from metrics.jsonl files of ours: runs of a 1.5B model on one GPU, 30 steps of 48
+episodes, seeds 0 to 2 (`python tests/watch/record_healthy.py mlgym FILE FILE FILE`). They are older than the ledger and
+the split of a step's time, so they say nothing about what looks at those.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import tempfile
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from talk_env import Talk, talking
-from watched_runs import run_watched
+from watched_runs import Witness, config, run_watched
 
 from air.assemble import Parts
+from air.warmstart import started, warmstart
 
 HERE = Path(__file__).parent / "healthy"
 KEPT = (
@@ -48,6 +50,30 @@ RUNS: dict[str, dict[str, str]] = {
         "trainer.loss.credit": "turn",
         "trainer.optim.lr": "5e-4",
     },
+    "lora": {**LONG, "trainer.model.train": "lora", "trainer.optim.lr": "2e-3", "max_steps": "24"},
+    "gsm8k": {
+        "orchestrator.env.0.id": "gsm8k",
+        "orchestrator.env.0.args": '{ dataset = "generated", max_calculations = 1 }',
+        "orchestrator.seq_len": "1024",
+        "orchestrator.sampling.max_tokens": "96",
+        "warmstart.steps": "120",
+        "warmstart.episodes": "240",
+        "warmstart.batch_size": "16",
+        "trainer.optim.lr": "5e-4",
+        "max_steps": "24",
+    },
+    "tune": {
+        "orchestrator.env.0.id": "tune",
+        "orchestrator.env.0.args": '{ datasets = ["spam", "quakes"], max_turns = 3 }',
+        "orchestrator.eval.test_split": "train",
+        "orchestrator.seq_len": "1024",
+        "orchestrator.sampling.max_tokens": "80",
+        "warmstart.steps": "150",
+        "warmstart.episodes": "200",
+        "warmstart.batch_size": "16",
+        "trainer.optim.lr": "5e-4",
+        "max_steps": "20",
+    },
 }
 
 
@@ -60,6 +86,15 @@ def tamper(name: str) -> Callable[[Parts], Any] | None:
     if name != "talk_by_turn":
         return None
     return talking(Talk(lambda number, seed: ({}, {}), {"said": 1.0}, turns=3, answer="1+2=", tool_s=0.02, hear=digit))
+
+
+def settings_of(name: str, directory: Path) -> dict[str, str]:
+    """An adapter starts from a model that knows something: from what the supervised start makes of the whole."""
+    if name != "lora":
+        return RUNS[name]
+    whole = config(directory)
+    asyncio.run(warmstart(whole, Witness()))
+    return {**RUNS[name], "model.name": started(whole).model.name, "warmstart.steps": "0"}
 
 
 def compact(line: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +127,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     for name in arguments or RUNS:
         with tempfile.TemporaryDirectory(prefix="air-healthy-") as directory:
-            run, witness, error = run_watched(Path(directory), tamper(name), **RUNS[name])
+            settings = settings_of(name, Path(directory))
+            run, witness, error = run_watched(Path(directory), tamper(name), **settings)
             rewards = [round(m["reward"], 2) for m in run.metrics("train")]
             print(name, rewards, error or "", flush=True)
             for alarm in witness.alarms:

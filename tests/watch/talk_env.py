@@ -21,9 +21,11 @@ class Talk:
     weights: Mapping[str, float] = field(default_factory=lambda: {"won": 1.0})
     turns: int = 1
     answer: str = "go on"
-    tool_s: float = 0.0
+    done: bool = False  # with the first answer
+    tool_s: float | Callable[[int], float] = 0.0  # of each answer, or by the episode's seed
     fails: Callable[[int], bool] = lambda seed: False
     tasks: int = 8
+    family: Callable[[int], str] = lambda number: ""
     hear: Callable[[str], float] | None = None  # a reward for each reply, the component "said"
 
 
@@ -35,11 +37,12 @@ class TalkSession(Session):
         return Opening((Message(role="user", content=f"{self.task.id}?"),))
 
     async def act(self, action: Action) -> Observation:
-        await asyncio.sleep(self.talk.tool_s)
+        tool_s = self.talk.tool_s
+        await asyncio.sleep(tool_s(self.seed) if callable(tool_s) else tool_s)
         if self.talk.fails(self.seed):
             self.connect()
         said = {"said": self.talk.hear(action.text)} if self.talk.hear else {}
-        return Observation(self.talk.answer, rewards=said)
+        return Observation(self.talk.answer, rewards=said, done=self.talk.done)
 
     def connect(self) -> None:
         raise InfraError("the tool server refused the connection")
@@ -62,7 +65,7 @@ class TalkEnv(Environment):
         return self.talk.turns
 
     def tasks(self, split: str) -> Sequence[Task]:
-        return [Task("talk", f"t{i}", split, {"number": i}) for i in range(self.talk.tasks)]
+        return [Task("talk", f"t{i}", split, {"number": i}, self.talk.family(i)) for i in range(self.talk.tasks)]
 
     def open(self, task: Task, seed: int) -> TalkSession:
         return TalkSession(self.talk, task, seed)

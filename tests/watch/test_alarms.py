@@ -15,7 +15,7 @@ from watched_runs import Witness, config
 
 from air.run import Run
 from air.watch.alarms import Alarm, Alarms, Halted, Rule, Sign, rules
-from air.watch.sinks import Watchers
+from air.watch.sinks import Beside, Watchers
 from air.world import World
 
 HEALTHY = sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))
@@ -91,13 +91,36 @@ def test_all_watches_are_silent_on_a_healthy_run(path: Path) -> None:
     assert witness.alarms == [] and books.events == []
 
 
+class Kept:
+    """A sink that remembers alarms."""
+
+    name, url = "memory", None
+
+    def __init__(self) -> None:
+        self.alarms: list[Alarm] = []
+
+    def open(self) -> str:
+        return "alarms are kept in memory"
+
+    def step(self, flat: dict[str, float], step: int) -> None: ...
+
+    def evaluated(self, flat: dict[str, float], step: int) -> None: ...
+
+    def alarm(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+
+    def close(self) -> None: ...
+
+
 def test_an_alarm_goes_to_the_terminal_to_the_file_and_to_every_sink(tmp_path: Path) -> None:
     run = Run.create(config(tmp_path), "arith")
-    display, sink = Witness(), Witness()
+    display, sink = Witness(), Kept()
     display.run = run
-    alarms = Alarms(run, Watchers(display, [sink]), [Rule("X1", "bad", "pause", 1, bad)])
+    beside = Beside(sink, display.say)
+    alarms = Alarms(run, Watchers(display, [beside]), [Rule("X1", "bad", "pause", 1, bad)])
     halted = asyncio.run(alarms.look({"step": 3, "bad": True}, World()))
     assert asyncio.run(alarms.look({"step": 4, "bad": False}, World())) is None
+    beside.close(30)
     run.close()
     assert isinstance(halted, Halted) and halted.alarm.severity == "pause" and "after step 4" in halted.problem
     assert "air train --resume" in halted.fix

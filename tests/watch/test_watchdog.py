@@ -1,27 +1,16 @@
-"""Stalls are named: what is waited for, whose work it is, since when, and the last lines of its log."""
+"""Stalls are named: what is waited for, whose work it is, since when, and the last lines of its log. (In a run, and of
+real children: G1 in tests/faults/.)"""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from watched_runs import run_watched
 
-from air import waits
-from air.assemble import Parts
-from air.envs.tune import pool as fitting
-from air.waits import WAITS, Stall, Waits, Watchdog, last_lines, waiting
-
-CHILD = (
-    "import sys, time; print('{\"ready\": 1}', flush=True); sys.stdin.readline(); "
-    "print('reading table 3', file=sys.stderr); print('stuck on a lock', file=sys.stderr, flush=True); time.sleep(60)"
-)
+from air.waits import Stall, Waits, Watchdog, last_lines, waiting
 
 
 def test_a_wait_past_its_deadline_is_told_once_and_again_when_it_is_twice_as_old() -> None:
@@ -92,50 +81,8 @@ def test_the_thread_tells_even_when_the_event_loop_is_blocked() -> None:
     assert [stall.owner for stall in told if stall.what == "the update"]
 
 
-def test_G1_a_hung_child_is_named_with_the_last_lines_of_its_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "COMMAND", [sys.executable, "-c", CHILD])
-    told: list[Stall] = []
-    worker = fitting.Worker()
-    worker.reply(30)
-    with Watchdog(told.append, every_s=0.05, quiet_s=0.5), pytest.raises(fitting.WorkerLost) as lost:
-        worker.request({"config": "ridge"}, 1.5)
-    assert told and told[0].what == "the fit ridge" and told[0].owner == f"fitting worker {worker.pid}"
-    assert told[0].lines == ("reading table 3", "stuck on a lock")
-    assert "stuck on a lock" in str(lost.value)  # and when it is given up, in the main log
-
-
-def test_G1_a_stalled_tool_in_a_run_is_an_alarm_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from talk_env import Talk, talking
-
-    monkeypatch.setattr(waits.Watchdog.__init__, "__defaults__", (WAITS, 0.1, 1.0))
-    talk = Talk(lambda number, seed: ({"won": float(seed % 2)}, {}), tool_s=2.5)
-    changes = {"warmstart.steps": "0", "max_steps": "1", "orchestrator.eval.num_examples": "1"}
-
-    def tamper(parts: Parts) -> None:
-        talking(talk)(parts)
-
-    run, witness, error = run_watched(tmp_path, tamper, **changes)
-    stalls = witness.of("stall")
-    assert error is None and stalls and stalls[0].id == "G1" and stalls[0].severity == "note"
-    assert "waiting for the answer to `" in stalls[0].seen and "by environment talk since" in stalls[0].seen
-    assert "look at environment talk" in stalls[0].fix and run.alarms()[0]["name"] == "stall"
-
-
 def test_a_log_that_cannot_be_read_is_said() -> None:
     def gone() -> str:
         raise OSError("closed")
 
     assert last_lines(gone) == ("(its log could not be read: closed)",) and last_lines(None) == ()
-
-
-def test_G1_the_end_of_a_sandbox_door_is_in_the_error_it_causes(tmp_path: Path) -> None:
-    from air.errors import InfraError
-    from air.sandbox.doorkeeper import Door
-
-    door = Door(tmp_path, "files", sys.executable)
-    door.process.kill()
-    door.process.wait()
-    with pytest.raises(InfraError) as error:
-        asyncio.run(door.ask("list", {"id": "x"}, patience_s=5))
-    assert "it ended with -9" in str(error.value)
-    door.close()

@@ -168,7 +168,8 @@ class EmbeddedEngine:
         self._held += 1
         try:
             with waiting(f"the engine's step under way, before {what}", "the engine", STEP_S):
-                await asyncio.wait_for(self._idle.wait(), STEP_S)
+                async with asyncio.timeout(STEP_S):  # wait_for loses a Ctrl-C that comes as the event is set
+                    await self._idle.wait()
             yield
         finally:
             self._held -= 1

@@ -182,7 +182,8 @@ class FitPool:
         try:
             self._worker(place)
         except WorkerLost as lost:
-            log.warning("%s", lost)  # tried again, and reported, with the first job
+            if not self._closed:  # closing ends workers that have not started yet
+                log.warning("%s", lost)  # tried again, and reported, with the first job
             self.workers[place] = None
         while (job := self._jobs.get()) is not None and not self._closed:
             request, future = job

@@ -1,0 +1,423 @@
+"""Hypotheses: what is refused and how it is said, the logic of a verdict, and real runs, killed and continued."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probe_cases import ARITH, case_of
+
+from air.commands.lab import _seeds
+from air.config import load_config
+from air.doctor import examine
+from air.doctor.base import checks
+from air.doctor.preflight import SKIPPED
+from air.engine.embedded import EmbeddedEngine
+from air.errors import AirError
+from air.lab.faults import FAULTS, fault_on
+from air.lab.hypotheses import SHIPPED, Rule, flat, read_hypothesis
+from air.lab.hypothesis_report import as_json, bars, format_report, make_report, mean_curve
+from air.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab, run_hypothesis
+from air.lab.hypothesis_worker import work
+from air.lab.intervals import Interval
+from air.lab.verdicts import decide, difference, student_mean
+from air.learn.batches import PackedPlan
+from air.run import Run
+from air.train import start
+from air.watch import alarms
+from air.watch.alarms import Halted
+from air.watch.display import Display
+
+QUIET = Display(quiet=True)
+ARITH_TOML = Path(__file__).parents[2] / "configs" / "arith.toml"
+TINY = f"""\
+claim = "It makes no difference."
+config = "{ARITH_TOML}"
+seeds = [0, 1, 2]
+[both]
+max_steps = 2
+deterministic = true
+orchestrator.batch_size = 16
+orchestrator.eval.num_examples = 4
+"orchestrator.env.0.args.max_number" = 1
+warmstart.steps = 60
+warmstart.episodes = 40
+[change]
+CHANGE
+[rule]
+prediction = "same"
+margin = 0.9
+[budget]
+minutes = 30
+steps = 100
+"""
+
+
+def written(directory: Path, change: str = "trainer.loss.scale_rewards = false", **replaced: str) -> Path:
+    text = TINY.replace("CHANGE", change)
+    for old, new in replaced.items():
+        assert f"{old} = " in text
+        text = "\n".join(new if line.startswith(f"{old} = ") else line for line in text.splitlines())
+    path = directory / "tiny.toml"
+    path.write_text(text)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(AirError) as refused:
+        read_hypothesis(path)
+    assert refused.value.fix
+    return str(refused.value)
+
+
+# --- reading and refusing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_shipped_ones_can_be_read_and_fit_their_budget(path: Path) -> None:
+    found = read_hypothesis(path)
+    assert len(found.written.seeds) >= 3 and len(found.variants) >= 2
+    assert found.is_sweep == (path.stem == "sweep")
+    _check_comparable(found)
+
+
+def test_list_and_show(air: Any) -> None:
+    code, text, _ = air("lab", "list")
+    assert code == 0 and all(f"{name}  " in text for name in ("mask", "sync", "scaling", "truncation", "sweep"))
+    code, text, _ = air("lab", "show", "scaling")
+    assert code == 0 and "trainer.loss.scale_rewards = false" in text and "supported if" in text
+    code, text, _ = air("lab", "show", "sync", "--json")
+    assert code == 0 and json.loads(text)["variants"][1]["text"].startswith("the fault 'sync'")
+    code, _, problem = air("lab", "show", "scalling")
+    assert code == 1 and "did you mean 'scaling'?" in problem
+
+
+def test_a_wrong_file_hides_no_other_in_the_list(air: Any, tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "bad.toml").write_text("claim = 3")
+    code, text, problem = air("lab", "list", tmp_path)
+    assert code == 1 and "tiny" in text and "bad.toml" in problem
+
+
+def test_exactly_one_thing_is_changed(tmp_path: Path) -> None:
+    two = "trainer.optim.lr = 1e-3\ntrainer.loss.scale_rewards = false"
+    assert "names 2 things (trainer.optim.lr, trainer.loss.scale_rewards)" in refusal(written(tmp_path, two))
+    assert "names 2 things" in refusal(written(tmp_path, 'fault = "mask"\ntrainer.optim.lr = 1e-3'))
+    assert "names 0 things" in refusal(written(tmp_path, ""))
+    same = refusal(written(tmp_path, "trainer.loss.scale_rewards = true"))
+    assert "is what the base has already" in same
+
+
+def test_a_key_that_brings_a_second_change_along_is_refused_with_the_line_that_holds_it(tmp_path: Path) -> None:
+    text = refusal(written(tmp_path, 'trainer.loss.type = "dr_grpo"'))
+    assert "also changes trainer.loss.scale_rewards from true to false" in text
+    held = written(tmp_path, 'trainer.loss.type = "dr_grpo"', deterministic="trainer.loss.scale_rewards = true")
+    assert read_hypothesis(held).changed[0].value == "dr_grpo"
+    # What only comes or goes with the key is no second change.
+    assert (
+        read_hypothesis(written(tmp_path, 'trainer.loss.overlong = "reply"')).changed[0].key == "trainer.loss.overlong"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "replaced", "said"),
+    [
+        ('fault = "masks"', {}, "There is no fault 'masks'."),
+        ("trainer.loss.scale_rewads = false", {}, "scale_rewads"),
+        ("seed = 3", {}, "sets seed, which `air lab run` sets"),
+        ("orchestrator.eval.temperature = 0.0", {}, "changes what is measured"),
+        ("max_steps = 3", {"seeds": "seeds = [0, 1]"}, "2 seeds cannot tell the change from luck"),
+        ("max_steps = 3", {"seeds": "seeds = [0, 1, 1]"}, "each once"),
+        ("max_steps = 3", {"steps": "steps = 10"}, "3 seeds of 2 runs take 15 steps, and budget.steps = 10"),
+        ("max_steps = 3", {"max_steps": "max_steps = 0"}, "trains nothing"),
+        ("max_steps = 3", {"prediction": ""}, "has no prediction"),
+        ("max_steps = 3", {"prediction": 'prediction = "better"'}, "rule.prediction = 'better'"),
+        ("max_steps = 3", {"margin": "margin = 0"}, "can never be shown"),
+        ("max_steps = 3", {"margin": "marge = 0.9"}, "rule.marge is no key of a hypothesis"),
+        ("max_steps = 3", {"claim": ""}, "claim is missing"),
+        ("max_steps = 3", {"config": 'config = "nowhere.toml"'}, "'nowhere.toml' is neither beside it nor here"),
+        ("max_steps = 3", {"minutes": "minutes = 0"}, "budget.minutes = 0"),
+        ("max_steps = 3", {"claim": "claim = no"}, "not valid TOML"),
+        ('fault = "sync"', {"deterministic": "trainer.processes = 2"}, "trains in 2"),
+        ("max_steps = 3\n[vary]\nmax_steps = [3]", {}, "both [change] and [vary]"),
+    ],
+)
+def test_what_cannot_be_decided_is_refused(tmp_path: Path, change: str, replaced: dict[str, str], said: str) -> None:
+    assert said in refusal(written(tmp_path, change, **replaced))
+
+
+def test_a_change_of_how_held_out_tasks_are_played_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    found = read_hypothesis(written(tmp_path, "orchestrator.sampling.max_tokens = 2"))
+    with pytest.raises(AirError, match="changes how held-out tasks are played"):
+        run_hypothesis(found, [0, 1, 2], tmp_path / "out", 1, QUIET)
+    assert not (tmp_path / "out").exists()
+
+
+def sweep(directory: Path, vary: str, prediction: str = "") -> Path:
+    path = written(directory)
+    text = path.read_text().replace("[change]\ntrainer.loss.scale_rewards = false", f"[vary]\n{vary}")
+    path.write_text(text.replace('prediction = "same"', prediction))
+    return path
+
+
+def test_a_sweep_has_one_variant_for_each_value(tmp_path: Path) -> None:
+    found = read_hypothesis(sweep(tmp_path, "trainer.optim.lr = [1e-3, 4e-3]\ntrainer.loss.clip_high = [0.4]"))
+    assert [v.text for v in found.changed] == [
+        "trainer.optim.lr = 0.001",
+        "trainer.optim.lr = 0.004",
+        "trainer.loss.clip_high = 0.4",
+    ]
+    assert "is no list of values" in refusal(sweep(tmp_path, "trainer.optim.lr = 1e-3"))
+    assert "has a fault" in refusal(sweep(tmp_path, 'fault = ["mask"]'))
+    assert "predicts nothing" in refusal(sweep(tmp_path, "trainer.optim.lr = [1e-3]", 'prediction = "lower"'))
+
+
+def test_seeds_of_the_command_line() -> None:
+    assert _seeds("0-2, 7") == [0, 1, 2, 7]
+    for wrong in ("", "0,x", "1,1", "0-"):
+        with pytest.raises(AirError, match="--seeds"):
+            _seeds(wrong)
+
+
+def test_dotted_keys() -> None:
+    tree = {"a": {"b": 1, "c": [1, 2]}, "env": [{"id": "x", "args": {}}], "d.0.e": 2}
+    assert flat(tree) == {"a.b": 1, "a.c": [1, 2], "env.0.id": "x", "env.0.args": {}, "d.0.e": 2}
+    assert flat({}) == {}
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+numbers = st.floats(-2, 2, allow_nan=False)
+margins = st.floats(0.01, 1)
+
+
+@st.composite
+def intervals(draw: st.DrawFn) -> Interval:
+    low, mean, high = sorted(draw(st.tuples(numbers, numbers, numbers)))
+    return Interval(mean, low, high, draw(st.integers(3, 9)))
+
+
+def mirrored(found: Interval) -> Interval:
+    return Interval(-found.mean, -found.high, -found.low, found.n)
+
+
+@given(intervals(), margins)
+def test_lower_is_higher_with_the_sides_exchanged(found: Interval, margin: float) -> None:
+    higher = decide(Rule(prediction="higher", margin=margin), found)
+    lower = decide(Rule(prediction="lower", margin=margin), mirrored(found))
+    assert higher.verdict == lower.verdict
+
+
+@given(intervals(), margins)
+def test_a_verdict_is_what_the_whole_interval_says(found: Interval, margin: float) -> None:
+    verdict = decide(Rule(prediction="higher", margin=margin), found).verdict
+    assert (verdict == "supported") == (found.low > margin)
+    assert (verdict == "rejected") == (found.high < margin)
+    same = decide(Rule(prediction="same", margin=margin), found).verdict
+    if same == "supported":
+        assert verdict != "supported" and max(abs(found.low), abs(found.high)) <= margin
+    if verdict == "supported":
+        assert same == "rejected"
+
+
+@given(intervals(), margins, st.floats(0, 1))
+def test_a_wider_interval_never_turns_a_verdict_into_another(found: Interval, margin: float, more: float) -> None:
+    wide = Interval(found.mean, found.low - more, found.high + more, found.n)
+    for prediction in ("higher", "lower", "same"):
+        rule = Rule(prediction=prediction, margin=margin)
+        assert decide(rule, wide).verdict in ("undecided", decide(rule, found).verdict)
+
+
+@given(intervals())
+def test_two_pairs_decide_nothing(found: Interval) -> None:
+    few = Interval(found.mean, found.low, found.high, 2)
+    assert decide(Rule(prediction="higher"), few).verdict == "undecided"
+
+
+def test_a_base_that_did_not_learn_decides_nothing() -> None:
+    rule = Rule(prediction="lower", margin=0.1, base_gain=0.3)
+    found = Interval(-0.5, -0.6, -0.4, 4)
+    assert decide(rule, found, Interval(0.6, 0.5, 0.7, 4)).verdict == "supported"
+    decision = decide(rule, found, Interval(0.6, 0.2, 1.0, 4))
+    assert decision.verdict == "undecided" and "the base itself gained +0.600 [+0.200, +1.000]" in decision.why
+
+
+def test_student_by_the_table() -> None:
+    found = student_mean([1.0, 2.0, 3.0])
+    assert found.mean == 2.0 and math.isclose(found.high - 2.0, 4.302653 / math.sqrt(3), rel_tol=1e-6)
+    assert student_mean([1.0]).high == math.inf
+
+
+by_seed = st.dictionaries(
+    st.integers(0, 5), st.fixed_dictionaries({("e", t): numbers for t in "abc"}), min_size=3, max_size=5
+)
+
+
+@given(by_seed)
+def test_the_interval_that_decides_holds_both_others(values: dict[int, dict[tuple[str, str], float]]) -> None:
+    found = difference(values)
+    for one in (found.over_seeds, found.over_rows):
+        assert found.interval.low <= one.low and one.high <= found.interval.high
+    assert math.isclose(found.over_seeds.mean, found.over_rows.mean, abs_tol=1e-9)
+    flipped = difference({s: {t: -v for t, v in tasks.items()} for s, tasks in values.items()})
+    assert math.isclose(flipped.over_seeds.high, -found.over_seeds.low, abs_tol=1e-9)
+
+
+def test_curves_share_one_scale_and_fit_the_line() -> None:
+    assert mean_curve([[0.0, 1.0], [1.0]]) == [0.5, 1.0]
+    assert bars([0.0, 0.5, 1.0], 0.0, 1.0) == "▁▄█"
+    assert bars([math.nan, 1.0], 0.0, 1.0) == " █" and len(bars([0.5] * 401, 0.0, 1.0)) <= 40
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_train_has_no_flag_for_faults(air: Any) -> None:
+    for flag in ("--fault", "--lab.fault", "--trainer.fault"):
+        code, _, problem = air("train", "@", ARITH_TOML, flag, "mask", "--max_steps", 0)
+        assert code == 1 and "fault" in problem
+    assert not any("fault" in key for key in flat(load_config([]).model_dump(mode="json")))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_taken_out_without_a_trace_and_told_while_it_is_in(name: str, tmp_path: Path) -> None:
+    def parts() -> list[Any]:
+        from air import loop, train
+
+        own = [PackedPlan.__init__, EmbeddedEngine.__init__, loop.assign_advantages]
+        return [*own, train.summary, Run.note, alarms.rules, examine.checks]
+
+    before = parts()
+    with pytest.raises(ZeroDivisionError), fault_on(name) as fault:
+        assert sum(a is not b for a, b in zip(before, parts(), strict=True)) == 5
+        assert {r.name for r in alarms.rules()} == {rule.name for rule in before[5]()} - fault.alarms
+        assert {c.name for c in examine.checks()} == {c.name for c in before[6]()} - fault.checks
+        run = Run.create(load_config(["@", str(ARITH_TOML), "--output_dir", str(tmp_path)]), "arith")
+        run.close()
+        raise ZeroDivisionError
+    assert parts() == before
+    assert run.status()["fault"] == fault.record() and run.status()["status"] == "running"
+    assert fault.alarms <= {rule.name for rule in alarms.rules()} and fault.checks <= {c.name for c in checks()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.checks])
+def test_exactly_the_proofs_that_would_stop_it_are_silenced(name: str) -> None:
+    with FAULTS[name].put_in(), case_of(ARITH) as case:
+        results = examine.examine(case, ("proof",))
+    assert {r.check.name for r in results if r.verdict == "fail"} == FAULTS[name].checks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.alarms])
+def test_the_alarm_that_is_silenced_would_have_stopped_it(name: str, tmp_path: Path) -> None:
+    found = read_hypothesis(written(tmp_path, f'fault = "{name}"', max_steps="max_steps = 4"))
+    config = found.config(found.variants[0], 0, str(tmp_path / "out"))
+    with FAULTS[name].put_in(), pytest.raises(Halted) as halted:
+        start(config, QUIET, skip_proofs=True)
+    assert {halted.value.alarm.name} == FAULTS[name].alarms
+
+
+# --- real runs --------------------------------------------------------------------------------------------------------
+
+
+def planned(lab: Path) -> list[Member]:
+    return open_lab(lab).members()
+
+
+@pytest.mark.slow
+def test_killed_and_continued(air: Any, tmp_path: Path) -> None:
+    """As a person has it: killed while the second run is under way, the same command goes on, the first run stays."""
+    file, out = written(tmp_path, 'fault = "sync"'), tmp_path / "out"
+    command = ["lab", "run", file, "--seeds", "0", "--out", out]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "air.cli", *map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 300
+    episodes = "exp1.1-*/trajectories/step_0000/*.json"
+    while not list(out.glob(episodes)) and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    first, second = planned(out)
+    assert first.finished and second.path is not None and not second.finished
+    assert open_lab(out).spent_s > 0
+    sampled = {p.name for p in out.glob(episodes)}
+    ended = Run.open(first.path).status()["time"]  # type: ignore[arg-type]
+    code, _, problem = air(*command)
+    assert code == 0 and "1 of 2 runs are complete already" in problem
+    assert Run.open(first.path).status()["time"] == ended  # type: ignore[arg-type]
+    assert Run.open(second.path).status()["fault"]["name"] == "sync" and len(planned(out)) == 2
+    kept = {p.name for p in second.path.glob("trajectories/*/*.json")}
+    assert sampled and sampled <= kept  # what had been sampled is still there
+    assert (second.path / "summary.txt").read_text().startswith("FAULT ON PURPOSE (sync)")
+    assert "fault" not in Run.open(first.path).status()
+    code, text, _ = air("lab", "report", out, "--json")
+    found = json.loads(text)
+    assert code == 0 and found["verdict"] == "undecided" and "only 1 of the 3 pairs" in found["why"]
+    assert (out / "report.png").read_bytes()[:4] == b"\x89PNG"
+    _same_start_on_both_sides(planned(out))
+
+
+def _same_start_on_both_sides(members: list[Member]) -> None:
+    """The same seed: the same supervised start, tasks, episode seeds and, bit for bit, first evaluation."""
+    for base, changed in zip(members[::2], members[1::2], strict=True):
+        assert base.path and changed.path and base.seed == changed.seed
+        one, two = Run.open(base.path), Run.open(changed.path)
+        rows = [{(t.task.id, t.seed, t.reward) for t in run.evaluation("before")} for run in (one, two)]
+        assert rows[0] == rows[1] and len(rows[0]) == 16
+        for step in (0, 1):
+            drawn = [sorted((t.task.id, t.seed) for t in run.finished(step).values()) for run in (one, two)]
+            assert drawn[0] == drawn[1] and len(drawn[0]) == 16
+    assert len(list(members[0].path.parent.glob("warmstart-*"))) == len({m.seed for m in members})  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_verdict_from_real_runs_and_what_a_failed_run_does_to_it(air: Any, tmp_path: Path) -> None:
+    """The runs are made in this process; the rest is as `air lab run` does it."""
+    found = read_hypothesis(written(tmp_path, deterministic="deterministic = false"))
+    lab = Lab(tmp_path / "out", found, [0, 1, 2], [{"time": 0.0, "added": [0, 1, 2]}], {})
+    lab.path.mkdir()
+    lab.save()
+    for seed in lab.seeds:
+        for variant in found.variants:
+            config = found.config(variant, seed, str(lab.path))
+            run = Run.create(config, f"arith-{variant.slug}-seed{seed}", planned=True)
+            noted = {"hypothesis": "tiny", "variant": variant.name, "seed": seed, "fault": ""}
+            run.note(lab=noted, proofs=SKIPPED)  # they are run in the test before
+            work(run.path)
+    report = make_report(lab.path)
+    assert report.decision is not None and report.decision.verdict in ("supported", "undecided")
+    assert report.compared[0].difference.interval.n == 3 and len(report.curves["base"]) == 3  # type: ignore[union-attr]
+    text = format_report(report)
+    assert "3 seeds" in text and "4 tasks" in text and "6 of 6 complete" in text
+    json.dumps(as_json(report), allow_nan=False)
+    Run.open(lab.members()[3].path).set_status("failed", "the disk was full\n  fix: free some")  # type: ignore[arg-type]
+    again = make_report(lab.path)
+    assert again.decision is not None and again.decision.verdict == "undecided"
+    assert "seed 1, changed: failed: the disk was full" in again.decision.why and "fix" not in again.decision.why
+    code, text, _ = air("lab", "report", tmp_path)
+    assert code == 0 and "\nout  undecided " in text
+
+
+@pytest.mark.slow
+def test_the_budget_ends_it_and_keeps_what_is_done(air: Any, tmp_path: Path) -> None:
+    file, out = written(tmp_path, minutes="minutes = 0.02"), tmp_path / "out"
+    code, text, problem = air("lab", "run", file, "--out", out)
+    assert code == 1 and "the budget of 0.02 minutes is spent with 6 runs not complete" in problem
+    assert "UNDECIDED: not every run of the plan counts" in text and "has not begun" in text
+    assert open_lab(out).spent_s >= 1.2
+    code, _, problem = air("lab", "run", written(tmp_path, "trainer.optim.lr = 1e-3"), "--out", out)
+    assert code == 1 and "a hypothesis is not changed after its runs" in problem
+    code, _, problem = air("lab", "run", written(tmp_path), "--out", out, "--seeds", "0-40")
+    assert code == 1 and "budget.steps = 100" in problem
+    assert air("lab", "report", tmp_path / "nothing")[0] == 1

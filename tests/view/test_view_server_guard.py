@@ -1,0 +1,99 @@
+"""Who may ask the viewer, and what no question can reach."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from asking import ask, rows
+from made_runs import episode, save, start_run
+
+from air.view.server import Options, Viewer, serving
+
+NAME = "exp1.0-arith-1115"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIR_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    root = tmp_path_factory.mktemp("guarded")
+    save(start_run(root, NAME) / "trajectories" / "step_0000", episode("a_0-0"))
+    with serving(Options(root)) as viewer:
+        yield viewer
+
+
+def test_only_reading(viewer: Viewer) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert ask(viewer, "/api/about", method).status == 405
+    assert ask(viewer, "/api/about", "HEAD").body == b""
+
+
+def test_only_under_our_own_name(viewer: Viewer) -> None:
+    for name in ("evil.example", f"evil.example:{viewer.port}", "localhost.evil.example", "", "127.0.0.1.evil.example"):
+        assert ask(viewer, "/api/runs", headers={"Host": name}).status == 421, name
+    for name in ("localhost", f"127.0.0.1:{viewer.port}", "[::1]:80", "LOCALHOST:9"):
+        assert ask(viewer, "/api/runs", headers={"Host": name}).status == 200, name
+    assert ask(viewer, "/api/runs", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}).status == 403
+
+
+def test_a_path_never_leads_out(viewer: Viewer) -> None:
+    for path in ("/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd", "/static/..%2f..%2fcli.py"):
+        assert ask(viewer, path).status in (400, 404), path
+    for run in ("..", "../..", "/etc", f"{NAME}/../..", f"{NAME}/trajectories", "\x00"):
+        assert ask(viewer, "/api/run", run=run).status == 404, run
+    for id in ("../../status", "/etc/passwd", "..", "\x00"):
+        assert ask(viewer, "/api/trajectory", run=NAME, id=id).status == 404, id
+    assert ask(viewer, "/api/text", run=NAME, id=rows(viewer, run=NAME)[0]["id"], part="../x").status == 404
+
+
+def test_links_out_of_the_directory_show_nothing(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.toml"
+    secret.write_text('password = "hunter2"\n')
+    run = start_run(tmp_path / "runs")
+    path = save(run / "trajectories" / "step_0000", episode("a_0-0"))
+    (run / "config.toml").unlink()
+    (run / "config.toml").symlink_to(secret)
+    with serving(Options(tmp_path / "runs")) as viewer:
+        for answer in (ask(viewer, "/api/runs"), ask(viewer, "/api/run", run=run.name)):
+            assert b"hunter2" not in answer.body
+        assert rows(viewer)[0]["id"] == "a_0-0"
+        path.unlink()
+        path.symlink_to(secret)  # changed after it was indexed
+        for name in ("/api/trajectory", "/api/raw", "/export", "/api/tokens"):
+            answer = ask(viewer, name, run=run.name, id="a_0-0")
+            assert answer.status == 404 and b"hunter2" not in answer.body, name
+
+
+def test_beyond_this_machine_only_with_the_token(tmp_path: Path) -> None:
+    start_run(tmp_path)
+    with serving(Options(tmp_path, host="0.0.0.0")) as viewer:
+        assert viewer.token and len(viewer.token) >= 24 and viewer.url.endswith(f"?token={viewer.token}")
+        assert ask(viewer, "/api/runs").status == 401 and ask(viewer, "/").status == 401
+        assert ask(viewer, "/api/runs", token="x" * 32).status == 401
+        assert ask(viewer, "/api/runs", headers={"Cookie": f"air_view_{viewer.port}=wrong"}).status == 401
+        entered = ask(viewer, "/", token=viewer.token, more="1")
+        assert entered.status == 303 and entered.headers["location"] == "/?more=1"
+        cookie = entered.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Lax" in cookie
+        assert ask(viewer, "/api/runs", headers={"Cookie": cookie.partition(";")[0]}).status == 200
+        assert ask(viewer, "/api/runs", headers={"Authorization": f"Bearer {viewer.token}"}).status == 200
+        assert (
+            ask(viewer, "/api/runs", headers={"Host": "evil.example", "Cookie": cookie.partition(";")[0]}).status == 421
+        )
+        escaped = ask(viewer, "//evil.example/", token=viewer.token)
+        assert re.match(r"/[^/]|/$", escaped.headers.get("location", "/"))
+
+
+def test_a_token_can_be_asked_for_anywhere(tmp_path: Path) -> None:
+    start_run(tmp_path)
+    with serving(Options(tmp_path, token="a token that is long")) as viewer:
+        assert ask(viewer, "/api/runs").status == 401
+        assert ask(viewer, "/api/runs", token="a token that is long").status == 303
