@@ -79,16 +79,8 @@ class Run:
         major = config.logbook.major if major is None else major
         given = config.logbook.parent
         parent = given_parent(given, root) if given else None
-        while True:
-            found = [m for m in map(_NAME.match, os.listdir(root)) if m and int(m[1]) == major]
-            minor = max((int(m[2]) for m in found), default=-1) + 1
-            path = root / f"exp{major}.{minor}-{label(task)}-{time.strftime('%m%d')}"
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:  # another run took it between our look and our step
-                continue
-        run = cls(path, config)
+        run = cls(_next_free(root, major, task), config)
+        path = run.path
         if not planned:
             run.lock()
         write_text(path / "config.toml", to_toml(config))
@@ -126,6 +118,7 @@ class Run:
     def set_status(self, status: str, why: str = "") -> None:
         now = time.time()
         sessions = self._sessions(ended=None if status == "running" else now)
+        why = why.encode("utf-8", "backslashreplace").decode()  # an error may name a file whose name is no UTF-8
         self.note(status=status, why=why, pid=os.getpid(), time=now, sessions=sessions)
 
     def _sessions(self, ended: float | None) -> list[list[float | None]]:
@@ -233,7 +226,8 @@ class Run:
 
     def log(self, text: str) -> None:
         # A full disk is reported by whatever must not be lost; the log is not.
-        with contextlib.suppress(OSError), (self.path / "log.txt").open("a", encoding="utf-8") as file:
+        place = self.path / "log.txt"
+        with contextlib.suppress(OSError), place.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
@@ -256,6 +250,21 @@ class Run:
         self._lock = handle
         now = time.time()
         self.note(sessions=[*self._sessions(ended=last_sign(self.path) or now), [now, None]])
+
+
+def _next_free(root: Path, major: int, task: str) -> Path:
+    """A new directory. Alone between look and step: runs of two tasks differ in their names, so that both could be
+    made with one number, by which people call them."""
+    with alone(root):
+        while True:
+            found = [m for m in map(_NAME.match, os.listdir(root)) if m and int(m[1]) == major]
+            minor = max((int(m[2]) for m in found), default=-1) + 1
+            path = root / f"exp{major}.{minor}-{label(task)}-{time.strftime('%m%d')}"
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:  # made from another machine, whose lock is not seen here
+                continue
 
 
 def _take(lock: IO[str]) -> bool:

@@ -50,6 +50,7 @@ def start(config: Config, display: Display, resume: Path | None = None, skip_pro
         run = Run.create(config, config.task)
     else:
         run = Run.open(resume)
+        refuse_faulty(run)
         preflight.look(run.config, display)
         run.lock()
     if skip_proofs:
@@ -70,13 +71,24 @@ def start(config: Config, display: Display, resume: Path | None = None, skip_pro
         run.set_status("failed", str(error))
         run.log("".join(traceback.format_exception(error)))
         raise
+    else:  # while it is still ours: whoever looks in between would take it for killed, or resume it
+        run.set_status("completed")
     finally:
         run.close()
-    run.set_status("completed")
     picture = plot(run, outcome.before, outcome.after, run.path / "learning.png")
     text = summary(run, outcome.before, outcome.after) + f"\nplot: {picture}"
-    (run.path / "summary.txt").write_text(text + "\n")
+    (run.path / "summary.txt").write_text(text + "\n", encoding="utf-8")
     return Finished(run, outcome, text)
+
+
+def refuse_faulty(run: Run) -> None:
+    """Half with a fault and half without would be neither, and would still be called faulty."""
+    status = run.status()
+    if status.get("fault") or (status.get("lab") or {}).get("fault"):
+        raise AirError(
+            f"{run.path} has a fault that was put in on purpose, and going on here would train it without.",
+            "go on with `air lab run` in the hypothesis' directory; for a healthy run start a new one.",
+        )
 
 
 class _ToDisplay(logging.Handler):

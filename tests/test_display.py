@@ -201,6 +201,8 @@ def test_what_is_left_follows_the_last_steps_and_counts_evaluations_apart() -> N
     pace.evaluation_ended(now + 30)
     now += 30
     assert pace.left(now, 5, 2) == (360.0, 360.0)
+    pace.step_ended(now, sampled=False)  # read back after a restart
+    assert pace.left(now, 5, 2) == (360.0, 360.0)
     assert pace.left(now + 20, 5, 2) == (340.0, 340.0)
     assert pace.left(now + 500, 1, 0) == (0.0, 0.0)  # late, but never negative
 

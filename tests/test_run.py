@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from safetensors.torch import load_file
+from tiny_runs import write_config
 
 from air.config import load_config
 from air.errors import AirError
@@ -140,6 +142,44 @@ def test_names_count_up_and_a_directory_is_never_overwritten(tmp_path: Path) -> 
     day = time.strftime("%m%d")
     assert [first.name, second.name] == [f"exp1.0-tune-{day}", f"exp1.1-tune-{day}"]
     assert Run.create(config, "other/task", major=2).name == f"exp2.0-other-task-{day}"
+    assert Run.create(config, "-".join(["environment"] * 40)).name.startswith("exp1.2-environment-")
+
+
+def test_runs_of_two_tasks_made_at_once_never_share_a_number(tmp_path: Path) -> None:
+    config = load_config(["--output_dir", str(tmp_path)])
+
+    def make(task: str) -> None:
+        for _ in range(15):
+            Run.create(config, task, planned=True)
+
+    threads = [threading.Thread(target=make, args=(task,)) for task in ("one", "two", "three")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(int(p.name.split(".")[1].split("-")[0]) for p in tmp_path.glob("exp*")) == [*range(45)]
+
+
+def test_a_run_is_ours_until_it_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let go before, it would look killed to who asks, and could be taken."""
+    held = []
+
+    def close(self: Run) -> None:
+        held.append(self.status()["status"])
+        close_it(self)
+
+    close_it = Run.close
+    monkeypatch.setattr(Run, "close", close)
+    start(load_config(["@", str(write_config(tmp_path))]), Display(quiet=True), skip_proofs=True)
+    assert held == ["completed"]
+
+
+def test_an_error_that_names_a_file_of_any_bytes_is_written_down(tmp_path: Path) -> None:
+    run = Run.create(load_config(["--output_dir", str(tmp_path)]), "tune")
+    run.set_status("failed", "no file 'a\udc80'")
+    run.log("no file 'a\udc80'")
+    run.close()
+    assert run.status()["why"] == "no file 'a\\udc80'" and "a\\udc80" in (run.path / "log.txt").read_text()
 
 
 def test_a_run_in_use_cannot_be_resumed_by_another_process(tmp_path: Path) -> None:

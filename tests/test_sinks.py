@@ -101,6 +101,14 @@ def test_a_sink_that_fails_is_left_out_and_named(place: str) -> None:
     assert len(notes) == 1 and faulty.calls.count(place) == 1 and faulty.calls[-1] == place
 
 
+def test_a_library_that_exits_ends_its_sink_and_says_so() -> None:
+    seen = Seen()
+    beside = Beside(Faulty("open", sys.exit), seen.say)
+    beside.wait_open(5.0)
+    beside.close(5.0)
+    assert seen.said == ["note: Faulty is left out from now on: SystemExit: . metrics.jsonl has everything."]
+
+
 @pytest.mark.parametrize("place", ["open", "step", "close"])
 def test_a_sink_that_hangs_holds_nothing_up(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "BEHIND", 20)
@@ -202,6 +210,27 @@ def test_a_resumed_run_forgets_what_tensorboard_had_of_the_steps_it_repeats(tmp_
         time.sleep(1.1)  # event files are ordered by the second in their names
     run.close()
     assert scalars(run.path)["train/reward"] == [(1, 1.0), (2, 1.0), (3, 2.0)]
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_tensorboard(tmp_path: Path) -> None:
+    run = Run.create(load_config(["@", str(write_config(tmp_path))]), "arith")
+    for value in (1.0, 2.0):
+        sink = TensorboardSink(TensorboardConfig(samples=0), run)
+        sink.open()
+        sink.evaluated({"eval/test/reward/mean": value}, 0)
+        sink.step({"train/reward": value}, 0)
+        sink.close()
+        time.sleep(1.1)  # event files are ordered by the second in their names
+    run.close()
+    assert scalars(run.path) == {"eval/test/reward/mean": [(0, 2.0)], "train/reward": [(1, 2.0)]}
+
+
+def test_of_a_resumed_offline_run_every_part_is_to_be_uploaded(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"offline-run-{n}-id" for n in (1, 2))
+    first.mkdir()
+    assert wandb_sink._parts(str(first)) == str(first)
+    second.mkdir()
+    assert wandb_sink._parts(str(second)) == str(tmp_path / "offline-run-*")
 
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard"])

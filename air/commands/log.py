@@ -37,7 +37,10 @@ def list_runs(
     """Every run: status, steps, reward, goal. Oldest first."""
     from air.lab.log_text import format_list
     from air.lab.logbook import logbook
+    from air.lab.results import ALL_STATUSES
 
+    if status is not None and status not in ALL_STATUSES:
+        raise AirError(f"--status {status!r} is no status of a run.", f"use one of {', '.join(ALL_STATUSES)}.")
     rows = [row for row in logbook(directory) if status in (None, row["status"]) and task in (None, row["task"])]
     shown = [row for row in rows if everything or status or row["status"] != "archived"]
     if as_json:

@@ -41,13 +41,15 @@ def view(
         raise AirError(f"{', '.join(given)} says what is shown in the terminal.", "add --text, or leave it out.")
     from air.view.guard import is_loopback
     from air.view.server import Options, Viewer
+    from air.watch.visible import visible
 
     viewer = Viewer(Options(directory, host, port, token, price_per_hour))
-    print(f"{viewer.folder.name()}\n  {viewer.url}\n  read-only; Ctrl-C ends it", flush=True)
+    print(f"{visible(viewer.folder.name())}\n  {viewer.url}\n  read-only; Ctrl-C ends it", flush=True)
     if viewer.store.note:
         print(f"note: {viewer.store.note}", file=sys.stderr)
     if not is_loopback(host):
-        print(f"note: who has this address can read everything in {viewer.folder.root}", file=sys.stderr)
+        print(f"  from other machines: {viewer.url_elsewhere}", flush=True)
+        print(f"note: who has this address can read everything in {visible(str(viewer.folder.root))}", file=sys.stderr)
     if not no_open:
         _open(viewer.url)
     viewer.run()

@@ -38,7 +38,7 @@ class Table:
 def find_baselines(root: Path) -> list[dict[str, Any]]:
     """A row per evaluation directory in `root` and below; one that cannot be read is named in its `problems`."""
     if not root.is_dir():
-        raise AirError(f"There is no directory {root}.", "name the one with your evaluations: air log baselines DIR.")
+        raise AirError(f"There is no directory {root}.", "name the one with evaluations: air log baselines --dir DIR.")
     return [_baseline(path) for path in _evaluations(root, DEPTH)]
 
 

@@ -98,7 +98,13 @@ def _recorded(fault: Fault) -> Iterator[None]:
     def said(*args: Any, **kwargs: Any) -> str:
         return f"{fault.banner}\n{summary(*args, **kwargs)}"
 
-    with _replaced(Run, "note", noting), _replaced(train, "summary", said):
+    def not_refused(run: Run) -> None: ...
+
+    with (
+        _replaced(Run, "note", noting),
+        _replaced(train, "summary", said),
+        _replaced(train, "refuse_faulty", not_refused),
+    ):
         yield
 
 

@@ -238,6 +238,8 @@ def _sweep(name: str, written: Written) -> tuple[Variant, ...]:
     assert written.vary is not None
     if written.rule.prediction is not None:
         raise AirError(f"{name}: a sweep ranks and predicts nothing.", "leave prediction out, or take [change].")
+    if written.rule.margin or written.rule.base_gain is not None:
+        raise AirError(f"{name}: a sweep decides nothing, so margin and base_gain say nothing.", "leave them out.")
     things = flat(written.vary)
     if wrong := [key for key, values in things.items() if not isinstance(values, list) or not values]:
         raise AirError(
@@ -245,7 +247,10 @@ def _sweep(name: str, written: Written) -> tuple[Variant, ...]:
         )
     if not things or "fault" in things:
         raise AirError(f"{name}: [vary] has {'a fault' if things else 'no key'}.", "it has config keys, with lists.")
-    return tuple(Variant(f"{key} = {shown(v)}", key, v) for key, values in things.items() for v in values)
+    found = tuple(Variant(f"{key} = {shown(v)}", key, v) for key, values in things.items() for v in values)
+    if twice := [v.name for i, v in enumerate(found) if v.name in {other.name for other in found[:i]}]:
+        raise AirError(f"{name}: [vary] has {twice[0]} twice.", "name each value once.")
+    return found
 
 
 def check_steps(hypothesis: Hypothesis, seeds: Sequence[int]) -> None:
@@ -315,7 +320,9 @@ def format_hypothesis(hypothesis: Hypothesis) -> str:
 
 def rule_text(rule: Rule) -> str:
     what = f"changed less base in {rule.metric!r} of held-out tasks"
-    control = f" If the base itself gains less than {rule.base_gain:g}, undecided." if rule.base_gain else ""
+    control = ""
+    if rule.base_gain:
+        control = f" Undecided unless the base itself gains {rule.base_gain:g} or more, its whole interval."
     m = rule.margin
     match rule.prediction:
         case None:

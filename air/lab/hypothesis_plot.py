@@ -25,8 +25,8 @@ def plot_report(report: Report, path: Path) -> Path:
     (_forest if sweep else _differences)(right, report)
     for axis in (left, right):
         axis.grid(alpha=0.3)
-    title = report.decision.verdict if report.decision else "sweep"
-    figure.suptitle(f"{report.lab.hypothesis.name}: {title}\n{report.lab.hypothesis.written.claim}", fontsize=10)
+    verdict = f": {report.decision.verdict}" if report.decision else ""
+    figure.suptitle(f"{report.lab.hypothesis.name}{verdict}\n{report.lab.hypothesis.written.claim}", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -204,6 +204,9 @@ def format_report(report: Report) -> str:
 def _notes(report: Report) -> list[str]:
     notes = [] if report.decision else [f"undecided where it matters: {text}" for text in report.unfinished]
     notes += [f"{one.variant.name}, {text}" for one in report.compared for text in one.problems if not report.decision]
+    written, run = ([*map(str, sorted(seeds))] for seeds in (report.lab.hypothesis.written.seeds, report.lab.seeds))
+    if written != run:
+        notes.append(f"the hypothesis was written for seeds {' '.join(written)}, and run with {' '.join(run)}")
     if len(report.lab.sessions) > 1:
         later = [seed for session in report.lab.sessions[1:] for seed in session["added"]]
         if later:
@@ -229,7 +232,7 @@ def _pairs(compared: Compared, metric: str) -> list[str]:
     tasks = found.over_rows.n
     lines.append(f"  {f'{len(compared.pairs)} seeds':48s}   {signed(found.over_seeds)}   95 %, Student's t")
     lines.append(f"  {f'{tasks} tasks, each a mean over seeds':48s}   {signed(found.over_rows)}   95 %, bootstrap")
-    lines.append(f"  {'the wider of both, which decides':48s}   {signed(found.interval)}")
+    lines.append(f"  {'both doubts together, which decides':48s}   {signed(found.interval)}")
     return lines
 
 

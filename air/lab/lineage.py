@@ -17,6 +17,7 @@ from air.lab.entries import read_entries
 
 _NAME = re.compile(r"exp(\d{1,9})\.(\d{1,9})-(.+)-(\d{4})")
 NAMED = 5  # runs that a refusal lists
+LONGEST = 120  # signs of a task in a name: a directory's may have 255, and files beside it are named after it
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def parse_name(name: str) -> RunName | None:
 
 def label(task: str) -> str:
     """A task as it stands in a run's name."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", task).strip("-") or "run"
+    return re.sub(r"[^A-Za-z0-9]+", "-", task)[:LONGEST].strip("-") or "run"
 
 
 def env_names(config: dict[str, Any]) -> list[str]:

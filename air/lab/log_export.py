@@ -39,7 +39,8 @@ FORMS = {"md": Path("LOGBOOK.md"), "json": Path("LOGBOOK.json")}
 MADE_BY_KEY = "air_logbook"
 _ABSOLUTE = re.compile(r"(?<![\w:/.])~?/(?:[^\s/'\"`,;|]+/)*([^\s/'\"`,;|]+)/?")
 # What Markdown would act on where we write: inside a line or a cell, never at a line's beginning.
-_ACTIVE = re.compile(r"([\\`*<|~]|\](?=\()|(?<!\w)_|_(?!\w))")
+_ACTIVE = re.compile(r"([\\`*<|~]|&(?=#?\w+;)|\](?=\()|(?<!\w)_|_(?!\w))")
+_WEB = re.compile(r"https?://[^\s<>]+")
 
 
 def export_logbook(root: Path, form: str, out: Path | None) -> tuple[str, Path | None, dict[str, int]]:
@@ -158,7 +159,8 @@ def _page(page: dict[str, Any], base: Path, names: Collection[str]) -> list[str]
         ("Model", _text(cut_paths(page["model"] or ""))),
         ("Parent", parent),
         ("Directory", f"[{_text(place)}]({quote(place)})"),
-        ("W&B", f"<{plain(page['wandb_url'])}>" if page["wandb_url"] else ""),
+        ("W&B", _web(page["wandb_url"] or "")),
+        ("Fault on purpose", _text(page["fault"])),
     ]
     lines += [f"- **{name}:** {text}" for name, text in facts if text]
     lines += ["", f"**Goal.** {_text(page['goal']) or 'Not stated.'}", ""]
@@ -237,6 +239,11 @@ def _text(text: str | None) -> str:
 def _code(text: str) -> str:
     inner = plain(text).replace("`", "'").replace("|", "\\|")
     return f"`{inner}`" if inner else ""
+
+
+def _web(address: str) -> str:
+    """A link, if it is an address and nothing else."""
+    return f"<{address}>" if _WEB.fullmatch(plain(address)) else _text(address)
 
 
 def _anchor(name: str | None) -> str:

@@ -49,6 +49,8 @@ def format_list(rows: Sequence[dict[str, Any]], root: Path, width: int, hidden: 
         lines.append(_line(line, widths, table[0], width))
         if row["goal"]:
             lines.append(fitted(f"    {plain(row['goal'])}", width))
+        if row["fault"]:
+            lines.append(fitted(f"    ! fault on purpose: {plain(row['fault'])}", width))
         lines += [fitted(f"    ! {plain(problem)}", width) for problem in row["problems"][:2]]
     lines += ["", *textwrap.wrap(_counted(rows, hidden), width)]
     return "\n".join(lines)
@@ -100,6 +102,8 @@ def format_page(page: dict[str, Any], width: int) -> str:
     lines = [f"{plain(page['name'])}   {status(page)}"]
     if page["why"]:
         lines += _wrapped("", page["why"], width)
+    if page["fault"]:
+        lines += _wrapped("!", f"fault on purpose: {page['fault']}", width, label_width=2)
     lines.append("")
     for label, text in _about(page):
         lines += _wrapped(label, text, width)

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from air.lab.damaged import Reader, directories, epoch, is_held, items, modified, number, table, whole, words
-from air.lab.entries import Entries, read_entries
+from air.lab.entries import STATUS_KINDS, Entries, read_entries
 from air.lab.lineage import env_names, find_parent, parse_name
 
 EDGE = 5  # steps at either end whose mean is "first" and "last"; of a shorter run, half of its steps
 TREND = 60  # points of a reward's trend
 MIB = 2**20
 STATUSES = ("planned", "running", "completed", "paused", "stopped", "failed")
+ALL_STATUSES = (*STATUSES, "killed", *STATUS_KINDS)
 ARTEFACTS = ("summary.txt", "learning.png", "doctor.json", "alarms.jsonl", "log.txt")
 # Not part of what a run does: where it is kept, and what its logbook says.
 NOT_COMPARED = ("output_dir", "logbook.goal", "logbook.parent", "logbook.major", "logbook.price_per_hour")
@@ -58,6 +59,7 @@ def run_results(path: Path) -> dict[str, Any]:
         if price is not None and timing["seconds"] is not None
         else None,
         "wandb_url": words(status.get("wandb_url")),
+        "fault": _fault(status),
         "artefacts": _artefacts(path),
         "proofs": _proofs(status),
         "problems": [words(problem) for problem in reader.problems],
@@ -126,6 +128,8 @@ def _about(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _state(path: Path, status: dict[str, Any], entries: Entries, reader: Reader) -> tuple[str | None, str]:
     """What the run says of itself, unless nobody runs it any more or a person has said more."""
+    if is_held(path / ".lock"):  # a resumed one says how it ended last until its model is loaded
+        return "running", ""
     said: str | None = words(status.get("status"))
     why = words(status.get("why")) or ""
     if said not in STATUSES:
@@ -133,8 +137,6 @@ def _state(path: Path, status: dict[str, Any], entries: Entries, reader: Reader)
             reader.problems.append("status.json does not say how it ended" if not said else f"its status is {said!r}")
         said = None
     if said == "running":
-        if is_held(path / ".lock"):
-            return said, why
         said, why = "killed", "it says that it runs, but no process does: it was killed, or its machine was"
     if (mark := entries.status) is not None:
         return mark.kind, mark.text or why
@@ -143,7 +145,7 @@ def _state(path: Path, status: dict[str, Any], entries: Entries, reader: Reader)
 
 def _timing(path: Path, status: dict[str, Any], state: str | None) -> dict[str, float | None]:
     """`seconds` is the time in which it ran: not what lies between being stopped and being resumed."""
-    if state == "planned":
+    if state != "running" and status.get("status") == "planned":  # abandoned or archived before it began, too
         return {"started": None, "ended": None, "seconds": None}
     now = time.time() if state == "running" else None
     last = now or epoch(status.get("time"))
@@ -162,10 +164,6 @@ def _timing(path: Path, status: dict[str, Any], state: str | None) -> dict[str, 
     return {"started": started, "ended": None if state == "running" else last, "seconds": seconds}
 
 
-def _cost(price: float | None, seconds: float | None) -> float | None:
-    return number(price * seconds / 3600) if price is not None and seconds is not None else None
-
-
 def last_sign(path: Path) -> float | None:
     """When a run last wrote something down."""
     times = [t for name in ("metrics.jsonl", "log.txt") if (t := modified(path / name)) is not None]
@@ -177,6 +175,13 @@ def _proofs(status: dict[str, Any]) -> str:
     if said in ("passed", "failed"):
         return "run"
     return "skipped" if said.startswith(("skipped", "not run")) else "unknown"
+
+
+def _fault(status: dict[str, Any]) -> str | None:
+    """What was broken in it on purpose (air/lab/faults.py), or will be: such a run is no healthy one."""
+    done = table(status.get("fault"))
+    name = words(done.get("name")) or words(table(status.get("lab")).get("fault"))
+    return ": ".join(filter(None, (name, words(done.get("text"))))) or None
 
 
 def _alarms(reader: Reader) -> dict[str, Any]:
@@ -268,6 +273,8 @@ def _throughput(steps: Sequence[dict[str, Any]]) -> float | None:
     for m in steps:
         sampled = number(table(m.get("ledger")).get("tokens"))
         spent = [number(table(m.get("times")).get(name)) for name in ("sampling", "training", "sync")]
+        if number(table(m.get("rollout")).get("reused")):  # read back after a restart, not sampled in this time
+            continue
         if sampled is not None and spent[0] is not None:
             tokens += sampled
             seconds += sum(s for s in spent if s is not None)

@@ -18,17 +18,20 @@ Differences = Mapping[int, Mapping[Task, float]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean over seeds and tasks. Seeds differ (other weights come out) and so do tasks (some are harder): the
-    interval that counts is the wider of the two at each end."""
+    """The mean over seeds and tasks. Seeds differ (other weights come out) and so do tasks (some are harder): both
+    doubts count, so the distances of their ends from the mean are added as independent errors are. The wider of the two
+    alone calls noise a finding in up to 4.4 % of simulated cases, this in at most 2.7 %; 2.5 % is what is promised."""
 
     over_seeds: Interval
     over_rows: Interval
 
     @property
     def interval(self) -> Interval:
-        low = min(self.over_seeds.low, self.over_rows.low)
-        high = max(self.over_seeds.high, self.over_rows.high)
-        return Interval(self.over_seeds.mean, low, high, self.over_seeds.n)
+        seeds, rows = self.over_seeds, self.over_rows
+        below = math.hypot(seeds.mean - seeds.low, rows.mean - rows.low)
+        above = math.hypot(seeds.high - seeds.mean, rows.high - rows.mean)
+        low, high = seeds.mean - below, seeds.mean + above  # and never, by rounding, inside either
+        return Interval(seeds.mean, min(low, seeds.low, rows.low), max(high, seeds.high, rows.high), seeds.n)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,8 @@ def _within(found: Interval, margin: float) -> Decision:
 
 
 def signed(interval: Interval) -> str:
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    mean, low, high = (round(v, 3) + 0.0 for v in (interval.mean, interval.low, interval.high))  # no minus before zero
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def interval_json(interval: Interval) -> dict[str, Any]:

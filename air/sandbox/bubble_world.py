@@ -219,7 +219,9 @@ class BubbleWorld(World):
         shell = [p.pid for p in found if p.inside == self.shell.pid]
         new = [p.pid for p in found if p.started >= self._command_started and p.inside not in (1, self.shell.pid)]
         if how == "interrupt":
-            processes.send([*new, *shell], signal.SIGINT)
+            # The shell first: it ends the line when a child dies of an interrupt that it has had too. The other way
+            # round it may begin the line's next command in between.
+            processes.send([*shell, *new], signal.SIGINT)
         elif how == "kill":
             processes.send(new, signal.SIGKILL)
             processes.send(shell, signal.SIGINT)

@@ -42,7 +42,7 @@ while IFS=' ' read -r how since shell; do
     [[ -n ${fields[19]} ]] && ((fields[19] >= since)) && new+=("$pid")
   done
   { case $how in
-    interrupt) kill -INT "${new[@]}" "$shell" ;;
+    interrupt) kill -INT "$shell" "${new[@]}" ;;
     kill) kill -KILL "${new[@]}"; kill -INT "$shell" ;;
     others) kill -KILL "${new[@]}" ;;
     shell) kill -KILL "${new[@]}" "$shell" ;;

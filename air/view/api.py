@@ -30,7 +30,7 @@ from air.view.folder import Collection, Folder
 from air.view.index import Index, file_stamp
 from air.view.records import Records, why
 from air.view.run_page import alarms_at, results_of, run_page
-from air.view.search import MOST_ROWS, Lists, read_filter, whole_number
+from air.view.search import MOST_ROWS, Lists, group_number, read_filter, whole_number
 from air.view.token_view import model_of, token_view
 from air.view.vocabulary import Vocabularies
 from air.watch.names import all_names
@@ -43,8 +43,14 @@ TEXT = 300_000  # characters of one answer to /api/text
 
 
 def as_json(value: Any) -> bytes:
-    """Halves of characters, which JSON can hold and UTF-8 cannot, become question marks."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    """Halves of characters, which JSON can hold and UTF-8 cannot, become question marks; what is no number, which
+    Python's JSON lets into a file, or a sum that has overflowed, becomes null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        text = json.dumps(finite, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
 
 
 class NotFound(AirError):
@@ -138,15 +144,20 @@ class Api:
             raise NotFound(f"There is no episode {id[:120]!r} in {run[:120]!r}.", "reload the list.")
         return found
 
+    def named(self, run: str | None, name: str) -> list[dict[str, Any]]:
+        return self._lists.named(run, name, MOST_ROWS)
+
     # --- one group, one episode -----------------------------------------------------------------------------
 
     def group(self, query: Query) -> dict[str, Any]:
         run, source, task = (_given(query, name) for name in ("run", "source", "task"))
         collection = self._collection(query)
+        place = (query.get("place") or [""])[-1]
         rows = self._lists.members(run, source, task)
+        rows = [row for row in rows if not place or group_number(row["id"]) == place]
         if not rows:
             raise NotFound(f"{run[:120]!r} has no episodes of {task[:120]!r} in {source[:120]!r}.", "reload the list.")
-        records = self._records(collection, source)
+        made = {line.get("id"): line for line in self._records(collection, source).heads()}
         prompt, members, replies = "", [], []
         for row in rows[:64]:
             try:
@@ -156,7 +167,7 @@ class Api:
             turns = episode["turns"]
             prompt = prompt or "\n\n".join(m["content"] for m in (turns[0]["shown"] if turns else []))
             replies.append([turn["reply"] for turn in turns])
-            members.append(_member(row, episode, records.of(row["id"]) or {}))
+            members.append(_member(row, episode, made.get(row["id"], {})))
         head = {"task": task, "source": source, "diverge": diverging(replies)}
         limit = LONGEST
         while True:
@@ -195,7 +206,7 @@ class Api:
 
     def told(self, collection: Collection, row: Any, episode: dict[str, Any], cut: Cutter) -> dict[str, Any]:
         record = self._records(collection, row["source"]).of(row["id"])
-        members = self._lists.members(collection.id, row["source"], row["task"])
+        members = self._lists.group(collection.id, row)
         rewards = [m["reward"] for m in members if m["reward"] is not None]
         turns, total = conversation(episode, cut)
         task = {**episode["task"], "payload": fitting_payload(episode["task"]["payload"])}
@@ -211,9 +222,9 @@ class Api:
             "group": {
                 "source": row["source"],
                 "task": row["task"],
+                "place": group_number(row["id"]),
                 "size": len(members),
-                "mean": statistics.fmean(rewards) if rewards else None,
-                "std": statistics.pstdev(rewards) if rewards else None,
+                **_spread(rewards),
             }
             if len(members) > 1
             else None,
@@ -235,7 +246,7 @@ class Api:
     def tokens(self, query: Query) -> dict[str, Any]:
         collection, row, episode = self.opened(query)
         record = self._records(collection, row["source"]).of(row["id"])
-        members = len(self._lists.members(collection.id, row["source"], row["task"]))
+        members = len(self._lists.group(collection.id, row))
         branch = whole_number(query, "branch", 0, 1 << 30)
         offset = whole_number(query, "offset", 0, 1 << 30)
         said = why(record, row["source"], row["ending"], members)
@@ -304,6 +315,13 @@ def _given(query: Query, name: str) -> str:
     if not values or not values[-1]:
         raise AirError(f"The address lacks {name}=.", f"add {name}=… to it.")
     return values[-1]
+
+
+def _spread(rewards: list[float]) -> dict[str, float | None]:
+    try:
+        return {"mean": statistics.fmean(rewards), "std": statistics.pstdev(rewards)}
+    except (OverflowError, statistics.StatisticsError):  # none, or such as no training gives
+        return {"mean": None, "std": None}
 
 
 def _unreadable(problem: str) -> dict[str, Any]:

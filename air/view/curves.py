@@ -36,6 +36,7 @@ GROUPS = (
 )
 LEFT_OUT = ("ledger/", "plan/", "worst/", "step")  # drawn as areas, the same at every step, or no number over time
 MOST_CURVES = 400
+MOST_STEPS = 5_000  # of the reward's curve, which the slider takes each step's reward from
 MOST_POINTS = 1_500  # of one curve: more than a screen has columns; the rest are left out evenly
 
 
@@ -46,8 +47,9 @@ def curves(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if rate is not None:
             row["tokens_per_s"] = rate
     names = list(dict.fromkeys(name for row in rows for name in row if not name.startswith(LEFT_OUT)))
-    kept = _evenly(len(rows), _points(len(names)))
-    x = [(whole(steps[i].get("step")) or 0) + 1 for i in kept]
+    places = _evenly(len(rows), _points(len(names)))
+    every = _evenly(len(rows), MOST_STEPS)
+    numbers = [(whole(step.get("step")) or 0) + 1 for step in steps]
     shown = sorted(names, key=lambda name: name != "reward")[:MOST_CURVES]
     labels = Counter((group_of(name), _label(name)) for name in shown)
     return [
@@ -55,10 +57,11 @@ def curves(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "name": name,
             "group": group_of(name),
             **described(name, labels[group_of(name), _label(name)] > 1),
-            "x": x,
+            "x": [numbers[i] for i in kept],
             "y": [_short(rows[i].get(name)) for i in kept],
         }
         for name in shown
+        for kept in [every if name == "reward" else places]
     ]
 
 

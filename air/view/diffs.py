@@ -6,19 +6,21 @@ argument) or was shown it (`open`); what is not known stands as unknown, and the
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import posixpath
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from air.envs.mlgym.commands.syntax import Command, HereDocument, Reading, read
+from air.envs.mlgym.commands.syntax import Command, HereDocument, read
 from air.envs.mlgym.traj import read_view
 
 LONGEST_COMMAND = 100_000  # characters of a command that is looked into
 MOST_COMMANDS = 200_000  # and of all of an episode
 LONGEST_SHOWN = 400_000  # and of what one printed: a view of a file has a thousand lines at most
 MOST_LINES = 5_000  # of a file that is compared line by line
+MOST_MOVED = 1_000_000  # lines of all files that the edits of an episode go through: each goes through its whole file
 RANGE = re.compile(r"(\d{1,9}):(\d{1,9})")
 OPENED = re.compile(r"^\[File: (?P<path>.+?) \(\d+ lines? total", re.MULTILINE)
 REFUSED = ("Not applied:", "Nothing was run:", "Your proposed edit has introduced new syntax error")
@@ -41,6 +43,7 @@ class Workspace:
     whole: set[str] = field(default_factory=set)  # those whose every line is known
     open: str = ""
     left: int = MOST_COMMANDS
+    moves: int = MOST_MOVED
 
     def after(self, turn: dict[str, Any]) -> list[Change]:
         """What a turn's actions changed."""
@@ -59,21 +62,25 @@ class Workspace:
 
     def _command(self, text: str, shown: str, failed: bool) -> list[Change]:
         changes: list[Change] = []
-        if "<<" in text or "edit" in text or "insert" in text or "create" in text or "open" in text:
+        looked_into = "<<" in text or "edit" in text or "insert" in text or "create" in text or "open" in text
+        if looked_into and not any(word in shown for word in REFUSED):
             reading = read(text)
+            documents = sorted(reading.documents, key=lambda document: document.start)
             for command in reading.commands:
                 words = command.arguments()
-                if words and not any(word in shown for word in REFUSED):
-                    changes += self._one(text, command, words, reading, failed)
+                if words:
+                    changes += self._one(text, command, words, documents, failed)
         self._learn(shown)
         return changes
 
-    def _one(self, text: str, command: Command, words: list[str], reading: Reading, failed: bool) -> list[Change]:
+    def _one(
+        self, text: str, command: Command, words: list[str], documents: list[HereDocument], failed: bool
+    ) -> list[Change]:
         name = words[0]
         if name in ("open", "create") and len(words) > 1 and not failed:
             self.open = self._path(words[1])
             return self._write(self.open, "", new=True) if name == "create" else []
-        document = _document_of(command, reading)
+        document = _document_of(command, documents)
         if document is None or not document.closed:
             return []
         body = text[document.body_start : document.body_end]
@@ -104,12 +111,15 @@ class Workspace:
         known = self.files.get(self.open, {})
         if self.open in self.whole:
             end = min(end, len(known))
+        self.moves -= len(known) + len(new)
+        if self.moves < 0:
+            return []
         return [self._replace(self.open, start, end, new)]
 
     def _replace(self, path: str, start: int, end: int, new: list[str]) -> Change:
         """Lines start..end (none if end is before start) become `new`."""
         known = self.files.setdefault(path, {})
-        old = [known.get(line) for line in range(start, end + 1)]
+        old = [known[line] for line in sorted(known) if start <= line <= end]  # `edit 1:999999` may name any number
         shift = len(new) - (end - start + 1)
         moved = {
             (line if line < start else line + shift): text for line, text in known.items() if not start <= line <= end
@@ -118,9 +128,9 @@ class Workspace:
         context = [known.get(line) for line in range(max(1, start - 3), start)]
         after = [known.get(line) for line in range(end + 1, end + 4)]
         self.files[path] = moved
-        missing = sum(line is None for line in old)
+        missing = end - start + 1 - len(old)
         lines = [f" {text}" for text in context if text is not None]
-        lines += [f"-{text}" for text in old if text is not None] + [f"+{text}" for text in new]
+        lines += [f"-{text}" for text in old] + [f"+{text}" for text in new]
         lines += [f" {text}" for text in after if text is not None]
         head = f"--- {path}\n+++ {path}\n@@ -{start},{end - start + 1} +{start},{len(new)} @@\n"
         note = f"{missing} of the lines that were replaced were never shown" if missing else ""
@@ -194,10 +204,10 @@ def unified(path: str, old: list[str], new: list[str]) -> str:
     return "".join(f"{line}\n" for line in difflib.unified_diff(old, new, path, path, lineterm=""))
 
 
-def _document_of(command: Command, reading: Reading) -> HereDocument | None:
-    """The here-document that a command reads: the one that begins where the command stands."""
-    start = command.words[0].start
-    return next((d for d in reading.documents if start <= d.start <= command.end), None)
+def _document_of(command: Command, documents: list[HereDocument]) -> HereDocument | None:
+    """The here-document that a command reads: the one that begins where the command stands. They are in order."""
+    at = bisect.bisect_left(documents, command.words[0].start, key=lambda document: document.start)
+    return documents[at] if at < len(documents) and documents[at].start <= command.end else None
 
 
 def _redirected(text: str, command: Command, document: HereDocument) -> tuple[str, bool]:

@@ -14,6 +14,7 @@ PREVIEW = 160
 NAME = 300  # characters of a task's name and the like, as lists have it
 # Characters of one episode that a search finds, from its beginning; what an agent prints beyond is rarely its own.
 SEARCHED = 1 << 21
+MOST_TOKENS = 1 << 53  # that a file may say it has: a database's column holds no more
 # Between two texts: to the index a word of its own, so that no phrase is found across them.
 BREAK = " \ue000 "
 # Colours and titles that a terminal acts on, then any other control sign: neither is part of a word.
@@ -50,16 +51,16 @@ def read_entry(data: bytes, path: Path) -> Entry:
 def _entry(episode: dict[str, Any]) -> Entry:
     task, turns = episode["task"], episode["turns"]
     prompt = BREAK.join(m["content"] for m in turns[0]["shown"]) if turns else ""
-    counted = whole(episode["metrics"].get("sampled_tokens"))
+    counted = whole(episode["metrics"].get("sampled_tokens")) or 0
     return Entry(
         task=_named(task["id"]),
         family=_named(task["family"] or task["env"]),
         env=_named(task["env"]),
         ending=_named(episode["ending"]),
-        reward=episode["reward"],
+        reward=episode["reward"] if episode["ending"] != "infra_error" else None,  # whose 0 is no reward
         version=episode["version"],
         turns=len(turns),
-        tokens=sum(s["tokens"] for s in episode["sampled"]) or counted or 0,
+        tokens=sum(s["tokens"] for s in episode["sampled"]) or (counted if 0 <= counted < MOST_TOKENS else 0),
         seconds=episode["seconds"],
         started=episode["started"],
         preview=_short(turns[0]["reply"] if turns else episode["error"]),

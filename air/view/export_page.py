@@ -182,7 +182,7 @@ def _token(token: dict[str, Any], view: dict[str, Any]) -> str:
 def _level(value: float, span: list[float | None]) -> str:
     """p3 or n2: the sign, and how much of the largest size in this episode."""
     largest = max(abs(bound) for bound in span if bound is not None)
-    size = round(STEPS * abs(value) / largest) if largest > 0 else 0
+    size = round(STEPS * (abs(value) / largest)) if largest > 0 else 0
     return f"{'n' if value < 0 else 'p'}{size}"
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from air.errors import AirError
 
@@ -22,7 +23,7 @@ DEPTH = 6  # levels below the viewed directory in which runs are looked for
 MOST_DIRECTORIES = 20_000  # looked at in one search: a home directory must not keep a core busy
 LARGEST_FILE = 256 << 20  # bytes of an episode's file; no real one comes near
 SKIPPED = frozenset({"checkpoints", "node_modules", "__pycache__", "site-packages", "wandb", "tensorboard"})
-STEP = re.compile(r"step_(\d+)")
+STEP = re.compile(r"step_(\d{1,15})")
 RUN_FILES = ("status.json", "metrics.jsonl", "trajectories", "evaluations")
 
 
@@ -80,6 +81,7 @@ class Folder:
 
     def _search(self) -> Iterator[Collection]:
         looked, level = 0, [self.root]
+        named: Counter[str] = Counter()
         for _ in range(DEPTH + 1):
             below: list[Path] = []
             for path in level:
@@ -89,7 +91,9 @@ class Folder:
                 names, directories = _look(path)
                 kind = _kind(names, directories)
                 if kind is not None:
-                    yield Collection(self._id(path), path, kind)
+                    id = self._id(path)
+                    named[id] += 1  # names may differ only in bytes that are no text
+                    yield Collection(id if named[id] == 1 else f"{id}~{named[id]}", path, kind)
                 if kind in (None, "traj"):
                     below += [path / name for name in directories if name not in SKIPPED and name[0] != "."]
             level = below
@@ -106,7 +110,7 @@ class Folder:
             suffixes = (".traj", ".json") if self.only else (".traj",)
             return [Shelf(collection, ".", path, suffixes), *(demonstrations if not self.only else ())]
         steps = [
-            Shelf(collection, name, path / "trajectories" / name, step=_step(name))
+            Shelf(collection, visible_name(name), path / "trajectories" / name, step=_step(name))
             for name in _look(path / "trajectories")[1]
         ]
         evaluations = [
@@ -129,16 +133,20 @@ class Folder:
 
     def read(self, path: Path) -> bytes:
         """A regular file below the viewed directory; OSError for anything else."""
+        with self.open(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_FILE:
+                raise PermissionError(f"{path.name} has {size >> 20} MiB, more than an episode can have")
+            return file.read()
+
+    def open(self, path: Path) -> IO[bytes]:
         if path.resolve() != path or not path.is_relative_to(self.root):
             raise PermissionError(f"{path.name} leads out of the viewed directory")
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            found = os.fstat(handle)
-            if not stat.S_ISREG(found.st_mode):
-                raise PermissionError(f"{path.name} is not a regular file")
-            if found.st_size > LARGEST_FILE:
-                raise PermissionError(f"{path.name} has {found.st_size >> 20} MiB, more than an episode can have")
-            return file.read()
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise PermissionError(f"{path.name} is not a regular file")
+        return file
 
 
 def visible_name(name: str) -> str:

@@ -7,13 +7,13 @@ then as a cookie.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import secrets
 import socket
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from air.errors import AirError
 
@@ -69,6 +69,8 @@ class Guard:
         self._names = served_names(host)
         self._token = token
         self._cookie = f"air_view_{port}"  # cookies do not know ports: two viewers must not share one
+        # Not the token itself: it may hold signs that a cookie cannot.
+        self._ticket = hashlib.sha256(f"air view {token}".encode("utf-8", "replace")).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -110,14 +112,14 @@ class Guard:
 
     def _knows(self, scope: Scope, headers: dict[str, str]) -> bool:
         offered = [value for key, value in parse_qsl(scope["query_string"].decode("latin-1")) if key == "token"]
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            cookie = None
-        offered += [cookie.value] if cookie else []
         scheme, _, value = headers.get("authorization", "").partition(" ")
         offered += [value.strip()] if scheme.lower() == "bearer" else []
-        return any([self._matches(text) for text in offered])
+        # Read by hand: the cookies of other programs on this machine come too, and one that is not well-formed
+        # would make a stricter reader leave out all of them.
+        cookies = [part.strip().partition("=") for part in headers.get("cookie", "").split(";")]
+        tickets = [value.encode() for name, _, value in cookies if name == self._cookie]
+        known = [self._matches(text) for text in offered]
+        return any([*known, *(secrets.compare_digest(ticket, self._ticket.encode()) for ticket in tickets)])
 
     def _matches(self, text: str) -> bool:
         assert self._token is not None
@@ -126,9 +128,10 @@ class Guard:
     async def _let_in(self, scope: Scope, send: Send) -> None:
         """To the same place, without the token in the address: it would stay in the history."""
         query = [(k, v) for k, v in parse_qsl(scope["query_string"].decode("latin-1"), True) if k != "token"]
-        place = "/" + scope["path"].lstrip("/") + (f"?{urlencode(query)}" if query else "")
-        cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
-        headers = [(b"location", place.encode("ascii", "replace")), (b"set-cookie", cookie.encode())]
+        # Quoted anew: a line's end or a backslash in it would say something else to a browser than to us.
+        place = "/" + quote(scope["path"].lstrip("/")) + (f"?{urlencode(query)}" if query else "")
+        cookie = f"{self._cookie}={self._ticket}; Path=/; HttpOnly; SameSite=Lax"
+        headers = [(b"location", place.encode("ascii")), (b"set-cookie", cookie.encode())]
         await _answer(send, 303, "", "", headers)
 
 

@@ -1,5 +1,5 @@
-"""Which episodes hold the words that a person typed: looked up once, then used for the count, the page and what lies
-beside an episode, and kept for the next page."""
+"""Which episodes hold the words that a person typed: each word is looked up once, for the count, the page and what lies
+beside an episode, and is remembered for the next page and for the next word."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 import sqlite3
 
 SHORTEST_BEGINNING = 3  # letters before a *: fewer begin so many words that looking for all of them takes seconds
-KEPT = 4  # searches of one connection
+KEPT = 12  # terms whose episodes one connection remembers
+MOST_TERMS = 10  # of one search; who types more has said enough
 TERM = re.compile(r'"([^"]*)"?|(\S+)')
 WORD = re.compile(r"[^\W_]")
 
@@ -27,44 +28,35 @@ def search_terms(text: str) -> list[str]:
 
 
 class Hits:
-    """Tables of episodes' keys beside the index, in the memory of one connection."""
+    """Tables of keys beside the index, in the memory of one connection: for each term the episodes that say it and the
+    prompts that hold it, which are kept apart."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._db = database
         self._db.execute("ATTACH ':memory:' AS found")
-        self._tables: dict[tuple[str, ...], str] = {}
+        self._tables: dict[str, int] = {}
         self._version = -1
         self._made = 0
 
-    def of(self, text: str) -> str | None:
-        """A table with the keys of the episodes that hold all of it; None if it asks for nothing."""
-        terms = tuple(search_terms(text))
-        if not terms:
-            return None
+    def conditions(self, text: str) -> list[str]:
+        """For each term of a search, the condition on an episode `t` to hold it."""
+        terms = search_terms(text)[:MOST_TERMS]
         version = self._db.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version or (len(self._tables) >= KEPT and terms not in self._tables):
-            for table in self._tables.values():
-                self._db.execute(f"DROP TABLE {table}")
+        if version != self._version or len(self._tables.keys() | set(terms)) > KEPT:
+            for number in self._tables.values():
+                self._db.execute(f"DROP TABLE found.said{number}")
+                self._db.execute(f"DROP TABLE found.asked{number}")
             self._tables, self._version = {}, version
-        if terms not in self._tables:
-            self._made += 1
-            table = f"found.q{self._made}"
-            self._db.execute(f"CREATE TABLE {table} (key INTEGER PRIMARY KEY)")
-            self._fill(table, terms)
-            self._tables[terms] = table
-        return self._tables[terms]
+        return [self._condition(term) for term in terms]
 
-    def _fill(self, table: str, terms: tuple[str, ...]) -> None:
-        """A term may stand in what the episode says or in its prompt, which is kept apart. First those that say all of
-        it themselves; of the others only those whose prompt holds some of it are looked at, term by term."""
-        everything = " AND ".join(terms)
-        self._db.execute(f"INSERT INTO {table} SELECT rowid FROM words WHERE words MATCH ?", (everything,))
-        prompted = "prompt IN (SELECT rowid FROM prompt_words WHERE prompt_words MATCH ?)"
-        said = "key IN (SELECT rowid FROM words WHERE words MATCH ?)"
-        some = " OR ".join(prompted for _ in terms)
-        each = " AND ".join(f"({prompted} OR {said})" for _ in terms)
-        self._db.execute(
-            f"INSERT INTO {table} SELECT key FROM facts"
-            f" WHERE ({some}) AND key NOT IN (SELECT key FROM {table}) AND {each}",
-            [*terms, *(term for term in terms for _ in range(2))],
-        )
+    def _condition(self, term: str) -> str:
+        if term not in self._tables:
+            self._made += 1
+            for table, words in ((f"found.said{self._made}", "words"), (f"found.asked{self._made}", "prompt_words")):
+                self._db.execute(f"CREATE TABLE {table} (key INTEGER PRIMARY KEY)")
+                self._db.execute(f"INSERT INTO {table} SELECT rowid FROM {words} WHERE {words} MATCH ?", (term,))
+            self._tables[term] = self._made
+        number = self._tables[term]
+        said = f"t.key IN (SELECT key FROM found.said{number})"
+        asked = self._db.execute(f"SELECT 1 FROM found.asked{number} LIMIT 1").fetchone()
+        return f"({said} OR t.prompt IN (SELECT key FROM found.asked{number}))" if asked else said

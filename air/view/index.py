@@ -18,6 +18,7 @@ from pathlib import Path
 from air.lab.damaged import Reader, number, table, whole, words
 from air.view.folder import Collection, Folder, Shelf
 from air.view.parse import Parser
+from air.view.records import Records
 from air.view.rows import Made, Rows
 from air.view.store import Store
 
@@ -62,6 +63,7 @@ class Index:
         self._shelves = self._rows.shelves()
         self._records = self._rows.records()
         self._with_alarms: set[str] = set()
+        self._sources: dict[str, set[str]] = {}  # of each collection, as they were at the last look
 
     def update(self) -> set[str]:
         """Looks once; the ids of the collections in which something is new."""
@@ -76,7 +78,13 @@ class Index:
                 return changed
             if self._changed_files(collection):
                 changed.add(collection.id)
-            for shelf in self.folder.shelves(collection):
+            shelves = self.folder.shelves(collection)
+            sources = {shelf.source for shelf in shelves}
+            if self._sources.get(collection.id) != sources and self._rows.leave(collection.id, sources):
+                changed.add(collection.id)
+                self._shelves = self._rows.shelves()
+            self._sources[collection.id] = sources
+            for shelf in shelves:
                 new, is_changed = self._look(shelf)
                 found += new
                 changed |= {collection.id} if is_changed else set()
@@ -89,6 +97,11 @@ class Index:
                 changed.add(collection.id)
             self._read_alarms(collection, collection.id in changed)
         return changed
+
+    def changed_files(self) -> set[str]:
+        """Of which collections a small file has changed: all that is left to be seen while another viewer keeps the
+        index."""
+        return {collection.id for collection in self.folder.collections() if self._changed_files(collection)}
 
     def _changed_files(self, collection: Collection) -> bool:
         """Whether one of the small files has changed since the last look."""
@@ -176,8 +189,8 @@ class Index:
         place, file = os.fsencode(path), (found.st_mtime_ns, found.st_size)
         if not stat.S_ISREG(found.st_mode) or (self._records.get(place) == file and not again):
             return False
-        lines = Reader(path.parent).lines(path.name)
-        self._rows.record(collection.id, (place, *file), [_made_of(line) for line in lines])
+        heads = Records(self.folder, collection.path, source).heads()
+        self._rows.record(collection.id, (place, *file), [_made_of(line) for line in heads])
         self._records[place] = file
         return True
 
@@ -214,7 +227,7 @@ def alarm_spans(collection: Collection) -> list[tuple[str, int, int]]:
         if id is None or step is None or not 0 <= step < LAST_STEP:
             continue
         if line.get("event") == "raised":
-            up.setdefault(id, step)
+            up[id] = min(step, up.get(id, step))  # a resumed run may raise it anew, at an earlier step
         elif id in up:
             first = up.pop(id)
             spans.append((id, first, max(first, step - 1)))

@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from air.lab.damaged import number, table
-from air.view.folder import Folder
+from air.view.folder import LARGEST_FILE, Folder
+
+NUMBERS = b', "logprobs": ['  # from here on a line holds numbers of every token
 
 
 class Records:
-    """Those of one step. A step's file holds every token's numbers, so it is read once, an episode's line is found by
-    its bytes, and only that is parsed."""
+    """Those of one step. A step's file holds every token's numbers and may have a gigabyte, so it is gone through line
+    by line, an episode's line is found by its bytes, and only what is asked for is parsed."""
 
     def __init__(self, folder: Folder, run: Path, source: str) -> None:
-        try:
-            self._data = folder.read(run / "tokens" / f"{source}.jsonl")
-        except OSError:
-            self._data = b""
+        self._folder = folder
+        self._path = run / "tokens" / f"{source}.jsonl"
 
     def of(self, id: str) -> dict[str, Any] | None:
-        named, at = json.dumps(id).encode(), -1
-        while (at := self._data.find(named, at + 1)) >= 0:
-            start, end = self._data.rfind(b"\n", 0, at) + 1, self._data.find(b"\n", at)
-            try:
-                line = json.loads(self._data[start : len(self._data) if end < 0 else end])
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(line, dict) and line.get("id") == id:
-                return line
-        return None
+        named = json.dumps(id).encode()
+        return next((line for data in self._lines() if named in data and (line := _parsed(data)).get("id") == id), None)
+
+    def heads(self) -> Iterator[dict[str, Any]]:
+        """All of them, without the numbers of tokens. As a run writes a line these come last, so the cut is safe: in
+        JSON no text can hold an unescaped `"logprobs": [`."""
+        for data in self._lines():
+            cut = data.find(NUMBERS)
+            head = _parsed(data[:cut] + b"}") if cut > 0 else {}
+            yield head if "fate" in head else _parsed(data)
+
+    def _lines(self) -> Iterator[bytes]:
+        """Whole ones: the last may still be being written."""
+        try:
+            with self._folder.open(self._path) as file:
+                while (line := file.readline(LARGEST_FILE)).endswith(b"\n"):
+                    yield line
+        except OSError:
+            return
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        return table(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def why(record: dict[str, Any] | None, source: str, ending: str, members: int) -> str:

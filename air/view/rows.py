@@ -75,7 +75,8 @@ class Rows:
             " WHERE f.collection = ? AND f.source = (SELECT key FROM names WHERE text = ?)",
             (self.collections[shelf.collection.id], shelf.source),
         )
-        return {path: (size, mtime) for path, size, mtime in rows}
+        own = os.fsencode(shelf.path)  # two may be called the same where their names are no text
+        return {path: (size, mtime) for path, size, mtime in rows if os.path.dirname(path) == own}
 
     def unreadable(self, shelf: Shelf) -> bool:
         """Whether one of its episodes may still be in the making."""
@@ -85,6 +86,24 @@ class Rows:
             (self.collections[shelf.collection.id], shelf.source),
         )
         return found.fetchone() is not None
+
+    def leave(self, collection: str, sources: set[str]) -> bool:
+        """Forgets the episodes of shelves that are not there any more; whether there were any."""
+        key = self.collections[collection]
+        held = self._db.execute(
+            "SELECT DISTINCT f.source, n.text FROM facts f JOIN names n ON n.key = f.source WHERE f.collection = ?",
+            (key,),
+        )
+        gone = [source for source, text in held if text not in sources]
+        if gone:
+            own = "key IN (SELECT key FROM facts WHERE collection = ? AND source = ?)"
+            with self.transaction():
+                for source in gone:
+                    paths = self._db.execute(f"SELECT path FROM details WHERE {own}", (key, source))
+                    places = {os.path.dirname(row[0]) for row in paths}  # one that comes back is looked through anew
+                    self._db.executemany("DELETE FROM shelves WHERE path = ?", [(place,) for place in places])
+                    self._delete(own, key, source)
+        return bool(gone)
 
     # --- episodes -------------------------------------------------------------------------------------------
 
@@ -102,9 +121,14 @@ class Rows:
         """Within a transaction. It replaces what the index had of the same file."""
         collection, id, place = self.collections[shelf.collection.id], shelf.episode(path.name), os.fsencode(path)
         self._delete("path = ?", place)
-        taken = self._db.execute("SELECT 1 FROM details WHERE collection = ? AND id = ?", (collection, id)).fetchone()
-        if taken:  # a step that somebody copied: both are shown
-            id = f"{shelf.source}/{id}"
+        if shelf.step is not None:  # to be read for this one too; if we end before that, at the next start
+            tokens = shelf.collection.path / "tokens" / f"{shelf.source}.jsonl"
+            self._db.execute("DELETE FROM records WHERE path = ?", (os.fsencode(tokens),))
+        plain, again = id, 0
+        while self._db.execute("SELECT 1 FROM details WHERE collection = ? AND id = ?", (collection, id)).fetchone():
+            # A step that somebody copied, or names that differ only in bytes that are no text: all are shown.
+            again += 1
+            id = f"{shelf.source}/{plain}" + (f"~{again}" if again > 1 else "")
         named = (self._name(text) for text in (shelf.source, entry.task, entry.family, entry.env, entry.ending))
         source, task, family, env, ending = named
         facts = (

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from air.lab.damaged import Reader, items, number, table, whole, words
+from air.lab.lineage import find_parent
 from air.lab.results import config_diff, flat_config, run_results
 from air.view.curves import curves
 from air.view.folder import Collection
+from air.view.index import WATCHED
 from air.watch.ledger import COLUMNS
 
 LONGEST_TEXT = 4_000  # of an alarm's or a check's sentence
 MOST_LINES = 500  # alarms or evaluations of one run: the newest
 INTERVAL = ("mean", "low", "high")
-SMALL_FILES = ("config.toml", "status.json", "metrics.jsonl", "alarms.jsonl", "doctor.json", "logbook.json")
 
 
 def results_of(collection: Collection) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def results_of(collection: Collection) -> dict[str, Any]:
 
 
 def _leads_out(path: Path) -> bool:
-    return any((path / name).is_symlink() for name in SMALL_FILES)
+    return any((path / name).is_symlink() for name in WATCHED)
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def run_page(collection: Collection, known: dict[str, Collection], facets: dict[
     config = flat_config(reader.toml("config.toml")) if inside else {}
     lines = reader.lines("metrics.jsonl") if inside else []
     steps = _steps(lines)
-    parent = _parent(collection, results.get("parent"), known)
+    parent = _parent(collection, known) if inside else None
     return {
         "results": results,
         "kind": collection.kind,
@@ -68,7 +69,7 @@ def run_page(collection: Collection, known: dict[str, Collection], facets: dict[
         "steps": sorted(steps),
         "curves": curves([steps[s] for s in sorted(steps)]),
         "ledger": _ledger([steps[s] for s in sorted(steps)]),
-        "evaluations": [_evaluation_line(line) for line in lines if line.get("kind") == "eval"][-MOST_LINES:],
+        "evaluations": _evaluations(collection, lines),
         "alarms": alarms(reader) if inside else [],
         "doctor": _doctor(reader) if inside else None,
         "facets": facets,
@@ -84,13 +85,11 @@ def _steps(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     }
 
 
-def _parent(collection: Collection, name: Any, known: dict[str, Collection]) -> Collection | None:
-    """The run's parent, if it lies in the viewed directory too: beside it, or anywhere."""
-    if not isinstance(name, str):
-        return None
-    named = [c for c in known.values() if c.kind == "run" and c.path.name == name and c.path != collection.path]
-    beside = [c for c in named if c.path.parent == collection.path.parent]
-    return next(iter([*beside, *named]), None)
+def _parent(collection: Collection, known: dict[str, Collection]) -> Collection | None:
+    """The run's parent, if it lies in the viewed directory too. By its place: a name may be there twice."""
+    found = find_parent(collection.path)
+    runs = (c for c in known.values() if c.kind == "run" and c.path != collection.path and not _leads_out(c.path))
+    return next((c for c in runs if c.path == found), None)
 
 
 def _ledger(steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -99,6 +98,15 @@ def _ledger(steps: list[dict[str, Any]]) -> dict[str, Any]:
         "x": [whole(step["step"]) + 1 for step, _ in rows],  # type: ignore[operator]
         "columns": {name: [number(ledger.get(name)) for _, ledger in rows] for name in COLUMNS},
     }
+
+
+def _evaluations(collection: Collection, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those within a run, or the one that an `air eval` made."""
+    if collection.kind != "evaluation" or (collection.path / "evaluation.json").is_symlink():
+        return [_evaluation_line(line) for line in lines if line.get("kind") == "eval"][-MOST_LINES:]
+    report = Reader(collection.path).json("evaluation.json")
+    lost = len(items(report.get("lost")))
+    return [_evaluation_line({**table(report.get("means")), **report, "name": collection.path.name, "lost": lost})]
 
 
 def _evaluation_line(line: dict[str, Any]) -> dict[str, Any]:

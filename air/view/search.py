@@ -70,9 +70,9 @@ class Filter:
         if self.highest is not None:
             found.add("t.reward <= ?", self.highest)
         if self.alarms:
-            found.add(*_under_alarm(db, self.alarms))
-        if hits := reader.hits.of(self.words):
-            found.add(f"t.key IN (SELECT key FROM {hits})")
+            found.add(*_under_alarm(self.alarms))
+        for condition in reader.hits.conditions(self.words):
+            found.add(condition)
         return " AND ".join(found.clauses), found.values
 
 
@@ -97,23 +97,15 @@ def _keys(db: sqlite3.Connection, table: str, column: str, values: Sequence[str]
     return [row[0] for row in db.execute(f"SELECT key FROM {table} WHERE {column} IN ({_marks(values)})", values)]
 
 
-def _under_alarm(db: sqlite3.Connection, alarms: Sequence[str]) -> tuple[Any, ...]:
-    """The spans are few, so they are written out: a look into their table for each episode would take long."""
-    named = "" if "any" in alarms else f"WHERE id IN ({_marks(alarms)})"
-    rows = db.execute(f"SELECT DISTINCT collection, first, last FROM alarms {named}", alarms if named else ())
-    spans = _merged(sorted(tuple(row) for row in rows))
-    clause = " OR ".join("(t.collection = ? AND t.step BETWEEN ? AND ?)" for _ in spans)
-    return f"({clause or '0'})", *(value for span in spans for value in span)
-
-
-def _merged(spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    merged: list[tuple[int, int, int]] = []
-    for collection, first, last in spans:
-        if merged and merged[-1][0] == collection and first <= merged[-1][2] + 1:
-            merged[-1] = (collection, merged[-1][1], max(last, merged[-1][2]))
-        else:
-            merged.append((collection, first, last))
-    return merged[:10_000]
+def _under_alarm(alarms: Sequence[str]) -> tuple[Any, ...]:
+    """By the steps of each run in which one of them was up: few, beside the episodes."""
+    named = "" if "any" in alarms else f"WHERE a.id IN ({_marks(alarms)})"
+    return (
+        "(t.collection, t.step) IN (SELECT s.collection, s.step"
+        " FROM (SELECT DISTINCT collection, step FROM facts WHERE step IS NOT NULL) s"
+        f" JOIN alarms a ON a.collection = s.collection AND s.step BETWEEN a.first AND a.last {named})",
+        *(alarms if named else ()),
+    )
 
 
 class Lists:
@@ -140,7 +132,7 @@ class Lists:
 
     def _rows(self, keys: list[int]) -> list[dict[str, Any]]:
         found = self._store.reader().database.execute(f"{ROW} WHERE t.key IN ({_marks(keys)})", keys)
-        rows = {row["key"]: {name: row[name] for name in SHOWN} for row in found}
+        rows = {row["key"]: {**{name: row[name] for name in SHOWN}, "group": group_number(row["id"])} for row in found}
         return [rows[key] for key in keys if key in rows]
 
     def neighbours(self, chosen: Filter, run: str, id: str) -> dict[str, Any] | None:
@@ -187,6 +179,23 @@ class Lists:
         query = f"{ROW} WHERE c.id = ? AND t.source = {codes} AND t.task = {codes} ORDER BY d.id"
         return self._store.reader().database.execute(query, (run, source, task)).fetchall()
 
+    def group(self, run: str, row: sqlite3.Row) -> list[sqlite3.Row]:
+        """Those that an episode was compared with, itself included: a task may come twice in a step, each time with a
+        baseline of its own, and what the machinery spoilt has no part in one."""
+        number = group_number(row["id"])
+        return [
+            member
+            for member in self.members(run, row["source"], row["task"])
+            if group_number(member["id"]) == number and (member["ending"] != "infra_error" or member["id"] == row["id"])
+        ]
+
+    def named(self, run: str | None, name: str, most: int) -> list[dict[str, Any]]:
+        """Those whose id begins so, or ends so after its place."""
+        own = " AND c.id = ?" if run is not None else ""
+        query = f"{ROW} WHERE (substr(d.id, 1, ?) = ? OR substr(d.id, ?) = ?){own} ORDER BY d.id LIMIT ?"
+        values = (len(name), name, -len(name) - 1, f"/{name}", *([run] if run is not None else []), most)
+        return [{name: row[name] for name in SHOWN} for row in self._store.reader().database.execute(query, values)]
+
     def counts(self) -> dict[str, int]:
         rows = self._store.reader().database.execute(
             "SELECT c.id, f.n FROM collections c JOIN"
@@ -213,6 +222,12 @@ class Lists:
             "versions": [lo, hi],
             "sources": distinct("source"),
         }
+
+
+def group_number(id: str) -> str | None:
+    """Of an episode's group within its step, as the sampler puts it into ids: `…_3-0` is of group 3."""
+    found = re.search(r"_(\d+)-\d+(?:-\d+)?$", id)
+    return found[1] if found else None
 
 
 def _order(sort: str, descending: bool, backward: bool = False) -> str:

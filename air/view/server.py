@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from air.errors import AirError
 from air.view.api import LARGEST, Api, NotFound, Query, as_json
@@ -60,7 +61,13 @@ class Viewer:
         """As a browser on this machine opens it."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "") else "[::1]" if self.host == "::" else self.host
         host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        return f"http://{host}:{self.port}/" + (f"?token={self.token}" if self.token else "")
+        return f"http://{host}:{self.port}/" + (f"?token={quote(self.token, safe='')}" if self.token else "")
+
+    @property
+    def url_elsewhere(self) -> str:
+        """As one on another machine opens it."""
+        own = self.host in ("0.0.0.0", "", "::")
+        return self.url.replace(self.url.split("/")[2], f"{socket.gethostname()}:{self.port}", 1) if own else self.url
 
     def run(self) -> None:
         """Serves until it is told to stop, by Ctrl-C or by stop()."""
@@ -187,7 +194,7 @@ def _guarded(respond: Callable[[Query], Response]) -> Callable[[Request], Respon
             return json_response({"error": error.problem, "fix": error.fix}, 404)
         except AirError as error:
             return json_response({"error": error.problem, "fix": error.fix}, 400)
-        except Unreadable as error:
+        except (Unreadable, RecursionError) as error:
             return json_response({"error": str(error), "fix": "look at the file itself."}, 422)
 
     return handle

@@ -19,7 +19,7 @@ from pathlib import Path
 from air.files import cache_directory
 from air.view.hits import Hits
 
-MAKE = 5  # of the tables below: another number, and the file is made anew
+MAKE = 7  # of the tables below: another number, and the file is made anew
 OF = ".of"  # the file beside an index that says of which directory it is
 KEPT_S = 60 * 86400.0
 WAIT_S = 20.0  # for another viewer of the same directory that is writing
@@ -36,6 +36,7 @@ CREATE TABLE facts (
     started REAL, prompt INTEGER
 );
 CREATE INDEX by_source ON facts (collection, source, task);
+CREATE INDEX by_step ON facts (collection, step);
 CREATE TABLE details (
     key INTEGER PRIMARY KEY, collection INTEGER NOT NULL, id TEXT NOT NULL, preview TEXT NOT NULL,
     path BLOB UNIQUE NOT NULL, size INTEGER NOT NULL, mtime INTEGER NOT NULL

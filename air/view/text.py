@@ -27,6 +27,7 @@ from air.view.index import Index
 from air.view.store import Store
 from air.view.text_episode import episode_page
 from air.view.text_pages import Ink, list_page, run_page, runs_page
+from air.watch.visible import visible
 
 MOST_ROWS = 200
 PIPED = 120  # columns where there is no terminal to ask
@@ -103,7 +104,7 @@ def _choose(collections: list[Collection], asked: str) -> Collection:
     begin = [c for c in collections if c.path.name.startswith(asked) or str(c.path) == str(Path(asked).resolve())]
     if len(begin) == 1:
         return begin[0]
-    known = ", ".join(c.id for c in (begin or collections)[:12])
+    known = ", ".join(visible(c.id) for c in (begin or collections)[:12])
     problem = f"Several runs begin with {asked!r}." if begin else f"There is no run {asked!r} here."
     raise AirError(problem, f"name one of: {known}{' …' if len(begin or collections) > 12 else ''}.")
 
@@ -118,7 +119,7 @@ def _list(
         query["run"], title = [chosen.id], chosen.path.name
     if step is not None:
         if chosen is None:
-            names = ", ".join(c.id for c in collections[:12])
+            names = ", ".join(visible(c.id) for c in collections[:12])
             raise AirError("Which run's step is meant?", f"add --run with one of: {names}.")
         query["source"] = [f"step_{step - 1:04d}", f"evaluations/step_{step:04d}"] if step else ["evaluations/before"]
         title += f", step {step}" if step else ", before the first step"
@@ -137,7 +138,7 @@ def _episode(api: Api, chosen: Collection | None, asked: str) -> tuple[dict[str,
         where = f"in {chosen.id}" if chosen else "here"
         raise AirError(f"There is no episode {asked!r} {where}.", "list them with --step N or --find TEXT.")
     if len(found) > 1:
-        several = "".join(f"\n    --run {row['run']} --id {row['id']}" for row in found[:8])
+        several = "".join(f"\n    --run {visible(row['run'])} --id {visible(row['id'])}" for row in found[:8])
         raise AirError(f"{len(found)} episodes are called so.", f"name one of them:{several}")
     query = {"run": [found[0]["run"]], "id": [found[0]["id"]]}
     near = {**query, "source": [found[0]["source"]], "sort": ["started"], "desc": ["0"]}
@@ -145,12 +146,4 @@ def _episode(api: Api, chosen: Collection | None, asked: str) -> tuple[dict[str,
 
 
 def _named(api: Api, chosen: Collection | None, asked: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    query = {"limit": ["500"], **({"run": [chosen.id]} if chosen else {})}
-    offset = 0
-    while True:
-        page = api.trajectories({**query, "offset": [str(offset)]})
-        found += [row for row in page["rows"] if row["id"].startswith(asked) or row["id"].endswith(f"/{asked}")]
-        offset += len(page["rows"])
-        if not page["rows"] or offset >= page["total"]:
-            return found
+    return api.named(chosen.id if chosen else None, asked)

@@ -153,6 +153,8 @@ class Reasons:
                 bound = f"less than {low:g}" if ratio < low else f"more than {high:g}"
                 return self._say(f"stale: left out, as it is now {bound} times as probable as when it was sampled")
         if not advantage:
+            if self._rules.by_turn:
+                return self._say("sampled, advantage 0 as the mean over its turns; the step's record keeps no other")
             if self._rules.kl:
                 return self._say("sampled, advantage 0: only the KL term counts it")
             return self._say(f"zero advantage: all {self._members} of its group scored the same")
@@ -176,7 +178,7 @@ def _version(episode: dict[str, Any], turn: int) -> int | None:
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 
 def _range(tokens: list[dict[str, Any]], name: str) -> list[float | None]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from air.errors import AirError
 
+MOST_IDS = 1 << 32  # the package takes no larger one
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -30,10 +32,10 @@ class Vocabulary:
             return [f"[{i}]" for i in ids]
         if type(self.tokenizer.decoder).__name__ == "ByteLevel":
             return _by_bytes([self._bytes(i) for i in ids])
-        return _by_prefixes(self.tokenizer, ids)
+        return _by_prefixes(self.tokenizer, [i if 0 <= i < MOST_IDS else MOST_IDS - 1 for i in ids])
 
     def _bytes(self, id: int) -> bytes:
-        token = self.tokenizer.id_to_token(id) if id >= 0 else None
+        token = self.tokenizer.id_to_token(id) if 0 <= id < MOST_IDS else None
         if token is None:
             return f"[{id}]".encode()
         if id in self.added:

@@ -67,10 +67,11 @@ class Watch:
                 self.looked_once.set()
                 if changed:
                     self._tell(changed)
-            except (OSError, sqlite3.Error) as error:
-                if not self._index.stopping.is_set():
-                    self.problem = f"The index cannot be kept up to date: {error}."
-                    logger.warning(self.problem)
+            except Exception as error:  # whatever one file does to us, the others are still followed
+                problem = f"The index cannot be kept up to date: {error}."
+                if not self._index.stopping.is_set() and problem != self.problem:  # said once, not at every look
+                    self.problem = problem
+                    logger.warning(problem, exc_info=not isinstance(error, OSError | sqlite3.Error))
                 self.looked_once.set()
             took = time.monotonic() - began
             self._index.stopping.wait(min(LONGEST_PAUSE_S, max(PAUSE_S, SHARE * took)))
@@ -91,7 +92,7 @@ class Watch:
         version = int(self._index.store.writer.execute("PRAGMA data_version").fetchone()[0])
         changed, self._seen_version = version != self._seen_version, version
         if not changed:
-            return set()
+            return self._index.changed_files()
         return {row[0] for row in self._index.store.writer.execute("SELECT id FROM collections")}
 
     def _tell(self, changed: set[str]) -> None:

@@ -69,7 +69,7 @@ class Board:
         self._steps.append(metrics)
         self._families |= metrics.get("task", {})
         self._trouble = trouble
-        self.pace.step_ended(time.monotonic())
+        self.pace.step_ended(time.monotonic(), sampled=not _reused(metrics))
 
     def _remember(self, metrics: Mapping[str, Any]) -> None:
         if metrics.get("reward") is not None:
@@ -161,9 +161,10 @@ class Board:
 
     def _speed(self) -> Text:
         """Sampled tokens per second of whole steps, and where the time of these steps went."""
-        times = [m["times"] for m in self._steps]
+        sampled = [m for m in self._steps if not _reused(m)]
+        times = [m["times"] for m in sampled]
         seconds = sum(t.get(part, 0.0) for t in times for part in ("sampling", "training", "sync"))
-        tokens = sum(m.get("ledger", {}).get("tokens", 0) for m in self._steps)
+        tokens = sum(m.get("ledger", {}).get("tokens", 0) for m in sampled)
         speed = f"{tokens / seconds:,.0f} tok/s" if tokens and seconds else "–"
         parts = {part: sum(t.get(part, 0.0) for t in times) for part in PARTS}
         whole = sum(parts.values())
@@ -191,6 +192,11 @@ class Board:
                 bar = _bar(self._done, total, room)
                 return line + Text(one_line(text, width)) + Text("  ") + bar + Text(f"  {tail}", "dim")
         return line + Text(one_line(text, max(10, width - len(tail) - 6))) + Text(f"  {tail}", "dim")
+
+
+def _reused(metrics: Mapping[str, Any]) -> bool:
+    """Whether episodes of the step were read back after a restart: its times are then no measure of speed."""
+    return bool(metrics["rollout"].get("reused"))
 
 
 def _row(label: str, value: str, what: Text, more: Text) -> Text:

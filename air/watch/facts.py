@@ -67,7 +67,8 @@ def memory(device: str) -> dict[str, float]:
     """MiB in use between two steps, and what there is besides: of the process and, on CUDA, of its GPU."""
     found: dict[str, float] = {}
     if PROC.is_dir():  # elsewhere: not measured
-        found = {"used": process_mib(), "peak": process_mib("VmHWM"), "available": available_mib()}
+        measured = {"used": process_mib(), "peak": process_mib("VmHWM"), "available": available_mib()}
+        found = {name: mib for name, mib in measured.items() if mib is not None}
     if device.startswith("cuda"):
         import torch
 
@@ -78,9 +79,10 @@ def memory(device: str) -> dict[str, float]:
     return found
 
 
-def process_mib(what: str = "VmRSS") -> float:
+def process_mib(what: str = "VmRSS") -> float | None:
+    """None where the kernel does not say: sandboxes such as gVisor know no peak."""
     fields = dict(line.split(":", 1) for line in (PROC / "self/status").read_text().splitlines() if ":" in line)
-    return float(fields[what].split()[0]) / 1024
+    return float(fields[what].split()[0]) / 1024 if what in fields else None
 
 
 def available_mib() -> float:

@@ -19,8 +19,9 @@ class Pace:
         self._since: float | None = None  # the end of the last step, or of the evaluation after it
         self._evaluating: float | None = None
 
-    def step_ended(self, now: float) -> None:
-        if self._since is not None:
+    def step_ended(self, now: float, sampled: bool = True) -> None:
+        """`sampled`: not read back from disk after a restart, which takes no time and says nothing of what is left."""
+        if self._since is not None and sampled:
             self._steps.append(now - self._since)
         self._since = now
 

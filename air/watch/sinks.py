@@ -99,7 +99,7 @@ class Beside:
             while (what := self._told.get()) is not None:
                 what()
             self.sink.close()
-        except Exception as error:
+        except BaseException as error:  # a library that calls sys.exit() ends this thread only: that is told, too
             self._give_up(f"{type(error).__name__}: {error}")
             self._opened.set()
 

@@ -23,8 +23,10 @@ class TensorboardSink:
         self._settings = settings
         self._path = run.path
         self._config = to_toml(run.config)
-        # Of a resumed run: what was logged of the steps that are repeated is to be forgotten.
-        self._from = run.first_step + 1 if run.first_step else None
+        # Of a resumed run: what was logged of the steps that are repeated is to be forgotten. One that was killed
+        # before its first checkpoint repeats everything, the evaluation before step 1 included.
+        logged = (run.path / "tensorboard").is_dir()
+        self._from = (run.first_step + 1 if run.first_step else 0) if logged else None
 
     def open(self) -> str:
         """In the sink's own thread. Returns what a person should know about it."""

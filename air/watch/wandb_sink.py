@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import astuple, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from air.config import WandbConfig, wandb_key
@@ -60,7 +61,7 @@ class WandbSink:
         if self._online:
             self.url = self._run.url
             return f"Weights & Biases: {self.url}"
-        return f"Weights & Biases: offline ({self._why}); to upload: wandb sync {self._run.settings.sync_dir}"
+        return f"Weights & Biases: offline ({self._why}); to upload: wandb sync {_parts(self._run.settings.sync_dir)}"
 
     def step(self, flat: dict[str, float], step: int) -> None:
         self._run.log({"step": step + 1, **flat})
@@ -79,6 +80,13 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _parts(written: str) -> str:
+    """What to upload: of a resumed run each session wrote a directory of its own, and all are one W&B run."""
+    here = Path(written)
+    several = len(list(here.parent.glob("offline-run-*"))) > 1
+    return str(here.with_name("offline-run-*") if several else here)
 
 
 def _online(settings: WandbConfig) -> tuple[bool, str]:

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe_cases import ARITH, case_of
+from tiny_runs import write_config
 
+from air import train
 from air.commands.lab import _seeds
 from air.config import load_config
 from air.doctor import examine
@@ -32,7 +34,7 @@ from air.lab.intervals import Interval
 from air.lab.verdicts import decide, difference, student_mean
 from air.learn.batches import PackedPlan
 from air.run import Run
-from air.train import start
+from air.train import refuse_faulty, start
 from air.watch import alarms
 from air.watch.alarms import Halted
 from air.watch.display import Display
@@ -165,7 +167,7 @@ def test_a_change_of_how_held_out_tasks_are_played_is_refused_before_anything_ru
 def sweep(directory: Path, vary: str, prediction: str = "") -> Path:
     path = written(directory)
     text = path.read_text().replace("[change]\ntrainer.loss.scale_rewards = false", f"[vary]\n{vary}")
-    path.write_text(text.replace('prediction = "same"', prediction))
+    path.write_text(text.replace('prediction = "same"', prediction).replace("margin = 0.9", ""))
     return path
 
 
@@ -421,3 +423,45 @@ def test_the_budget_ends_it_and_keeps_what_is_done(air: Any, tmp_path: Path) -> 
     code, _, problem = air("lab", "run", written(tmp_path), "--out", out, "--seeds", "0-40")
     assert code == 1 and "budget.steps = 100" in problem
     assert air("lab", "report", tmp_path / "nothing")[0] == 1
+
+
+def test_both_doubts_count() -> None:
+    """Seeds that agree and tasks that do not, or the other way round: neither hides behind the other."""
+    seeds = difference({s: {("e", str(t)): 0.5 + 0.1 * s for t in range(8)} for s in range(4)})
+    tasks = difference({s: {("e", str(t)): 0.5 + 0.1 * t for t in range(8)} for s in range(4)})
+    both = difference({s: {("e", str(t)): 0.5 + 0.1 * s + 0.1 * t for t in range(8)} for s in range(4)})
+    assert seeds.interval.low == pytest.approx(seeds.over_seeds.low)
+    assert tasks.interval.low == pytest.approx(tasks.over_rows.low)
+    assert both.interval.low < min(both.over_seeds.low, both.over_rows.low)
+    assert both.interval.high > max(both.over_seeds.high, both.over_rows.high)
+
+
+@pytest.mark.parametrize(
+    ("rule", "vary", "said"),
+    [
+        ("margin = 0.1", "trainer.optim.lr = [1e-3]", "margin and base_gain say nothing"),
+        ("base_gain = 0.1", "trainer.optim.lr = [1e-3]", "margin and base_gain say nothing"),
+        ("", "trainer.optim.lr = [1e-3, 0.001]", "twice"),
+    ],
+)
+def test_what_a_sweep_could_not_use_is_refused(tmp_path: Path, rule: str, vary: str, said: str) -> None:
+    file = tmp_path / "s.toml"
+    config = Path(__file__).parents[2] / "configs" / "arith.toml"
+    file.write_text(
+        f'claim = "c"\nconfig = "{config}"\nseeds = [0, 1, 2]\n[vary]\n{vary}\n[rule]\nmetric = "reward"\n{rule}\n'
+        "[budget]\nminutes = 1\nsteps = 10000\n"
+    )
+    with pytest.raises(AirError, match=said):
+        read_hypothesis(file)
+
+
+def test_a_faulty_run_is_not_continued_without_its_fault(tmp_path: Path) -> None:
+    run = Run.create(load_config(["@", str(write_config(tmp_path))]), "arith")
+    run.note(lab={"fault": "mask"})
+    run.set_status("stopped")
+    run.close()
+    with pytest.raises(AirError, match="put in on purpose"):
+        start(run.config, Display(quiet=True), resume=run.path)
+    with fault_on("mask"):
+        assert train.refuse_faulty is not refuse_faulty  # inside, it goes on as it is
+        train.refuse_faulty(run)

@@ -69,6 +69,8 @@ def test_every_run_enters_by_itself(air: Any, book: Path, monkeypatch: pytest.Mo
     assert all(columns(line) <= 100 for line in lines)
     code, out, _ = air("log", "list", "--dir", book, "--json", "--status", "planned")
     assert [row["goal"] for row in json.loads(out)] == ["for later"]
+    code, _, errors = air("log", "list", "--dir", book, "--status", "runing")
+    assert code == 1 and "no status of a run" in errors and "killed" in errors
 
 
 def test_a_narrow_terminal_is_not_overrun(air: Any, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:

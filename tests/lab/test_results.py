@@ -29,8 +29,8 @@ from air.run import Run
 NAMES = """
 name path task env model status why started ended seconds steps max_steps seed goal parent superseded_by reward_first
 reward_last reward_trend improved_first improved_last mean_improvement best_improvement eval_before eval_after
-tokens_per_second peak_memory_bytes sandbox_errors alarms alarm_ids price_per_hour cost wandb_url artefacts proofs
-problems
+tokens_per_second peak_memory_bytes sandbox_errors alarms alarm_ids price_per_hour cost wandb_url fault artefacts
+proofs problems
 """
 KEYS = {*NAMES.split()}
 
@@ -80,6 +80,7 @@ def test_running_then_killed_then_resumed_and_stopped(tmp_path: Path) -> None:
     again.lock()
     status = json.loads((run.path / "status.json").read_text())
     assert status["sessions"][0][1] == pytest.approx(began + 50) and status["sessions"][1][1] is None
+    assert run_results(run.path)["status"] == "running"
     status["sessions"][1][0] = began + 1000  # a while later; what lies between costs nothing
     write_json(run.path / "status.json", status)
     again.set_status("stopped", "interrupted")
@@ -90,6 +91,61 @@ def test_running_then_killed_then_resumed_and_stopped(tmp_path: Path) -> None:
     stopped = run_results(run.path)
     assert (stopped["status"], stopped["why"]) == ("stopped", "interrupted")
     assert stopped["seconds"] == pytest.approx(60)
+
+
+def test_a_run_that_is_resumed_runs_before_it_says_so(tmp_path: Path) -> None:
+    for said in ("stopped", "completed", "planned"):
+        run = new_run(tmp_path)
+        run.set_status(said, "before")
+        run.close()
+        assert run_results(run.path)["status"] == said
+        again = Run.open(run.path)
+        again.lock()
+        assert run_results(run.path)["status"] == "running"  # while its model is loaded, too
+        again.close()
+
+
+def test_a_run_that_never_began_has_no_date_and_cost_nothing(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    write_json(run.path / "status.json", {"status": "planned", "why": "", "time": time.time(), "sessions": []})
+    run.close()
+    add_entry(run.path, "abandoned", "")
+    found = run_results(run.path)
+    assert (found["status"], found["started"], found["ended"], found["seconds"]) == ("abandoned", None, None, None)
+
+
+def test_what_was_read_back_after_a_restart_is_no_throughput(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for number, (seconds, reused) in enumerate([(9.0, 0), (9.0, 0), (0.01, 16), (4.0, 3)]):
+        facts = {"times": {"sampling": seconds, "training": 1.0}, "rollout": {"reused": reused}}
+        append_line(run.path / "metrics.jsonl", step(number, 1.0, ledger={"tokens": 1000}, **facts))
+    assert run_results(run.path)["tokens_per_second"] == pytest.approx(100)
+
+
+def test_a_run_with_a_fault_is_marked_wherever_it_is_listed(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.note(lab={"variant": "changed", "seed": 0, "fault": "mask"})
+    assert run_results(run.path)["fault"] == "mask"  # planned: it has none yet
+    run.note(fault={"name": "mask", "text": "a blind trainer"})
+    run.close()
+    page = run_page(run.path)
+    assert page["fault"] == "mask: a blind trainer"
+    for text in (format_list([page], tmp_path, 100), format_page(page, 100), markdown([page], [], tmp_path)):
+        assert "fault on purpose" in text.lower() and "mask: a blind trainer" in text
+
+
+def test_a_web_address_is_a_link_and_nothing_else(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for address, shown in {
+        "https://wandb.ai/a/b?c=d": "<https://wandb.ai/a/b?c=d>",
+        "https://a> <script>alert(1)</script>": r"https://a> \<script>alert(1)\</script>",
+        "javascript:alert(1)": "javascript:alert(1)",
+    }.items():
+        run.note(wandb_url=address)
+        assert f"- **W&B:** {shown}\n" in markdown([run_page(run.path)], [], tmp_path)
+    add_entry(run.path, "note", "&lt;b&gt; R&D")
+    assert r"\&lt;b\&gt; R&D" in markdown([run_page(run.path)], [], tmp_path)
+    run.close()
 
 
 def test_to_ask_whether_a_run_is_held_does_not_keep_it_from_being_taken(tmp_path: Path) -> None:

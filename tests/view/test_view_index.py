@@ -80,7 +80,8 @@ def looked_through(run: Path) -> Iterator[dict[str, Any]]:
         step = int(path.parent.name[5:]) if path.parent.parent.name == "trajectories" else None
         source = path.parent.name if step is not None else f"evaluations/{path.parent.name}"
         made = made_of(run, step, path.stem)
-        reward = made.get("reward") or float(data["reward"])
+        own = float(data["reward"]) if data["ending"] != "infra_error" else math.nan  # the machinery's 0 is no reward
+        reward = own if made.get("reward") is None else made["reward"]
         turns = data["turns"]
         said = [t["reply"]["content"] for t in turns] + [o.get("text", "") for t in turns for o in t["observations"]]
         yield {

@@ -170,9 +170,11 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (step / "link.json").symlink_to(outside)
     (run / "trajectories" / "step_0001").symlink_to(outside.parent)
     (tmp_path / "runs" / "elsewhere").symlink_to(tmp_path / "outside")
+    record(tmp_path / "outside", 0, [{"id": "a_0-0", "fate": "secret", "reward": 0.75}])
+    (run / "tokens").symlink_to(tmp_path / "outside" / "tokens")
     os.mkfifo(step / "pipe.json")
     index, lists = index_of(tmp_path / "runs")
-    assert [r["id"] for r in everything(lists)] == ["a_0-0"]
+    assert [(r["id"], r["fate"]) for r in everything(lists)] == [("a_0-0", None)]
     with pytest.raises(OSError, match="out of the viewed"):
         index.folder.read(step / "link.json")
     with pytest.raises(OSError, match="out of the viewed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,39 @@ def test_a_new_line_of_metrics_appears_without_a_reload(browser: Any, directory:
         assert len(asked) == quiet
 
 
+def test_a_run_that_is_open_before_its_first_step_gets_its_slider(
+    browser: Any, directory: Path, tmp_path: Path
+) -> None:
+    left_out = shutil.ignore_patterns("trajectories", "evaluations", "metrics.jsonl")
+    shutil.copytree(directory / RUN, tmp_path / RUN, ignore=left_out)
+    with serving(Options(tmp_path)) as viewer, tab(browser, viewer.url) as view:
+        page = view.open("run", run=RUN, part="config")
+        page.wait_for_selector("#live[data-state=on]")
+        page.get_by_label("Filter keys").fill("optim.lr")
+        shutil.copy(directory / RUN / "metrics.jsonl", tmp_path / RUN)
+        page.get_by_label("Step", exact=True).wait_for()
+        assert page.get_by_label("Filter keys").input_value() == "optim.lr"  # what was typed stays
+
+
 # --- reading ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tab_in_the_background_holds_no_connection(browser: Any, tmp_path: Path) -> None:
+    """A browser has six for one server: with a stream in each tab, the seventh would never open."""
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true})"
+    with serving(Options(tmp_path)) as viewer, tab(browser, viewer.url) as own:
+
+        def streams(wanted: int) -> None:
+            deadline = time.monotonic() + 10
+            while len(viewer.watch._listeners) != wanted:
+                assert time.monotonic() < deadline, len(viewer.watch._listeners)
+                own.page.wait_for_timeout(30)
+
+        page = own.open()
+        streams(1)
+        for hidden, wanted in (("true", 0), ("false", 1)):
+            page.evaluate(f"{hide % hidden}; document.dispatchEvent(new Event('visibilitychange'))")
+            streams(wanted)
 
 
 def test_tokens_are_walked_by_keys_and_by_pointer_with_all_their_numbers(view: Tab) -> None:

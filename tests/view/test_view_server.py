@@ -178,6 +178,14 @@ class Events:
             pass
         self.ended.set()
 
+    def runs(self) -> set[str]:
+        return set().union(*(runs for _, runs in self.seen))
+
+    def wait_for(self, run: str, seconds: float = 15.0) -> None:
+        deadline = time.monotonic() + seconds
+        while run not in self.runs() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def wait(self, count: int, seconds: float = 15.0) -> list[tuple[float, set[str]]]:
         deadline = time.monotonic() + seconds
         while len(self.seen) < count and time.monotonic() < deadline:
@@ -185,6 +193,7 @@ class Events:
         return self.seen
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_written_is_followed(tmp_path: Path) -> None:
     run = start_run(tmp_path, status="running")
     save(run / "trajectories" / "step_0000", episode("a_0-0", ["the first"]))
@@ -205,8 +214,8 @@ def test_a_run_that_is_being_written_is_followed(tmp_path: Path) -> None:
             file.write('{"kind": "train", "step": 0, "reward": 0.5}\n')
         alarm(run, "raised", 0)
         start_run(tmp_path, "exp1.9-arith-1115")
-        events.wait(len(events.seen) + 2, 4)
-        assert {"exp1.9-arith-1115", run.name} <= set().union(*(runs for _, runs in events.seen))
+        events.wait_for("exp1.9-arith-1115")
+        assert {"exp1.9-arith-1115", run.name} <= events.runs()
         assert get(viewer, "/api/run", run=run.name)["curves"][0]["y"] == [0.5]
         assert get(viewer, "/api/trajectory", run=run.name, id="a_0-0")["alarms"][0]["id"] == "F1"
         times = [at for at, _ in events.seen]
@@ -229,6 +238,10 @@ def test_two_viewers_of_one_directory(tmp_path: Path) -> None:
         while len(rows(second)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(rows(second)) == 2
+        time.sleep(2.5)  # what was said of the episode has been said
+        said = len(events.seen)
+        (run / "status.json").write_text('{"status": "failed", "why": "of this", "time": 1.8e9}')
+        assert len(events.wait(said + 1)) > said and events.seen[-1][1] == {run.name}  # the index has nothing of it
 
 
 # --- MLGym's recordings, the command ------------------------------------------------------------------------
@@ -291,7 +304,8 @@ def test_an_evaluation(tmp_path: Path) -> None:
         assert told["source"] == "episodes" and told["training"] is None
         tokens = get(viewer, "/api/tokens", run=run["id"], id="a_0-0")
         assert tokens["tokenizer"].startswith("missing: ") and tokens["tokens"][0]["t"].startswith("[")
-        assert get(viewer, "/api/run", run=run["id"])["curves"] == []
+        page = get(viewer, "/api/run", run=run["id"])
+        assert page["curves"] == [] and page["evaluations"][0]["reward"] == {"mean": 1.0, "low": 0.5, "high": 1.0}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +77,9 @@ def test_beyond_this_machine_only_with_the_token(tmp_path: Path) -> None:
     start_run(tmp_path)
     with serving(Options(tmp_path, host="0.0.0.0")) as viewer:
         assert viewer.token and len(viewer.token) >= 24 and viewer.url.endswith(f"?token={viewer.token}")
+        name = f"{socket.gethostname()}:{viewer.port}"
+        assert viewer.url_elsewhere == f"http://{name}/?token={viewer.token}"
+        assert ask(viewer, "/api/runs", headers={"Host": name}).status == 401  # a name of ours, but no token
         assert ask(viewer, "/api/runs").status == 401 and ask(viewer, "/").status == 401
         assert ask(viewer, "/api/runs", token="x" * 32).status == 401
         assert ask(viewer, "/api/runs", headers={"Cookie": f"air_view_{viewer.port}=wrong"}).status == 401
@@ -97,3 +101,17 @@ def test_a_token_can_be_asked_for_anywhere(tmp_path: Path) -> None:
     with serving(Options(tmp_path, token="a token that is long")) as viewer:
         assert ask(viewer, "/api/runs").status == 401
         assert ask(viewer, "/api/runs", token="a token that is long").status == 303
+
+
+def test_a_token_of_any_signs_beside_anybodys_cookies(tmp_path: Path) -> None:
+    """What `openssl rand -base64` gives holds signs that an address and a cookie use themselves."""
+    start_run(tmp_path)
+    with serving(Options(tmp_path, token="ab+cd/ef=&gh;ij kl")) as viewer:
+        first = ask(viewer, viewer.url.partition(str(viewer.port))[2])
+        assert first.status == 303 and first.headers["location"] == "/"
+        cookie = first.headers["set-cookie"].partition(";")[0]
+        for cookies in (cookie, f'settings={{"a": 1, "b": [2]}}; {cookie}', f"{cookie}; =; \xe9 x"):
+            assert ask(viewer, "/api/about", headers={"Cookie": cookies}).status == 200
+        assert ask(viewer, "/api/about", headers={"Cookie": f"{cookie}x"}).status == 401
+        turned = ask(viewer, "/%5Celsewhere/%0d%0aa:b", token="ab+cd/ef=&gh;ij kl")
+        assert turned.headers["location"] == "/%5Celsewhere/%0D%0Aa%3Ab"

@@ -181,3 +181,12 @@ def test_plain_where_it_is_piped_and_coloured_on_a_terminal(runs: Path, monkeypa
         monkeypatch.setenv("NO_COLOR", "1")
         assert "\x1b" not in show(runs)
     os.close(ours)
+
+
+def test_a_run_whose_name_is_a_control_code_is_named_safely(tmp_path: Path) -> None:
+    for name in ("exp1.0-\x1b[31mred-1115", "exp1.1-\x1b]0;x\x07-1115"):
+        save(start_run(tmp_path, name) / "trajectories/step_0000", episode("a_0-0"))
+    for question in ({"run": "other"}, {"run": "exp1"}, {"step": 1}, {"id": "a"}):
+        with pytest.raises(AirError) as error:
+            show(tmp_path, **question)
+        assert not CONTROL.search(str(error.value)) and "\\x1b" in str(error.value)

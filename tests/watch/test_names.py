@@ -12,6 +12,7 @@ from logged_runs import logged_run
 
 from air.run import Run
 from air.types import Ending
+from air.watch import facts
 from air.watch.families import SHARES
 from air.watch.latency import PARTS
 from air.watch.ledger import COLUMNS
@@ -97,3 +98,13 @@ def test_what_nobody_gives_is_not_explained() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs/metrics.md").read_text() == page() + "\n", "python -m air.watch.names > docs/metrics.md"
+
+
+def test_memory_is_what_the_kernel_says_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sandboxes such as gVisor know no peak: a step is not lost over it."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text("Name:\tair\nVmRSS:\t  2048 kB\n")
+    (tmp_path / "meminfo").write_text("MemAvailable:   4096 kB\n")
+    monkeypatch.setattr(facts, "PROC", tmp_path)
+    monkeypatch.setattr(facts, "CGROUP", tmp_path / "none")
+    assert facts.memory("cpu") == {"used": 2.0, "available": 4.0}

@@ -5,26 +5,38 @@ const waiting = new Set();
 let missed = false; // events were lost while the stream was down
 
 export function startLive(sign) {
-  const stream = new EventSource("/api/events");
+  let stream = null;
   const say = (word, text) => {
     if (sign.dataset.state === word) return;
     sign.dataset.state = word;
     sign.textContent = text;
   };
-  stream.addEventListener("open", () => {
-    say("on", "live");
-    if (missed) tell([], true);
-    missed = false;
-  });
-  stream.addEventListener("error", () => {
-    missed = true;
-    say("off", "not connected");
-  });
-  stream.addEventListener("change", (event) => tell(JSON.parse(event.data).runs ?? []));
-  document.addEventListener("visibilitychange", () => {
+  const connect = () => {
+    stream = new EventSource("/api/events");
+    stream.addEventListener("open", () => {
+      say("on", "live");
+      if (missed) tell([], true);
+      missed = false;
+    });
+    stream.addEventListener("error", () => {
+      missed = true;
+      say("off", "not connected");
+    });
+    stream.addEventListener("change", (event) => tell(JSON.parse(event.data).runs ?? []));
+  };
+  // A browser has six connections for one server: were each tab in the background to hold one, the seventh tab would
+  // wait for ever.
+  const follow = () => {
+    if (document.hidden) {
+      missed ||= stream !== null;
+      stream?.close();
+      stream = null;
+    } else if (stream === null) connect();
     if (!document.hidden && waiting.size) tell([]);
-  });
-  addEventListener("pagehide", () => stream.close());
+  };
+  document.addEventListener("visibilitychange", follow);
+  addEventListener("pagehide", () => stream?.close());
+  follow();
 }
 
 /** `listener(runs)` gets a set of run ids, or null when any may have changed. Returns how to stop. */

@@ -13,6 +13,8 @@ const [PAGE, MOST] = [500, 4000]; // rows of one answer, and of a step
 const [WIDTH, HEIGHT] = [1000, 46];
 
 export class StepPanel {
+  #rewards = new Map();
+  #rewardsOf = null;
   #timer = null;
   #asked = 0;
 
@@ -66,9 +68,12 @@ export class StepPanel {
   }
 
   #reward(step) {
-    const curve = this.data.curves?.find((one) => one.name === "reward");
-    const at = curve?.x.indexOf(step + 1) ?? -1;
-    return at < 0 ? null : curve.y[at];
+    if (this.#rewardsOf !== this.data) {
+      const curve = this.data.curves?.find((one) => one.name === "reward");
+      this.#rewards = new Map(curve?.x.map((x, i) => [x - 1, curve.y[i]]));
+      this.#rewardsOf = this.data;
+    }
+    return this.#rewards.get(step) ?? null;
   }
 
   #draw() {
@@ -100,10 +105,8 @@ export class StepPanel {
     if (step === null) replace(this.groups);
   }
 
-  #x(step) {
-    const { steps } = this;
-    const span = Math.max(1, steps.length - 1);
-    const at = steps.indexOf(step);
+  #x(step, at = this.steps.indexOf(step)) {
+    const span = Math.max(1, this.steps.length - 1);
     return 8 + ((WIDTH - 16) * (at < 0 ? Math.min(span, Math.max(0, step)) : at)) / span;
   }
 
@@ -111,13 +114,10 @@ export class StepPanel {
     const rewards = this.steps.map((step) => this.#reward(step));
     const [low, high] = extent(rewards);
     const y = (value) => HEIGHT - 6 - ((value - low) / (high - low || 1)) * (HEIGHT - 14);
-    const d = rewards
-      .map((value, i) =>
-        isNumber(value)
-          ? `${i && isNumber(rewards[i - 1]) ? "L" : "M"}${this.#x(this.steps[i]).toFixed(1)} ${y(value).toFixed(1)}`
-          : "",
-      )
-      .join("");
+    const points = rewards
+      .map((value, i) => isNumber(value) && `${this.#x(this.steps[i], i).toFixed(1)} ${y(value).toFixed(1)}`)
+      .filter(Boolean); // of very many steps, the curve has not all: a line from one it has to the next
+    const d = points.length ? `M${points.join("L")}` : "";
     const marks = this.#alarms().map((alarm) =>
       svg("line", { x1: this.#x(alarm.step), x2: this.#x(alarm.step), y1: 0, y2: HEIGHT, class: "alarm-line" }),
     );
@@ -180,8 +180,10 @@ export class StepPanel {
 function groupTable(run, source, rows) {
   if (!rows.length) return h("p", { class: "muted" }, "No trajectory of this step is on disk yet.");
   const range = extent(rows.map((row) => row.reward));
-  const byTask = Map.groupBy(rows, (row) => row.task);
-  const lines = [...byTask].map(([task, members]) => {
+  // A task may come twice in a step, as two groups, each with its own baseline.
+  const groups = Map.groupBy(rows, (row) => `${row.group ?? ""} ${row.task}`);
+  const lines = [...groups.values()].map((members) => {
+    const { task, group: place } = members[0];
     const rewards = members.map((row) => row.reward);
     const known = rewards.filter(isNumber);
     const mean = known.reduce((a, b) => a + b, 0) / known.length;
@@ -194,7 +196,7 @@ function groupTable(run, source, rows) {
         "th",
         { scope: "row", class: "name" },
         task
-          ? h("a", { href: link("group", { run, source, task }) }, task)
+          ? h("a", { href: link("group", { run, source, task, place }) }, task)
           : h("a", { href: link("list", { run, source, ending: "unreadable" }) }, "files that cannot be read"),
       ),
       h("td", { class: "num" }, number(members.length)),

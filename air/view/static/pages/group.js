@@ -10,11 +10,11 @@ import { dots, extent } from "../sparkline.js";
 import { endingChip } from "../status.js";
 import { rewardChip } from "../turn.js";
 
-export const identity = (params) => ["run", "source", "task"].map((name) => params.get(name)).join("\n");
+export const identity = (params) => ["run", "source", "task", "place"].map((name) => params.get(name)).join("\n");
 
 export async function open(params, life) {
   const place = { run: params.get("run") ?? ".", source: params.get("source") ?? "", task: params.get("task") ?? "" };
-  const data = await get("/api/group", place, life.signal);
+  const data = await get("/api/group", { ...place, place: params.get("place") }, life.signal);
   const members = [...data.members].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
   life.keys([
     { keys: ["j", "ArrowRight"], says: "next member", act: () => move(1) },
@@ -72,7 +72,7 @@ function divergence({ diverge }, members) {
       { class: "notice warn" },
       "All members replied the same, word for word: nothing can be learned from their differences.",
     );
-  const silent = new Set(members.map((member) => member.reward)).size === 1;
+  const silent = new Set(members.map((member) => member.reward).filter(isNumber)).size === 1;
   return h(
     "p",
     { class: "notice" },

@@ -56,7 +56,7 @@ class ListPage {
       identity: (row) => `${row.run} ${row.id}`,
       label: "Trajectories",
       sortBy: this.values.sort ?? "started",
-      descending: this.values.desc === "1",
+      descending: this.values.desc !== "0", // as the server takes it
       onSort: ({ key, descending }) => this.#change({ ...this.values, sort: key, desc: descending ? "1" : "0" }),
     });
     await this.#fetch();

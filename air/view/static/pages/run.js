@@ -24,6 +24,8 @@ export async function open(params, life) {
 
 class RunPage {
   #part;
+  #drawn = null; // what the part was drawn of
+  #ends = [];
   #fetching = false;
   #again = false;
 
@@ -36,7 +38,9 @@ class RunPage {
     this.header = h("div");
     this.nav = h("nav", { class: "parts", "aria-label": "Parts of this run" });
     this.content = h("section", { class: "part" });
-    this.panel = data.steps?.length ? new StepPanel(run, data, this.step, life, (step) => this.#pick(step)) : null;
+    this.steps = h("div"); // filled when the first step is there
+    this.#drawSteps();
+    life.atEnd(() => this.#ends.splice(0).forEach((act) => act()));
     life.onChange((changed) => (changed === null || changed.has(run)) && this.#refresh());
     life.keys([
       { keys: ["j", "ArrowRight"], says: "next step", act: () => this.panel?.move(1) },
@@ -58,7 +62,14 @@ class RunPage {
           h("a", { href: link("list", { run: this.run }) }, "Read its trajectories"),
           ".",
         );
-    return [this.header, this.panel?.element, parts];
+    return [this.header, this.steps, parts];
+  }
+
+  #drawSteps() {
+    if (this.panel) return this.panel.update(this.data);
+    if (!this.data.steps?.length) return;
+    this.panel = new StepPanel(this.run, this.data, this.step, this.life, (step) => this.#pick(step));
+    replace(this.steps, this.panel.element);
   }
 
   follow(params) {
@@ -107,7 +118,9 @@ class RunPage {
   }
 
   #drawPart() {
-    const { data, life } = this;
+    const { data } = this;
+    for (const act of this.#ends.splice(0)) act(); // a part that is followed for hours is drawn a thousand times
+    const life = { signal: this.life.signal, atEnd: (act) => this.#ends.push(act) };
     const draw = {
       curves: () => (this.curves = new Curves(this.#specs(), life)).element,
       ledger: () => ledgerPart(data.ledger, this.#marks(), life),
@@ -118,9 +131,17 @@ class RunPage {
     };
     const key = this.#current();
     this.curves = null;
+    this.#drawn = this.#shownOf();
     if (!key) return;
     this.content.setAttribute("aria-label", this.#parts().find(([one]) => one === key)[1]);
     replace(this.content, draw[key]());
+  }
+
+  /** What the part in sight is made of, as text: where that stays, what is typed or unfolded in it stays too. */
+  #shownOf() {
+    const { data } = this;
+    const key = this.#current();
+    return JSON.stringify([key, key === "config" ? [data.config, data.config_diff] : data[key], data.alarms]);
   }
 
   #specs() {
@@ -190,8 +211,9 @@ class RunPage {
       this.data = await get("/api/run", { run: this.run }, this.life.signal);
       this.#drawHeader();
       this.#drawNav();
-      this.panel?.update(this.data);
-      if (!(this.curves?.update(this.#specs()) ?? false)) this.#drawPart();
+      this.#drawSteps();
+      const stays = this.curves ? this.curves.update(this.#specs()) : this.#drawn === this.#shownOf();
+      if (!stays) this.#drawPart();
       const { results } = this.data;
       this.life.say(
         `${results.name}: step ${results.steps ?? 0}, reward ${number(results.reward_last)}, ${results.status}`,

@@ -280,7 +280,7 @@ class TrajectoryPage {
 
   #groupLink() {
     const { group } = this.data;
-    return link("group", { run: this.place.run, source: group.source, task: group.task });
+    return link("group", { run: this.place.run, source: group.source, task: group.task, place: group.place });
   }
 
   #move(by) {
