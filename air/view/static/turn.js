@@ -155,7 +155,7 @@ function observations(turn, place) {
     const more = { cut: one.cut, run, id, part: one.part };
     const marks = [
       one.failed && h("span", { class: "chip bad" }, "failed"),
-      one.done && h("span", { class: "chip accent" }, "the end"),
+      one.done && h("span", { class: "chip accent" }, "end"),
     ];
     const text = (one.text ?? "") === "" ? h("p", { class: "muted" }, "no output") : longText(one.text, { more });
     return h(
