@@ -103,10 +103,10 @@ def test_a_sink_that_fails_is_left_out_and_named(place: str) -> None:
 
 def test_a_library_that_exits_ends_its_sink_and_says_so() -> None:
     seen = Seen()
-    beside = Beside(Faulty("open", sys.exit), seen.say)
+    beside = Beside(Faulty("open", lambda: sys.exit(3)), seen.say)
     beside.wait_open(5.0)
     beside.close(5.0)
-    assert seen.said == ["note: Faulty is left out from now on: SystemExit: . metrics.jsonl has everything."]
+    assert seen.said == ["note: Faulty is left out from now on: SystemExit: 3. metrics.jsonl has everything."]
 
 
 @pytest.mark.parametrize("place", ["open", "step", "close"])

@@ -74,7 +74,8 @@ def test_no_two_episodes_meet_in_one_sandbox() -> None:
             await env.close()
         return said
 
-    assert asyncio.run(visits()) == ["[] []"] * 3
+    said = asyncio.run(visits())
+    assert said == [said[0]] * 3 and said[0].endswith(" []") and "sign" not in said[0]  # an interpreter may lie in /tmp
 
 
 def test_an_episode_that_is_stopped_gives_its_sandbox_back() -> None:
