@@ -97,7 +97,10 @@ class _ToDisplay(logging.Handler):
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._say(f"{record.levelname.lower()}: {record.getMessage()}")
+        try:
+            self._say(f"{record.levelname.lower()}: {record.getMessage()}")
+        except Exception:  # a terminal that is gone must not end what was only going to say something
+            self.handleError(record)
 
 
 def send_logs_to(say: Callable[[str], None], config: Config) -> None:
