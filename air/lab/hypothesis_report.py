@@ -27,9 +27,8 @@ from air.lab.verdicts import (
     student_mean,
 )
 from air.run import Run
-from air.watch.sparkline import squeezed
+from air.watch.sparkline import sparkline, squeezed
 
-BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 40
 
 
@@ -269,7 +268,7 @@ def format_curves(curves: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
     lines = [f"  reward in training, mean over seeds, from {low:.3f} (▁) to {high:.3f} (█)"]
     for name, curve in means.items():
         ends = f"{curve[0]:.3f} → {curve[-1]:.3f} in {len(curve)} steps"
-        lines.append(f"  {name:{width}s}  {bars(curve, low, high)}  {ends}")
+        lines.append(f"  {name:{width}s}  {sparkline(squeezed(curve, CURVE_WIDTH), CURVE_WIDTH, (low, high))}  {ends}")
     return lines
 
 
@@ -278,14 +277,6 @@ def mean_curve(seeds: Sequence[Sequence[float]]) -> list[float]:
     longest = max((len(curve) for curve in seeds), default=0)
     columns = [[c[i] for c in seeds if i < len(c) and math.isfinite(c[i])] for i in range(longest)]
     return [statistics.fmean(column) if column else math.nan for column in columns]
-
-
-def bars(values: Sequence[float], low: float, high: float) -> str:
-    """At most CURVE_WIDTH characters: neighbouring steps are averaged."""
-    span = (high - low) or 1.0
-    shown = squeezed(values, CURVE_WIDTH)
-    known = [math.nan if v is None else v for v in shown]
-    return "".join(BARS[min(7, int((v - low) / span * 7.999))] if math.isfinite(v) else " " for v in known)
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: Sequence[float | None], width: int = 24) -> str:
-    """The last `width` values; a gap where there is none or it is no number."""
+def sparkline(values: Sequence[float | None], width: int = 24, scale: tuple[float, float] | None = None) -> str:
+    """The last `width` values; a gap where there is none or it is no number. `scale`: one for several curves."""
     shown = values[-width:] if width > 0 else []
     finite = [v for v in shown if v is not None and math.isfinite(v)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    low, high = scale or (min(finite, default=0.0), max(finite, default=0.0))
     span = (high - low) or 1.0
     return "".join(
         " " if v is None or not math.isfinite(v) else _BARS[min(7, int((v - low) / span * 7.999))] for v in shown

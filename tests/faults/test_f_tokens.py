@@ -23,6 +23,7 @@ from air.doctor.tokens import CLOSE, OPEN, coloured, marked
 from air.engine.base import Generation, Sampling
 from air.engine.embedded import EmbeddedEngine
 from air.engine.embedded.forward import Forward
+from air.lab.faults import blindfold
 from air.learn import advantages, batches, checkpoints, losses
 from air.learn.batches import MicroBatch, PackedPlan, Row
 from air.learn.learner import Learner
@@ -73,29 +74,10 @@ def test_F_proofs_are_silent_with_every_loss(loss: str) -> None:
 # --- F1 -----------------------------------------------------------------------------------------------
 
 
-def loss_mask_as_attention_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_F1_a_loss_mask_used_as_attention_mask_is_caught() -> None:
     """The bug that cost weeks: the training forward sees only what the loss counts."""
-    original = PackedPlan.__init__
-
-    def blind(self: PackedPlan, batch: MicroBatch, device: torch.device) -> None:
-        original(self, batch, device)
-        trained = torch.zeros(len(self.tokens), dtype=torch.bool)
-        for r, row in enumerate(batch.rows):
-            flat = [batch.segments[s].start + i for s in batch.paths[r] for i in range(len(batch.segments[s].tokens))]
-            trained[[f for f, t in zip(flat, row.train, strict=True) if t]] = True
-        for i, segment in enumerate(batch.segments):
-            path = (*segment.ancestors, i)
-            seen = torch.cat([trained[batch.segments[s].start :][: len(batch.segments[s].tokens)] for s in path])
-            itself = torch.eye(self._masks[i].shape[1], dtype=torch.bool)[segment.place :]
-            self._masks[i] = (self._masks[i] & seen[None]) | itself
-
-    monkeypatch.setattr(PackedPlan, "__init__", blind)
-
-
-def test_F1_a_loss_mask_used_as_attention_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
-    loss_mask_as_attention_mask(monkeypatch)
-    with case_of(TUNE) as case:
+    with blindfold(), case_of(TUNE) as case:
         (unseen,) = ask(case, "context_is_seen")
         (apart,) = ask(case, "trainer_agrees")
     assert unseen.verdict == "fail" and ids_of("context_is_seen", unseen) == ("F1",)
@@ -196,9 +178,8 @@ def test_F1_F2_the_famous_ones_are_caught_on_the_default_model_within_a_minute(
     flags = {**TUNE, "model.name": "HuggingFaceTB/SmolLM2-135M-Instruct", "orchestrator.seq_len": "768"}
     with case_of(flags) as case:
         _ = case.parts
-        with monkeypatch.context() as patch:
+        with blindfold():
             began = time.process_time()
-            loss_mask_as_attention_mask(patch)
             assert ask(case, "context_is_seen")[0].verdict == "fail"
             assert time.process_time() - began < 60
         case.parts.engine = engine_of(case.parts, case.parts.policy, own_forward=True)

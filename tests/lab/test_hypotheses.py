@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from probe_cases import ARITH, case_of
 from tiny_runs import write_config
 
@@ -26,18 +24,17 @@ from air.doctor.preflight import SKIPPED
 from air.engine.embedded import EmbeddedEngine
 from air.errors import AirError
 from air.lab.faults import FAULTS, fault_on
-from air.lab.hypotheses import SHIPPED, Rule, flat, read_hypothesis
-from air.lab.hypothesis_report import as_json, bars, format_report, make_report, mean_curve
+from air.lab.hypotheses import SHIPPED, flat, read_hypothesis
+from air.lab.hypothesis_report import as_json, format_report, make_report, mean_curve
 from air.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab, run_hypothesis
 from air.lab.hypothesis_worker import work
-from air.lab.intervals import Interval
-from air.lab.verdicts import decide, difference, student_mean
 from air.learn.batches import PackedPlan
 from air.run import Run
 from air.train import refuse_faulty, start
 from air.watch import alarms
 from air.watch.alarms import Halted
 from air.watch.display import Display
+from air.watch.sparkline import sparkline
 
 QUIET = Display(quiet=True)
 ARITH_TOML = Path(__file__).parents[2] / "configs" / "arith.toml"
@@ -196,88 +193,9 @@ def test_dotted_keys() -> None:
     assert flat({}) == {}
 
 
-# --- deciding ---------------------------------------------------------------------------------------------------------
-
-numbers = st.floats(-2, 2, allow_nan=False)
-margins = st.floats(0.01, 1)
-
-
-@st.composite
-def intervals(draw: st.DrawFn) -> Interval:
-    low, mean, high = sorted(draw(st.tuples(numbers, numbers, numbers)))
-    return Interval(mean, low, high, draw(st.integers(3, 9)))
-
-
-def mirrored(found: Interval) -> Interval:
-    return Interval(-found.mean, -found.high, -found.low, found.n)
-
-
-@given(intervals(), margins)
-def test_lower_is_higher_with_the_sides_exchanged(found: Interval, margin: float) -> None:
-    higher = decide(Rule(prediction="higher", margin=margin), found)
-    lower = decide(Rule(prediction="lower", margin=margin), mirrored(found))
-    assert higher.verdict == lower.verdict
-
-
-@given(intervals(), margins)
-def test_a_verdict_is_what_the_whole_interval_says(found: Interval, margin: float) -> None:
-    verdict = decide(Rule(prediction="higher", margin=margin), found).verdict
-    assert (verdict == "supported") == (found.low > margin)
-    assert (verdict == "rejected") == (found.high < margin)
-    same = decide(Rule(prediction="same", margin=margin), found).verdict
-    if same == "supported":
-        assert verdict != "supported" and max(abs(found.low), abs(found.high)) <= margin
-    if verdict == "supported":
-        assert same == "rejected"
-
-
-@given(intervals(), margins, st.floats(0, 1))
-def test_a_wider_interval_never_turns_a_verdict_into_another(found: Interval, margin: float, more: float) -> None:
-    wide = Interval(found.mean, found.low - more, found.high + more, found.n)
-    for prediction in ("higher", "lower", "same"):
-        rule = Rule(prediction=prediction, margin=margin)
-        assert decide(rule, wide).verdict in ("undecided", decide(rule, found).verdict)
-
-
-@given(intervals())
-def test_two_pairs_decide_nothing(found: Interval) -> None:
-    few = Interval(found.mean, found.low, found.high, 2)
-    assert decide(Rule(prediction="higher"), few).verdict == "undecided"
-
-
-def test_a_base_that_did_not_learn_decides_nothing() -> None:
-    rule = Rule(prediction="lower", margin=0.1, base_gain=0.3)
-    found = Interval(-0.5, -0.6, -0.4, 4)
-    assert decide(rule, found, Interval(0.6, 0.5, 0.7, 4)).verdict == "supported"
-    decision = decide(rule, found, Interval(0.6, 0.2, 1.0, 4))
-    assert decision.verdict == "undecided" and "the base itself gained +0.600 [+0.200, +1.000]" in decision.why
-
-
-def test_student_by_the_table() -> None:
-    found = student_mean([1.0, 2.0, 3.0])
-    assert found.mean == 2.0 and math.isclose(found.high - 2.0, 4.302653 / math.sqrt(3), rel_tol=1e-6)
-    assert student_mean([1.0]).high == math.inf
-
-
-by_seed = st.dictionaries(
-    st.integers(0, 5), st.fixed_dictionaries({("e", t): numbers for t in "abc"}), min_size=3, max_size=5
-)
-
-
-@given(by_seed)
-def test_the_interval_that_decides_holds_both_others(values: dict[int, dict[tuple[str, str], float]]) -> None:
-    found = difference(values)
-    for one in (found.over_seeds, found.over_rows):
-        assert found.interval.low <= one.low and one.high <= found.interval.high
-    assert math.isclose(found.over_seeds.mean, found.over_rows.mean, abs_tol=1e-9)
-    flipped = difference({s: {t: -v for t, v in tasks.items()} for s, tasks in values.items()})
-    assert math.isclose(flipped.over_seeds.high, -found.over_seeds.low, abs_tol=1e-9)
-
-
 def test_curves_share_one_scale_and_fit_the_line() -> None:
     assert mean_curve([[0.0, 1.0], [1.0]]) == [0.5, 1.0]
-    assert bars([0.0, 0.5, 1.0], 0.0, 1.0) == "▁▄█"
-    assert bars([math.nan, 1.0], 0.0, 1.0) == " █" and len(bars([0.5] * 401, 0.0, 1.0)) <= 40
+    assert sparkline([0.0, 0.5], scale=(0.0, 1.0)) == "▁▄" and sparkline([math.nan, 1.0], scale=(0.0, 1.0)) == " █"
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -423,17 +341,6 @@ def test_the_budget_ends_it_and_keeps_what_is_done(air: Any, tmp_path: Path) -> 
     code, _, problem = air("lab", "run", written(tmp_path), "--out", out, "--seeds", "0-40")
     assert code == 1 and "budget.steps = 100" in problem
     assert air("lab", "report", tmp_path / "nothing")[0] == 1
-
-
-def test_both_doubts_count() -> None:
-    """Seeds that agree and tasks that do not, or the other way round: neither hides behind the other."""
-    seeds = difference({s: {("e", str(t)): 0.5 + 0.1 * s for t in range(8)} for s in range(4)})
-    tasks = difference({s: {("e", str(t)): 0.5 + 0.1 * t for t in range(8)} for s in range(4)})
-    both = difference({s: {("e", str(t)): 0.5 + 0.1 * s + 0.1 * t for t in range(8)} for s in range(4)})
-    assert seeds.interval.low == pytest.approx(seeds.over_seeds.low)
-    assert tasks.interval.low == pytest.approx(tasks.over_rows.low)
-    assert both.interval.low < min(both.over_seeds.low, both.over_rows.low)
-    assert both.interval.high > max(both.over_seeds.high, both.over_rows.high)
 
 
 @pytest.mark.parametrize(

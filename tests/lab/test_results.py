@@ -395,4 +395,4 @@ def test_what_is_no_run_at_all(tmp_path: Path) -> None:
 def test_metrics_of_any_bytes(raw: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "metrics.jsonl").write_bytes(raw)
-        json.dumps(run_results(Path(folder)), allow_nan=False)
+        assert json.loads(json.dumps(found := run_results(Path(folder)), allow_nan=False)) == found

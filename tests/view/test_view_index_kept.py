@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indexed import close, everything, index_of
 from made_runs import SCRIPT, alarm, episode, mixed_runs, record, save, start_run
 from tiny_runs import tiny_run
 
 from air.view.entry import read_entry
 from air.view.episode import load, load_head
-from air.view.folder import Folder
 from air.view.index import Index
-from air.view.search import Filter, Lists
-from air.view.store import MAKE, Store
+from air.view.store import MAKE
 
 
 @pytest.fixture(autouse=True)
@@ -28,25 +27,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("AIR_CACHE", str(cache))
     return cache
-
-
-def index_of(root: Path) -> tuple[Index, Lists]:
-    folder = Folder(root)
-    store = Store(folder.root)
-    index = Index(folder, store)
-    index.update()
-    return index, Lists(store)
-
-
-def close(index: Index) -> None:
-    index.parser.close()
-    index.store.close()
-
-
-def everything(lists: Lists, **chosen: Any) -> list[dict[str, Any]]:
-    total, rows = lists.page(Filter(**chosen), 0, 500)
-    assert len(rows) == total
-    return rows
 
 
 def keys(index: Index) -> dict[str, int]:
@@ -259,7 +239,8 @@ def test_a_text_that_looks_like_the_end_of_the_turns_does_not_cut_them(tmp_path:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_an_entry(data: bytes) -> None:
-    read_entry(data, Path("/nowhere/x.json"))
+    entry = read_entry(data, Path("/nowhere/x.json"))
+    assert entry.ending == "unreadable" and entry.preview  # no such bytes are an episode
 
 
 JSON = st.recursive(
@@ -277,4 +258,5 @@ FIELDS = (
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.sampled_from([1, 2, None]))
 def test_any_json_gives_an_entry(data: dict[str, Any], version: int | None) -> None:
     given_version = {"schema_version": version} if version else {}
-    read_entry(json.dumps({**given_version, **data}).encode(), Path("/nowhere/x.json"))
+    entry = read_entry(json.dumps({**given_version, **data}).encode(), Path("/nowhere/x.json"))
+    assert isinstance(entry.ending, str) and entry.turns >= 0 and entry.tokens >= 0
