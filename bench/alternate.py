@@ -48,14 +48,15 @@ async def turn(engine: EmbeddedEngine, learner: Learner, rng: random.Random, voc
     await engine.publish(learner.policy.version)
 
 
-def memory(device: torch.device) -> tuple[float, float]:
-    """MiB: the most that torch held at once since the last reading, and what is gone from the GPU (or the process)."""
+def memory(device: torch.device) -> tuple[float, float, float]:
+    """MiB: the most that torch handed out at once since the last reading, and the most it took from the GPU for that,
+    fragments included; and what is gone from the GPU now, whoever has it (on a CPU: the process at its most)."""
     if device.type != "cuda":
-        return 0.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return 0.0, 0.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     free, total = torch.cuda.mem_get_info()
-    peak = torch.cuda.max_memory_allocated()
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     torch.cuda.reset_peak_memory_stats()
-    return peak / 2**20, (total - free) / 2**20
+    return peak / 2**20, reserved / 2**20, (total - free) / 2**20
 
 
 async def alternate(policy: Policy, options: argparse.Namespace) -> None:
@@ -64,12 +65,12 @@ async def alternate(policy: Policy, options: argparse.Namespace) -> None:
     rng = random.Random(0)
     marks = {options.turns // 10 * i for i in range(1, 11)} | {1}
     began = time.perf_counter()
-    print(f"{'turns':>7s}{'peak MiB':>10s}{'in use MiB':>12s}")
+    print(f"{'turns':>7s}{'peak MiB':>10s}{'reserved MiB':>14s}{'in use MiB':>12s}")
     for i in range(1, options.turns + 1):
         await turn(engine, learner, rng, policy.model.config.vocab_size)
         if i in marks:
-            peak, used = memory(policy.device)
-            print(f"{i:7d}{peak:10.0f}{used:12.0f}", flush=True)
+            peak, reserved, used = memory(policy.device)
+            print(f"{i:7d}{peak:10.0f}{reserved:14.0f}{used:12.0f}", flush=True)
     print(f"{(time.perf_counter() - began) / options.turns * 1e3:.0f} ms a turn")
     await engine.close()
 

@@ -148,6 +148,15 @@ def test_weights_and_optimiser_are_what_the_learner_has(train: str, dtype: str) 
     policy = tiny_policy("qwen2", getattr(torch, dtype), train)
     config = make(model__dtype=dtype, trainer__model__train=train)
     learner = Learner(policy, learner_settings(config))
+    held: list[int] = []
+    take = learner.optimiser._take_gradients
+
+    def weighed() -> list[torch.Tensor | None]:
+        found = take()
+        held.append(sum(g.numel() * g.element_size() for g in found if g is not None))
+        return found
+
+    learner.optimiser._take_gradients = weighed  # type: ignore[method-assign]
     rows = rows_of(64)
     learner.update(Batch(tuple(rows), {}, 1))
     made = plan(config, read_shape(policy.model), 80 * GIB)
@@ -158,7 +167,7 @@ def test_weights_and_optimiser_are_what_the_learner_has(train: str, dtype: str) 
     masters = [m for m in learner.optimiser.masters if id(m) not in weights]
     assert made.sampling.optimiser == sum(t.numel() * t.element_size() for t in [*moments, *masters])
     trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-    assert made.update.gradients == 4 * trained
+    assert held == [made.update.gradients]
     assert made.backward.gradients == trained * (4 * (train == "lora") + policy.dtype.itemsize)
 
 
@@ -246,7 +255,7 @@ def test_full_fine_tuning_is_sharded_and_gathered_to_sample(shapes: dict[str, Sh
     assert four.update.weights < four.backward.weights < four.sampling.weights
     assert one.sampling.optimiser == shape.parameters * 12 and one.sampling.adapters == 0
     offloaded = plan(make(trainer__model__train="full", trainer__optim__offload=True), shape, 140 * GIB)
-    assert offloaded.sampling.optimiser == 0 and offloaded.peak < one.peak / 2
+    assert offloaded.sampling.optimiser == 0 and offloaded.peak <= one.peak - one.sampling.optimiser
 
 
 def test_replicas_share_episodes_and_nothing_else(shapes: dict[str, Shape]) -> None:
@@ -324,7 +333,8 @@ def test_advice_says_when_nothing_helps(shapes: dict[str, Shape]) -> None:
 
 
 def test_full_fine_tuning_may_take_more_gpus(shapes: dict[str, Shape]) -> None:
-    advice = advise_gpus(make(trainer__model__train="full"), shapes["4b"], 80 * GIB)
+    assert plan(make(trainer__model__train="full"), shapes["4b"], 80 * GIB).fits
+    advice = advise_gpus(make(trainer__model__train="full"), shapes["7b"], 80 * GIB)
     assert advice is not None and advice.plan.fits and advice.changes["trainer_gpu_ids"] == [0, 1]
 
 

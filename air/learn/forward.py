@@ -29,12 +29,18 @@ DEAR = 0.1
 
 def training_hidden(policy: Policy, plan: PackedPlan) -> Tensor:
     """Final hidden states [T, width], by our own pass where the architecture is known, else by transformers'."""
+    blocks = known_blocks(policy)
+    if blocks is None:
+        return policy.hidden(plan)
+    again = [bool(layer.gradient_checkpointing) for layer in policy.decoder.layers]  # type: ignore[union-attr]
+    return hidden(blocks, plan, again)
+
+
+def known_blocks(policy: Policy) -> Blocks | None:
+    """What our own pass computes with; None where transformers' modules must compute themselves."""
     whole = policy.decoder is policy.model.get_decoder()  # else it is a wrapper that gathers shards, block by block
     blocks = read_blocks(policy.model) if policy.impl == "auto" and whole else None
-    if blocks is None or not plain(blocks):
-        return policy.hidden(plan)
-    again = [policy.model.training and bool(layer.gradient_checkpointing) for layer in policy.decoder.layers]  # type: ignore[union-attr]
-    return hidden(blocks, plan, again)
+    return blocks if blocks is not None and plain(blocks) else None
 
 
 def plain(blocks: Blocks) -> bool:

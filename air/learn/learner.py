@@ -15,7 +15,7 @@ from torch import Tensor
 
 from air.learn.advantages import Batch, token_advantages, trajectory_of
 from air.learn.batches import MicroBatch, PackedPlan, micro_batches
-from air.learn.forward import training_hidden
+from air.learn.forward import known_blocks, training_hidden
 from air.learn.logprobs import frozen_head, token_logprobs
 from air.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerms
 from air.learn.optimiser import Optimiser, assign
@@ -123,13 +123,16 @@ class Learner:
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:
-        self.policy.model.train()
+        modules_compute = known_blocks(self.policy) is None  # telling thousands of modules takes tens of milliseconds
+        if modules_compute:
+            self.policy.model.train()
         if self.shards:
             self.shards.scatter()
         try:
             yield
         finally:
-            self.policy.model.eval()
+            if modules_compute:
+                self.policy.model.eval()
         if self.shards:  # not after a failure: the ranks may no longer be together, and the run ends
             self.shards.gather()
 

@@ -32,9 +32,9 @@ TRAINED_LOGIT_BYTES = 12
 # a block's backward pass two are left: the gradients of its output and of its input.
 FINAL_ROWS = 4
 LEFT_ROWS = 2
-# Of the optimiser's step, in copies of the float32 masters: AdamW's square root (it runs over all tensors at once)
-# and the weights as they were before, from which the size of the update is computed.
-UPDATE_COPIES = 2
+# Of the optimiser's step, for each weight of the stretch at work: as it was and as it is, in float32 (or its float32
+# gradient, where that is a copy), and whether it differs; in the model's own type too, where that is another.
+FOLLOW_BYTES = 9
 GRADIENT_BYTES = 4
 MASTER_BYTES = 4
 ADAM_BYTES = 8  # two moments in float32
@@ -90,7 +90,7 @@ class Sizes:
 
 
 def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
-    from air.engine.embedded.engine import STEP_TOKENS
+    from air.engine.embedded.engine import step_tokens
 
     model, lora = config.trainer.model, config.trainer.model.lora
     full = model.train == "full"
@@ -112,7 +112,7 @@ def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
         adapters=0 if full else sum(name.rsplit(".", 1)[-1] in lora.target_modules for name in blocks),
         own_forward=shape.own_forward and model.impl == "auto" and not (full and ranks > 1),  # FSDP runs modules
         batch=batch,
-        prefill=min(STEP_TOKENS["cuda"], batch * config.context),
+        prefill=min(step_tokens("cuda", shape.hidden), batch * config.context),
         offload=config.trainer.optim.offload,
         reference=config.trainer.loss.kl_beta > 0,
     )
@@ -161,14 +161,16 @@ def _micro_batch(s: Sizes, per_token: int, logits: int) -> Memory:
 
 
 def update(s: Sizes) -> Memory:
-    """The optimiser's step: no activations, but float32 gradients and AdamW's temporaries."""
+    """The optimiser's step: no activations, but gradients and what one stretch of the weights needs."""
+    cast = s.full and not s.sharded and s.item != 4  # else a weight is its own master
+    follow = FOLLOW_BYTES + (2 * s.item if cast else 0)
     return Memory(
         weights=_shard(s) if s.sharded else s.shape.parameters * s.item,
         adapters=_adapters(s),
-        gradients=s.share * (s.item if s.offload and s.full and not s.sharded else GRADIENT_BYTES),
+        gradients=s.share * (s.item if cast else GRADIENT_BYTES),
         optimiser=_optimiser(s),
         reference=_reference(s),
-        workspace=CUBLAS + (0 if s.offload else s.share * MASTER_BYTES * UPDATE_COPIES),
+        workspace=CUBLAS + (0 if s.offload else _stretch(s) * follow),
     )
 
 
@@ -195,6 +197,14 @@ def _shard(s: Sizes) -> int:
 def _root(shape: Shape) -> int:
     """Parameters in no block: embeddings, head."""
     return shape.parameters - shape.layers * shape.block
+
+
+def _stretch(s: Sizes) -> int:
+    """Weights that the optimiser moves at once: a whole parameter at least, of which the embedding is the largest."""
+    from air.learn.optimiser import STRETCH
+
+    largest = s.shape.vocabulary * s.shape.hidden // (s.ranks if s.sharded else 1) if s.full else 0
+    return min(s.share, max(STRETCH, largest))
 
 
 def _training_weights(s: Sizes) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from air.engine.base import ContextFull, EngineFailed, Sampling
 from air.engine.embedded import EmbeddedEngine
+from air.engine.embedded.engine import NARROW, STEP_TOKENS, step_tokens
 from air.models import logits_head
 from air.models.tiny import tiny_model
 from air.policy import Policy
@@ -218,3 +219,12 @@ def test_lock_step_waits_for_every_tracked_episode_and_orders_by_name() -> None:
     in_loop(work)
     assert joined[0] == ["a-0", "b-0", "c-0"]
     assert all(len(step) == 3 for step in joined)
+
+
+@pytest.mark.parametrize(("device", "width", "times"), [("cuda", 576, 3), ("cuda", 4096, 1), ("cuda", 8, 4)])
+def test_a_narrow_model_takes_more_tokens_a_step_in_no_more_memory_than_a_wide_one(
+    device: str, width: int, times: int
+) -> None:
+    assert step_tokens(device, width) == times * STEP_TOKENS[device]
+    assert step_tokens(device, width) * width <= max(NARROW, width) * STEP_TOKENS[device]
+    assert step_tokens("cpu", width) == STEP_TOKENS["cpu"]

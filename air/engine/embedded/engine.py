@@ -23,6 +23,9 @@ from air.waits import waiting
 
 # Tokens per step: enough to keep the matrix units busy, little enough that decoding goes on.
 STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
+# On a GPU a step of a narrow model ends before the next one is asked for, so it takes more: up to four times as many
+# tokens, in the memory that a model of this width needs for STEP_TOKENS.
+NARROW = 2048
 
 # A step takes milliseconds; the first ones of a run, which compile kernels and capture graphs, up to 90 s.
 STEP_S = 180.0
@@ -30,6 +33,12 @@ STEP_S = 180.0
 LOCKSTEP_S = 900.0
 
 Answer = tuple[Step, "np.ndarray", "np.ndarray"]
+
+
+def step_tokens(device: str, width: int) -> int:
+    """The most tokens of one step of a model whose hidden states have this width."""
+    tokens = STEP_TOKENS.get(device, STEP_TOKENS["cpu"])
+    return tokens * max(1, min(4, NARROW // width)) if device == "cuda" else tokens
 
 
 @dataclass
@@ -84,8 +93,8 @@ class EmbeddedEngine:
             layers, -(-kv_tokens // page_size), page_size, heads, dim, policy.dtype, policy.device, lend
         )
         self._tree = PageTree(-(-kv_tokens // page_size), page_size)
-        step_tokens = STEP_TOKENS.get(policy.device.type, STEP_TOKENS["cpu"])
-        self._scheduler = Scheduler(self._tree, self._kv, max_batch, step_tokens)
+        most = step_tokens(policy.device.type, policy.model.config.hidden_size)
+        self._scheduler = Scheduler(self._tree, self._kv, max_batch, most)
         self._scheduler.version = policy.version
         own = policy.device.type == "cuda" and not lockstep if own_forward is None else own_forward
         self._runner = _runner(policy, self._kv, max_batch, context, eager, own)

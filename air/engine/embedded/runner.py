@@ -172,11 +172,10 @@ class FastRunner:
         """Prompts, and one token for everyone who decodes."""
         seats = self._seats
         decoding = [w.request.seat for w in step.decode]
-        pieces = [(w.request.tokens[w.start : w.start + w.count], w) for w in step.prefill]
         flat = [
-            [t for tokens, _ in pieces for t in tokens],
-            [p for _, w in pieces for p in range(w.start, w.start + w.count)],
-            [w.request.seat for _, w in pieces for _ in range(w.count)],
+            np.concatenate([np.array(w.request.tokens[w.start : w.start + w.count]) for w in step.prefill]),
+            np.concatenate([np.arange(w.start, w.start + w.count) for w in step.prefill]),
+            np.repeat([w.request.seat for w in step.prefill], [w.count for w in step.prefill]),
         ]
         tokens, positions, owners = seats.send(flat, np.int64).unbind(0)
         first = seats.send(decoding, np.int64)
