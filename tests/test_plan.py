@@ -333,7 +333,7 @@ def test_advice_says_when_nothing_helps(shapes: dict[str, Shape]) -> None:
 
 
 def test_full_fine_tuning_may_take_more_gpus(shapes: dict[str, Shape]) -> None:
-    assert plan(make(trainer__model__train="full"), shapes["4b"], 80 * GIB).fits
+    assert plan(make(trainer__model__train="full", trainer__model__ac__freq=1), shapes["4b"], 80 * GIB).fits
     advice = advise_gpus(make(trainer__model__train="full"), shapes["7b"], 80 * GIB)
     assert advice is not None and advice.plan.fits and advice.changes["trainer_gpu_ids"] == [0, 1]
 
