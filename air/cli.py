@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from air import interrupts
 from air.commands.lab import lab
 from air.commands.log import log
 from air.commands.view import view
@@ -33,6 +34,7 @@ app.add_typer(lab, name="lab", help="Hypotheses: paired runs on several seeds, a
 
 
 def main() -> None:
+    interrupts.heed()
     try:
         app(standalone_mode=False)
     except AirError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -17,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from air import interrupts
 from air.errors import AirError
 from air.launch import Order, as_one_sees_it
 from air.run import Run
@@ -70,8 +70,7 @@ class Reporter:
 def main() -> None:
     order = Order(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_launcher, daemon=True).start()
-    # Whoever started the launcher may have had Ctrl-C ignored; from the launcher it always means: stop.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.heed_launcher()
     reporter = Reporter(order.events, order.rank)
     try:
         _run(order, reporter)

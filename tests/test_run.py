@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -119,14 +120,23 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["Ctrl-C", "kill, as a background job of a script"])
+def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path, way: str) -> None:
     command = [sys.executable, "-m", "air.cli", "train", "--skip-proofs", *flags(tmp_path, max_steps="500")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    background = way != "Ctrl-C"
+    ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN) if background else None
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=ignored)
     deadline = time.monotonic() + 120
     while saved_episodes(tmp_path) < 20:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
+    if background:
+        seen = saved_episodes(tmp_path)
+        while saved_episodes(tmp_path) < seen + 10:  # Ctrl-C was for somebody else
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     run = Run.open(next(tmp_path.glob("exp*")))
     assert process.returncode == 130

@@ -102,7 +102,9 @@ def _does_not_fit(case: Case, seen: str, report: dict[str, Any], sampling: bool)
     )
     fix = "this fits" if advice["fits"] else "no key alone makes it fit; closest comes"
     if more := report.get("more_gpus"):
-        fix = f"on {len(more['changes']['trainer_gpu_ids'])} such GPUs it is sharded and fits as it is; on these, {fix}"
+        others = {key: value for key, value in more["changes"].items() if not key.endswith("gpu_ids")}
+        how = "with " + ", ".join(f"{key} = {value}" for key, value in others.items()) if others else "as it is"
+        fix = f"on {len(more['changes']['trainer_gpu_ids'])} such GPUs it is sharded and fits {how}; on these, {fix}"
     if not advice["changes"]:
         fix = "choose a smaller model or a larger GPU"
     return Finding("fail", seen, why, fix, advice["changes"], ids=(id,), detail=report["text"])

@@ -11,13 +11,13 @@ import asyncio
 import fcntl
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from air import interrupts
 from air.errors import AirError, Stopped
 from air.lab.evaluate import EvalOptions, evaluate
 from air.lab.faults import fault_on
@@ -29,8 +29,7 @@ FAULT_FREE = "fault_free"  # in the run's directory: its weights, evaluated with
 
 def main() -> None:
     threading.Thread(target=_end_with_the_lab, daemon=True).start()
-    # Whoever started the lab may have had Ctrl-C ignored; from the lab it always means: stop.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.heed_launcher()
     try:
         work(Path(sys.argv[1]))
     except (KeyboardInterrupt, Stopped):

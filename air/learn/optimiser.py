@@ -80,7 +80,7 @@ class Optimiser:
         masters, weights = self.masters[part], self.weights[part]
         for i, master in enumerate(masters, part.start):
             gradient, gradients[i] = gradients[i], None
-            master.grad = None if gradient is None else gradient.to(master.device, torch.float32)
+            master.grad = None if gradient is None else gradient.to(master)
         torch.nn.utils.clip_grads_with_norm_(masters, self._max_norm, torch.tensor(norm))
         before = _flat(masters)
         self.adam.step()  # passes over masters without a gradient: those of the other stretches

@@ -35,6 +35,17 @@ class Attention(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Adapter:
+    """The two matrices as they are trained, and where this pass has its copies of them."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+    down_copy: Tensor
+    up_copy: Tensor  # transposed and scaled
+
+
 @dataclass
 class Product:
     """Several linear layers of one input, as one: weight [rows + adapter rows, in]."""
@@ -44,7 +55,7 @@ class Product:
     weight: Tensor
     bias: Tensor | None
     up: Tensor | None = None  # [adapter rows, rows]: the second matrices, on a diagonal of blocks
-    _pairs: list[tuple[Tensor, Tensor, Tensor, Tensor, float]] = field(default_factory=list)
+    adapters: list[Adapter] = field(default_factory=list)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, rows] as a view that may have a longer stride."""
@@ -54,11 +65,6 @@ class Product:
         result = out[:, : self.rows]
         ops.add_product(result, out[:, self.rows :], self.up)
         return result
-
-    def refresh(self) -> None:
-        for down, up, target_down, target_up, scale in self._pairs:
-            target_down.copy_(down)
-            target_up.copy_(up.t() * scale)
 
 
 def _base(module: nn.Module) -> nn.Linear:
@@ -91,7 +97,7 @@ def fuse(members: Sequence[nn.Module]) -> Product:
             r = member.r[ADAPTER]
             assert up is not None
             there = up[low - rows : low - rows + r, at : at + n]
-            product._pairs.append((a, b, weight[low : low + r], there, member.scaling[ADAPTER]))  # type: ignore[arg-type]
+            product.adapters.append(Adapter(a, b, member.scaling[ADAPTER], weight[low : low + r], there))  # type: ignore[arg-type]
             low += r
         at += n
     return product
@@ -117,10 +123,12 @@ class Forward:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """After an update of the adapter: its rows beside the frozen weights are copied anew."""
-        for products in self._products:
-            for product in products:
-                product.refresh()
+        """After an update of the adapter: its rows beside the frozen weights are copied anew, all together."""
+        found = [a for products in self._products for product in products for a in product.adapters]
+        if found:
+            torch._foreach_copy_([a.down_copy for a in found], [a.down for a in found])
+            scaled = torch._foreach_mul([a.up for a in found], [a.scale for a in found])
+            torch._foreach_copy_([a.up_copy for a in found], [up.t() for up in scaled])
 
     @torch.no_grad()
     def __call__(self, plan: Attention) -> Tensor:
