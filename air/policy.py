@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from air.models import lean  # noqa: F401
+
+# isort: split
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface

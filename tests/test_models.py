@@ -517,3 +517,10 @@ def test_the_default_model_s_tokenizer(default: models.Loaded) -> None:
     # Digits stand alone and do not take a space away from the spaces before them, as the model was trained.
     assert [chat.decode([i]) for i in chat.encode("a   12")] == ["a", "   ", "1", "2"]
     assert "quantization_config" not in default.model.config.to_dict()
+
+
+def test_a_command_starts_without_what_transformers_needs_for_other_things() -> None:
+    program = "import air.policy, sys; print([m for m in ('sklearn', 'scipy', 'pandas') if m in sys.modules]); "
+    program += "from transformers.utils import is_scipy_available; print(is_scipy_available())"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout == "[]\nTrue\n"
