@@ -38,9 +38,9 @@ def main() -> None:
     try:
         app(standalone_mode=False)
     except AirError as error:
-        _fail(str(error), 130 if isinstance(error, Stopped) else 1)
+        _fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
     except KeyboardInterrupt:
-        _fail("stopped.", 130)
+        _fail("stopped.", interrupts.exit_code())
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (typer.Abort, SystemExit):
@@ -111,7 +111,6 @@ def train(
 def warmstart(context: typer.Context, as_json: Json = False) -> None:
     """Supervised start from demonstrations: air warmstart @ config.toml."""
     config = _config(context, "air warmstart @ a.toml --key value …\n\nKeys:")
-    import asyncio
 
     from air.config import WarmstartConfig
     from air.warmstart import warmstart as run
@@ -120,7 +119,7 @@ def warmstart(context: typer.Context, as_json: Json = False) -> None:
     if config.warmstart is None:
         config = config.model_copy(update={"warmstart": WarmstartConfig()})
     with Display(quiet=as_json) as display:
-        path = asyncio.run(run(config, display))
+        path = interrupts.run(run(config, display))
     weights = next(p for p in (path / "adapter", path / "model") if p.is_dir())
     if as_json:
         _print({"directory": str(path), "weights": str(weights)})
@@ -175,7 +174,7 @@ def evaluate(
         with Display(quiet=as_json) as display:
             report = run(context.args, options, display)
     except KeyboardInterrupt:
-        _fail("stopped.", 130)
+        _fail("stopped.", interrupts.exit_code())
     _print(report) if as_json else print(format_report(report))
 
 

@@ -1,22 +1,24 @@
 """What stops a command: Ctrl-C, and as well `kill` or a cluster that is about to take its machine back.
 
-All of them end a run the same way, with everything saved. For the main thread, before anything else runs.
+All of them end a run the same way: an update that has begun is finished, everything is saved. For the main thread.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import signal
+import subprocess
+from collections.abc import Coroutine
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_stopped_by = signal.SIGINT
 
 
 def heed() -> None:
-    """For a command that somebody starts.
-
-    A script's background jobs are started with Ctrl-C ignored, and so would be all that they start: no command of an
-    agent could be interrupted. We ignore it with a handler instead, which other programs do not inherit.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _nothing)
+    """For a command that somebody starts: `kill` is Ctrl-C, unless whoever starts it has other plans for it."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _stop)
 
@@ -25,7 +27,63 @@ def heed_launcher() -> None:
     """For a process that a command of ours has started: Ctrl-C is the command's way to say stop, whatever the one who
     started that had ignored; a `kill` that reaches all of them is the command's to answer."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _nothing)
+    signal.signal(signal.SIGTERM, _nothing)  # not SIG_IGN, which the agents' commands would inherit
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run, for a command that may have been started with Ctrl-C ignored: a script's background job.
+
+    asyncio turns the first Ctrl-C into a cancellation, so that what holds the interpreter comes to its end. Where
+    Ctrl-C is ignored it does not, and neither would it for our `kill`.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or signal.getsignal(signal.SIGTERM) is not _stop:
+        return asyncio.run(main)
+    try:
+        return asyncio.run(_cancelled_by_kill(main))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _cancelled_by_kill(main: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        global _stopped_by
+        _stopped_by = signal.SIGTERM
+        task.cancel()
+        again()
+
+    def again() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, _stop)  # the next one does not wait
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        return await main
+    finally:
+        again()
+
+
+def exit_code() -> int:
+    """Of a command that was stopped, as a shell would say it."""
+    return 128 + _stopped_by
+
+
+def default_signals() -> list[str]:
+    """What to put in front of a command so that it can be interrupted although we may not be: else all that a script's
+    background job starts ignores Ctrl-C, an agent's shell and what it runs included."""
+    return _with_env() if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else []
+
+
+@functools.cache
+def _with_env() -> list[str]:
+    line = ["env", "--default-signal=INT"]
+    try:
+        subprocess.run([*line, "true"], capture_output=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):  # not GNU's: what ignores the interrupt is killed, and it goes on
+        return []
+    return line
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
@@ -33,6 +91,8 @@ def _nothing(number: int, frame: FrameType | None) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    if signal.getsignal(signal.SIGINT) is _nothing:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    global _stopped_by
+    _stopped_by = signal.SIGTERM
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from air import interrupts
 from air.assemble import assemble, check_prompts, held_out_tasks
 from air.config import Config
 from air.doctor import preflight
@@ -114,7 +115,7 @@ def send_logs_to(say: Callable[[str], None], config: Config) -> None:
 def _train(run: Run, display: Display, resuming: bool) -> Outcome:
     """In this process, or in one for each rank."""
     if run.config.ranks == 1:
-        return asyncio.run(train_rank(run, display, resuming, World()))
+        return interrupts.run(train_rank(run, display, resuming, World()))
     if preflight.wanted(run):
         preflight.prove_apart(run, display)
     run_ranks(run, display, resuming)

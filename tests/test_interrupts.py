@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -12,30 +13,95 @@ REPORT = "import signal; print([signal.getsignal(n).__class__.__name__ for n in 
 USUAL = "['builtin_function_or_method', 'Handlers']"  # KeyboardInterrupt, and SIG_DFL
 
 
+def run_as_job(program: str, given: signal.Handlers) -> str:
+    """The program, started with Ctrl-C ignored as a script's background job is, or not."""
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, given),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return ran.stdout.strip()
+
+
 @pytest.mark.parametrize("heed", ["heed", "heed_launcher"])
-def test_programs_that_we_start_can_be_interrupted_though_we_ignore_it(heed: str) -> None:
+@pytest.mark.parametrize("given", [signal.SIG_DFL, signal.SIG_IGN])
+def test_what_an_agent_starts_can_be_interrupted_whatever_we_ignore(heed: str, given: signal.Handlers) -> None:
     program = f"from air import interrupts; interrupts.{heed}(); import subprocess, sys; "
-    program += f"subprocess.run([sys.executable, '-c', {REPORT!r}])"
-    seen = {}
-    for given in (signal.SIG_DFL, signal.SIG_IGN):
-        ran = subprocess.run(
-            [sys.executable, "-c", program],
-            preexec_fn=lambda given=given: signal.signal(signal.SIGINT, given),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        seen[given] = ran.stdout.strip()
-    assert seen == {signal.SIG_DFL: USUAL, signal.SIG_IGN: USUAL}
+    program += f"subprocess.run([*interrupts.default_signals(), sys.executable, '-c', {REPORT!r}])"
+    assert run_as_job(program, given) == USUAL
+
+
+UPDATE = """
+import asyncio, os, signal, time
+from air import interrupts
+interrupts.heed()
+
+async def main():
+    os.kill(os.getpid(), {number})
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:  # an update: it holds the interpreter
+        pass
+    print("update finished")
+    try:
+        await asyncio.sleep(30)
+    finally:
+        print("saved")
+
+try:
+    interrupts.run(main())
+except KeyboardInterrupt:
+    print("stopped with", interrupts.exit_code())
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "number", "code"),
+    [
+        (signal.SIG_DFL, signal.SIGINT, 130),
+        (signal.SIG_DFL, signal.SIGTERM, 143),
+        (signal.SIG_IGN, signal.SIGTERM, 143),
+    ],
+)
+def test_an_update_that_has_begun_is_finished(given: signal.Handlers, number: signal.Signals, code: int) -> None:
+    printed = run_as_job(UPDATE.format(number=int(number)), given)
+    assert printed.splitlines() == ["update finished", "saved", f"stopped with {code}"]
+
+
+SAVES_FOR_LONG = """
+import asyncio, os, signal, time
+from air import interrupts
+interrupts.heed()
+
+async def main():
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        await asyncio.sleep(30)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+try:
+    interrupts.run(main())
+except KeyboardInterrupt:
+    print("stopped with", interrupts.exit_code())
+"""
+
+
+def test_the_second_kill_does_not_wait() -> None:
+    began = time.monotonic()
+    assert run_as_job(SAVES_FOR_LONG, signal.SIG_IGN) == "stopped with 143"
+    assert time.monotonic() - began < 20
 
 
 WAITS = """
 import time
 from air import interrupts
 interrupts.{heed}()
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print("stopped")

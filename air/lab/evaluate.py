@@ -9,7 +9,6 @@ An evaluation that was stopped goes on where it was when it is asked for again w
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import air
+from air import interrupts
 from air.assemble import held_out_tasks
 from air.config import Config
 from air.errors import AirError
@@ -75,7 +75,7 @@ def evaluate(argv: Sequence[str], options: EvalOptions, watcher: Watcher) -> dic
     directory = _directory(player, options.out)
     watcher.say(f"evaluation {directory}")
     try:
-        return asyncio.run(_evaluate(player, asked, directory, watcher))
+        return interrupts.run(_evaluate(player, asked, directory, watcher))
     except KeyboardInterrupt:
         watcher.say(f"every episode that ended is saved; to go on, repeat the command with --out {directory}")
         raise

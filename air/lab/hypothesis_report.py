@@ -210,6 +210,9 @@ def _notes(report: Report) -> list[str]:
         later = [seed for session in report.lab.sessions[1:] for seed in session["added"]]
         if later:
             notes.append(f"seeds {' '.join(map(str, later))} were added after the first runs")
+    versions = {session["air_version"] for session in report.lab.sessions if "air_version" in session}
+    if len(versions) > 1:
+        notes.append(f"the runs were made by different versions of air ({', '.join(sorted(versions))})")
     if lost := sum(pair.lost for one in report.compared for pair in one.pairs):
         notes.append(f"{lost} rows lost to infrastructure trouble were left out")
     for one in report.compared:

@@ -84,7 +84,7 @@ class Lab:
     path: Path
     hypothesis: Hypothesis
     seeds: list[int]
-    sessions: list[dict[str, Any]]  # when seeds were asked for
+    sessions: list[dict[str, Any]]  # when seeds were asked for, and which air made their runs
     configs: dict[str, Any]  # of the base, resolved, as it was first
     spent_s: float = 0.0
     written: float = field(default=0.0, compare=False)
@@ -163,7 +163,7 @@ def _begin(hypothesis: Hypothesis, seeds: Sequence[int], out: Path) -> Lab:
     added = [seed for seed in seeds if seed not in lab.seeds]
     check_steps(hypothesis, [*lab.seeds, *added])
     lab.seeds = [*lab.seeds, *added]
-    lab.sessions.append({"time": time.time(), "added": added})
+    lab.sessions.append({"time": time.time(), "added": added, "air_version": air.__version__})
     lab.save()
     return lab
 

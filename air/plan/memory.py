@@ -32,9 +32,9 @@ TRAINED_LOGIT_BYTES = 12
 # a block's backward pass two are left: the gradients of its output and of its input.
 FINAL_ROWS = 4
 LEFT_ROWS = 2
-# Of the optimiser's step, for each weight of the stretch at work: as it was and as it is, in float32 (or its float32
-# gradient, where that is a copy), and whether it differs; in the model's own type too, where that is another.
-FOLLOW_BYTES = 9
+# Of the optimiser's step, for each weight of the stretch at work: as it was and as it is, in float32 (or, before it is
+# moved, its float32 gradient, where that is a copy).
+FOLLOW_BYTES = 8
 GRADIENT_BYTES = 4
 MASTER_BYTES = 4
 ADAM_BYTES = 8  # two moments in float32
@@ -99,6 +99,8 @@ def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
     # A sequence longer than the budget still goes, alone; a step may have fewer tokens than the budget.
     rows = -(-config.orchestrator.batch_size // ranks)
     tokens = min(max(config.trainer.token_budget, config.context), rows * config.context)
+    own_forward = shape.own_forward and model.impl == "auto" and not (full and ranks > 1)  # FSDP runs modules
+    step = step_tokens("cuda", shape.hidden, own_forward and not config.deterministic)
     return Sizes(
         shape=shape,
         full=full,
@@ -110,9 +112,9 @@ def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
         checkpointed=-(-shape.layers // model.ac.freq) if model.ac else 0,
         rank=0 if full else lora.rank,
         adapters=0 if full else sum(name.rsplit(".", 1)[-1] in lora.target_modules for name in blocks),
-        own_forward=shape.own_forward and model.impl == "auto" and not (full and ranks > 1),  # FSDP runs modules
+        own_forward=own_forward,
         batch=batch,
-        prefill=min(step_tokens("cuda", shape.hidden), batch * config.context),
+        prefill=min(step, batch * config.context),
         offload=config.trainer.optim.offload,
         reference=config.trainer.loss.kl_beta > 0,
     )
@@ -163,14 +165,13 @@ def _micro_batch(s: Sizes, per_token: int, logits: int) -> Memory:
 def update(s: Sizes) -> Memory:
     """The optimiser's step: no activations, but gradients and what one stretch of the weights needs."""
     cast = s.full and not s.sharded and s.item != 4  # else a weight is its own master
-    follow = FOLLOW_BYTES + (2 * s.item if cast else 0)
     return Memory(
         weights=_shard(s) if s.sharded else s.shape.parameters * s.item,
         adapters=_adapters(s),
         gradients=s.share * (s.item if cast else GRADIENT_BYTES),
         optimiser=_optimiser(s),
         reference=_reference(s),
-        workspace=CUBLAS + (0 if s.offload else _stretch(s) * follow),
+        workspace=CUBLAS + (0 if s.offload else _stretch(s) * FOLLOW_BYTES),
     )
 
 

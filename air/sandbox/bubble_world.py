@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from air.errors import InfraError
+from air.interrupts import default_signals
 from air.sandbox import cgroups, processes
 from air.sandbox.base import HOME, WORKSPACE, Image, Result, Snapshot, World, WorldLost, inside
 from air.sandbox.bubblewrap_command import PROXY_PORT, command_line, environment
@@ -103,7 +104,7 @@ class BubbleWorld(World):
         fds = {"info": info_write, "block": block_read} | ({"seccomp": rules} if self.backend.filter else {})
         try:
             self.process = subprocess.Popen(
-                command_line(self.backend, self.image, self.directory, mark, fds),
+                [*default_signals(), *command_line(self.backend, self.image, self.directory, mark, fds)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -225,6 +225,7 @@ def test_lock_step_waits_for_every_tracked_episode_and_orders_by_name() -> None:
 def test_a_narrow_model_takes_more_tokens_a_step_in_no_more_memory_than_a_wide_one(
     device: str, width: int, times: int
 ) -> None:
-    assert step_tokens(device, width) == times * STEP_TOKENS[device]
-    assert step_tokens(device, width) * width <= max(NARROW, width) * STEP_TOKENS[device]
-    assert step_tokens("cpu", width) == STEP_TOKENS["cpu"]
+    assert step_tokens(device, width, True) == times * STEP_TOKENS[device]
+    assert step_tokens(device, width, True) * width <= max(NARROW, width) * STEP_TOKENS[device]
+    assert step_tokens(device, width, False) == STEP_TOKENS[device]
+    assert step_tokens("cpu", width, True) == STEP_TOKENS["cpu"]

@@ -25,7 +25,7 @@ from air.engine.embedded import EmbeddedEngine
 from air.errors import AirError
 from air.lab.faults import FAULTS, fault_on
 from air.lab.hypotheses import SHIPPED, flat, read_hypothesis
-from air.lab.hypothesis_report import as_json, format_report, make_report, mean_curve
+from air.lab.hypothesis_report import as_json, format_curves, format_report, make_report, mean_curve
 from air.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab, run_hypothesis
 from air.lab.hypothesis_worker import work
 from air.learn.batches import PackedPlan
@@ -196,6 +196,8 @@ def test_dotted_keys() -> None:
 def test_curves_share_one_scale_and_fit_the_line() -> None:
     assert mean_curve([[0.0, 1.0], [1.0]]) == [0.5, 1.0]
     assert sparkline([0.0, 0.5], scale=(0.0, 1.0)) == "▁▄" and sparkline([math.nan, 1.0], scale=(0.0, 1.0)) == " █"
+    lines = format_curves({"base": [[0.5] * 401], "changed": [[1.0] * 401]})
+    assert all(len(line) <= len("  changed  ") + 40 + len("  0.500 → 0.500 in 401 steps") for line in lines[1:])
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -321,6 +323,9 @@ def test_a_verdict_from_real_runs_and_what_a_failed_run_does_to_it(air: Any, tmp
     text = format_report(report)
     assert "3 seeds" in text and "4 tasks" in text and "6 of 6 complete" in text
     json.dumps(as_json(report), allow_nan=False)
+    lab.sessions += [{"time": 1.0, "added": [], "air_version": version} for version in ("0.1.0", "0.2.0")]
+    lab.save()
+    assert "different versions of air (0.1.0, 0.2.0)" in format_report(make_report(lab.path))
     Run.open(lab.members()[3].path).set_status("failed", "the disk was full\n  fix: free some")  # type: ignore[arg-type]
     again = make_report(lab.path)
     assert again.decision is not None and again.decision.verdict == "undecided"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from test_learner import make_policy
 from torch import Tensor
 
+from air.errors import AirError
 from air.learn import optimiser as module
-from air.learn.optimiser import Optimiser, _stretches
+from air.learn.optimiser import PIECE, Optimiser, _differing, _length, _stretches
 from air.policy import Policy
 from air.world import World
 
@@ -104,3 +106,64 @@ def test_stretches_cover_every_weight_once(sizes: list[tuple[int, torch.dtype]],
         assert inside
         assert len({t.dtype for t in inside}) == 1
         assert len(inside) == 1 or sum(t.numel() for t in inside) <= limit
+
+
+def test_what_is_not_finite_is_refused_and_leaves_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STRETCH", 300)
+    policy = make_policy(lora=True)
+    optimiser = make(policy)
+    give_gradients(policy, 0)
+    policy.trainable()[-1][1].grad[0, 0] = math.inf  # type: ignore[index]
+    before = weights(policy)
+    with pytest.raises(AirError, match="norm is inf"):
+        optimiser.step(LR)
+    assert all(torch.equal(before[name], now) for name, now in weights(policy).items())
+
+
+def test_weights_without_a_gradient_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STRETCH", 300)
+    policy = make_policy(lora=True)
+    optimiser = make(policy)
+    before = weights(policy)
+    give_gradients(policy, 0)
+    still = {name for i, (name, _) in enumerate(policy.trainable()) if i % 3 == 0}
+    for name, p in policy.trainable():
+        p.grad = None if name in still else p.grad
+    optimiser.step(LR)
+    assert {name for name, now in weights(policy).items() if torch.equal(now, before[name])} == still
+
+
+@pytest.mark.parametrize("fused", [None, True, False, "missing"])
+def test_a_state_is_loaded_whatever_kind_of_adamw_wrote_it(fused: bool | str | None) -> None:
+    def grown() -> tuple[Policy, Optimiser]:
+        policy = make_policy(lora=True)
+        optimiser = make(policy)
+        give_gradients(policy, 0)
+        optimiser.step(LR)
+        return policy, optimiser
+
+    (one, first), (two, second) = grown(), grown()
+    state = copy.deepcopy(first.state())
+    for group in state["optimiser"]["param_groups"]:
+        group.pop("fused") if fused == "missing" else group.update(fused=fused)
+    second.load_state(state)
+    for policy, optimiser in ((one, first), (two, second)):
+        give_gradients(policy, 1)
+        optimiser.step(LR)
+    assert all(torch.equal(weights(one)[name], now) for name, now in weights(two).items())
+
+
+def test_long_sums_are_exact_enough_and_a_step_takes_what_the_plan_says() -> None:
+    """Of one stretch: AdamW's first steps are nearly constant vectors, which a float32 sum on the CPU gets wrong."""
+    size = 1 << 24
+    flat = torch.full((size,), 1e-3)
+    assert _length(flat).item() == pytest.approx(1e-3 * math.sqrt(size), rel=1e-5)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        count = _differing(flat, torch.zeros(size), torch.bfloat16)
+    assert count.item() == size
+    held = most = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda e: e.start_ns()):  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    assert most < size * 8 + 32 * PIECE  # the zeros above, and a piece's booleans and numbers

@@ -23,8 +23,8 @@ from air.waits import waiting
 
 # Tokens per step: enough to keep the matrix units busy, little enough that decoding goes on.
 STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
-# On a GPU a step of a narrow model ends before the next one is asked for, so it takes more: up to four times as many
-# tokens, in the memory that a model of this width needs for STEP_TOKENS.
+# On a GPU a step of our own forward pass through a narrow model ends before the next one is asked for, so it takes
+# more: up to four times as many tokens, in the memory that a model of this width needs for STEP_TOKENS.
 NARROW = 2048
 
 # A step takes milliseconds; the first ones of a run, which compile kernels and capture graphs, up to 90 s.
@@ -35,10 +35,11 @@ LOCKSTEP_S = 900.0
 Answer = tuple[Step, "np.ndarray", "np.ndarray"]
 
 
-def step_tokens(device: str, width: int) -> int:
-    """The most tokens of one step of a model whose hidden states have this width."""
+def step_tokens(device: str, width: int, own: bool) -> int:
+    """The most tokens of one step of a model whose hidden states have this width, by our `own` forward pass or not:
+    plain attention has a mask that grows with the square."""
     tokens = STEP_TOKENS.get(device, STEP_TOKENS["cpu"])
-    return tokens * max(1, min(4, NARROW // width)) if device == "cuda" else tokens
+    return tokens * max(1, min(4, NARROW // width)) if device == "cuda" and own else tokens
 
 
 @dataclass
@@ -93,11 +94,11 @@ class EmbeddedEngine:
             layers, -(-kv_tokens // page_size), page_size, heads, dim, policy.dtype, policy.device, lend
         )
         self._tree = PageTree(-(-kv_tokens // page_size), page_size)
-        most = step_tokens(policy.device.type, policy.model.config.hidden_size)
-        self._scheduler = Scheduler(self._tree, self._kv, max_batch, most)
-        self._scheduler.version = policy.version
         own = policy.device.type == "cuda" and not lockstep if own_forward is None else own_forward
         self._runner = _runner(policy, self._kv, max_batch, context, eager, own)
+        width, is_own = policy.model.config.hidden_size, isinstance(self._runner, FastRunner)
+        self._scheduler = Scheduler(self._tree, self._kv, max_batch, step_tokens(policy.device.type, width, is_own))
+        self._scheduler.version = policy.version
         self._answered = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="air-engine")
         self._driver: asyncio.Task[None] | None = None
