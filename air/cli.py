@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from air import interrupts
+from air.commands.common import Json, fail, print_json
 from air.commands.lab import lab
 from air.commands.log import log
+from air.commands.tasks import replay, tasks
 from air.commands.view import view
 from air.errors import AirError, Stopped
 
@@ -25,12 +26,7 @@ app = typer.Typer(
 )
 # Commands that take a config pass everything they do not know to it: `@ a.toml --trainer.optim.lr 2e-5`.
 WITH_CONFIG = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doctor's probes and proofs.")]
-
-app.command("view")(view)
-app.add_typer(log, name="log", help="The logbook: every run with its goal, what changed, what came of it.")
-app.add_typer(lab, name="lab", help="Hypotheses: paired runs on several seeds, and a verdict.")
 
 
 def main() -> None:
@@ -38,22 +34,17 @@ def main() -> None:
     try:
         app(standalone_mode=False)
     except AirError as error:
-        _fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
+        fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
     except KeyboardInterrupt:
-        _fail("stopped.", interrupts.exit_code())
+        fail("stopped.", interrupts.exit_code())
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (typer.Abort, SystemExit):
         raise
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a wrong option or argument
-            _fail(f"{error.format_message()}\n  see `air --help`", 2)
+            fail(f"{error.format_message()}\n  see `air --help`", 2)
         raise
-
-
-def _fail(text: str, code: int) -> None:
-    print(f"air: {text}", file=sys.stderr)
-    sys.exit(code)
 
 
 def _config(context: typer.Context, help_text: str = "") -> Any:
@@ -63,10 +54,6 @@ def _config(context: typer.Context, help_text: str = "") -> Any:
         print(help_text + "\n\n" + format_keys())
         raise typer.Exit(0)
     return load_config(context.args)
-
-
-def _print(data: Any) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 TRAIN_HELP = """air train @ a.toml @ b.toml --key value …   (or: air train --resume RUN)
@@ -102,7 +89,7 @@ def train(
         finished = start(config, display, resume, skip_proofs)
     if as_json:
         evals = {m["name"]: m for m in finished.run.metrics("eval")}
-        _print({"run": str(finished.run.path), "steps": len(finished.run.metrics("train")), "evaluations": evals})
+        print_json({"run": str(finished.run.path), "steps": len(finished.run.metrics("train")), "evaluations": evals})
     else:
         print(finished.text)
 
@@ -122,7 +109,7 @@ def warmstart(context: typer.Context, as_json: Json = False) -> None:
         path = interrupts.run(run(config, display))
     weights = next(p for p in (path / "adapter", path / "model") if p.is_dir())
     if as_json:
-        _print({"directory": str(path), "weights": str(weights)})
+        print_json({"directory": str(path), "weights": str(weights)})
     else:
         print(f"{weights}\nuse it with --model.{'adapter' if weights.name == 'adapter' else 'name'} {weights}")
 
@@ -174,8 +161,8 @@ def evaluate(
         with Display(quiet=as_json) as display:
             report = run(context.args, options, display)
     except KeyboardInterrupt:
-        _fail("stopped.", interrupts.exit_code())
-    _print(report) if as_json else print(format_report(report))
+        fail("stopped.", interrupts.exit_code())
+    print_json(report) if as_json else print(format_report(report))
 
 
 DOCTOR_HELP = """air doctor @ config.toml [--key value …] [options]
@@ -213,7 +200,7 @@ def examine_config(
     with Display(quiet=as_json) as display:
         results = visit(context.args, display, [id for id in only.split(",") if id], skip_proofs, gpu_memory)
     if as_json:
-        _print(report_json(results))
+        print_json(report_json(results))
     else:
         text = format_report(results, verbose)
         print(coloured(text) if sys.stdout.isatty() else text)
@@ -249,7 +236,7 @@ def plan_memory(
         shape = find_shape(config.model.name, context=config.context, say=display.say)
     report = make_report(config, shape, size)
     text = report.pop("text")
-    _print(report) if as_json else print(text)
+    print_json(report) if as_json else print(text)
     sys.exit(0 if report["fits"] else 1)
 
 
@@ -266,7 +253,7 @@ def compare(
     from air.lab.compare import compare_named, format_comparison
 
     comparison = compare_named(evaluations, common)
-    _print(comparison_json(comparison)) if as_json else print(format_comparison(comparison))
+    print_json(comparison_json(comparison)) if as_json else print(format_comparison(comparison))
 
 
 @app.command()
@@ -285,7 +272,7 @@ def export(
 
     with Display(quiet=as_json) as display:
         report = write(run, out, merged=merged, which=step, dtype=dtype, say=display.say)
-    _print(report) if as_json else print(format_report(report))
+    print_json(report) if as_json else print(format_report(report))
 
 
 @app.command()
@@ -297,7 +284,7 @@ def models(as_json: Json = False) -> None:
 
     rows = list_models()
     if as_json:
-        _print([{**dataclasses.asdict(row), "path": row.path and str(row.path)} for row in rows])
+        print_json([{**dataclasses.asdict(row), "path": row.path and str(row.path)} for row in rows])
         return
     print(f"{'model':46s} {'type':10s} {'size':>9s}  where")
     for row in rows:
@@ -307,112 +294,11 @@ def models(as_json: Json = False) -> None:
         print(f"{name:46s} {row.type:10s} {size:>9s}  {row.where}{why_not}")
 
 
-tasks = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+app.command("view")(view)
+app.add_typer(log, name="log", help="The logbook: every run with its goal, what changed, what came of it.")
+app.add_typer(lab, name="lab", help="Hypotheses: paired runs on several seeds, and a verdict.")
 app.add_typer(tasks, name="tasks", help="List environments and their tasks, look at one, try one out.")
-MlgymRoot = Annotated[str | None, typer.Option(help="An MLGym checkout; by default the variable AIR_MLGYM_ROOT.")]
-
-
-@tasks.callback()
-def all_environments(context: typer.Context) -> None:
-    """The registered environments; `list`, `show` and `check` say more."""
-    if context.invoked_subcommand is None:
-        from air.lab.tasks import format_environments, list_environments
-
-        print(format_environments(list_environments(), with_args=False))
-
-
-@tasks.command("list")
-def list_tasks(
-    environments: Annotated[list[str] | None, typer.Argument(help="Only these, in detail.")] = None,
-    mlgym_root: MlgymRoot = None,
-    as_json: Json = False,
-) -> None:
-    """The registered environments, how many tasks each has, and the research tasks by name."""
-    from air.lab.tasks import format_environments, list_environments
-    from air.watch.display import Display
-
-    with Display(quiet=as_json) as display:
-        display.phase("looking at the tasks")
-        rows = list_environments(environments or (), mlgym_root, with_tasks=True)
-    _print(rows) if as_json else print(format_environments(rows, with_args=bool(environments)))
-
-
-@tasks.command("show")
-def show_tasks(
-    environment: Annotated[str, typer.Argument(help="The environment's id, as `air tasks list` shows it.")],
-    n: Annotated[int, typer.Option("--n", min=1, help="How many tasks.")] = 3,
-    split: Annotated[str, typer.Option(help="train, eval or test.")] = "train",
-    arg: Annotated[list[str] | None, typer.Option(help="An argument of the environment, as in max_turns=6.")] = None,
-    model: Annotated[str | None, typer.Option(help="Whose chat template: a hub id or a directory.")] = None,
-    play: Annotated[str | None, typer.Option(help="The whole episodes of a script instead: oracle, demo, …")] = None,
-    as_json: Json = False,
-) -> None:
-    """Tasks as the model will see them: through its chat template, with the number of tokens."""
-    from air.lab.tasks import format_tasks, parse_args
-    from air.lab.tasks import show_tasks as show
-
-    if play is not None:
-        from air.lab.played import format_played, play_tasks
-
-        if model is not None:
-            raise AirError("--play shows messages, which --model does not change.", "leave one of the two out.")
-        played = play_tasks(environment, split, n, play, parse_args(arg or ()))
-        _print(played) if as_json else print(format_played(played))
-        return
-    rows = show(environment, split, n, parse_args(arg or ()), model)
-    _print(rows) if as_json else print(format_tasks(rows))
-
-
-@tasks.command("check")
-def check_task(
-    name: Annotated[str, typer.Argument(help="A research task, as `air tasks list` names it.")],
-    mlgym_root: MlgymRoot = None,
-    source: Annotated[str, typer.Option(help="auto, builtin or checkout: which, where both have the name.")] = "auto",
-    as_json: Json = False,
-) -> None:
-    """Try a research task out: open it in the sandbox, run its baseline, validate that."""
-    from air.envs.mlgym.tasks_report import check_json, format_check
-    from air.lab.tasks import check_task as check
-    from air.watch.display import Display
-
-    with Display(quiet=as_json) as display:
-        result = check(name, mlgym_root, source, display)
-    _print(check_json(result)) if as_json else print(format_check(result))
-    sys.exit(result.exit_code)
-
-
-@app.command()
-def replay(
-    file: Annotated[Path, typer.Argument(help="A .traj file of MLGym, or a trajectory of air.")],
-    mlgym_root: MlgymRoot = None,
-    task: Annotated[str | None, typer.Option(help="The task's name, if neither the file nor its path says it.")] = None,
-    timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds for a command that trains.")] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(min=0, help="Largest relative difference; by default the task's noise, or 0.02.")
-    ] = None,
-    turns: Annotated[bool, typer.Option("--turns", help="Every command, with its output there and here.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Play a recorded research episode again and compare its scores: 0 same, 1 different, 2 cannot be replayed."""
-    import asyncio
-
-    from air.envs.mlgym.replay import ReplayOptions, replay_file
-    from air.envs.mlgym.replay_report import as_json as replay_json
-    from air.envs.mlgym.replay_report import format_replay
-    from air.errors import InfraError
-    from air.watch.display import Display
-
-    options = ReplayOptions(mlgym_root, task, timeout, tolerance)
-    try:
-        with Display(quiet=as_json) as display:
-            found = asyncio.run(replay_file(file, options, display))
-    except AirError as error:
-        _fail(str(error), 2)
-    except InfraError as error:
-        _fail(f"the sandbox failed, and with it the replay: {error}", 2)
-    _print(replay_json(found, turns)) if as_json else print(format_replay(found, turns))
-    sys.exit(found.exit_code)
-
+app.command()(replay)
 
 if __name__ == "__main__":
     main()

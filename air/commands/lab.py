@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from air.commands.common import Json, print_json
 from air.errors import AirError
 
 if TYPE_CHECKING:
     from air.lab.hypothesis_report import Report
 
 lab = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 File = Annotated[str, typer.Argument(help="A hypothesis' TOML, or the name of one that `air lab list` shows.")]
-
-
-def _print(data: Any) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
 @lab.command("list")
@@ -45,7 +40,7 @@ def list_hypotheses(
             found.append(read_hypothesis(file))
         except AirError as error:
             refused.append(error)
-    _print([hypothesis_json(one) for one in found]) if as_json else print(format_list(found))
+    print_json([hypothesis_json(one) for one in found]) if as_json else print(format_list(found))
     for refusal in refused:  # one that is wrong hides none of the others
         print(f"air: {refusal}", file=sys.stderr)
     sys.exit(1 if refused else 0)
@@ -58,7 +53,7 @@ def show(file: File, as_json: Json = False) -> None:
     from air.lab.hypotheses import find_hypothesis, format_hypothesis, read_hypothesis
 
     found = read_hypothesis(find_hypothesis(file))
-    _print(hypothesis_json(found)) if as_json else print(format_hypothesis(found))
+    print_json(hypothesis_json(found)) if as_json else print(format_hypothesis(found))
 
 
 @lab.command()
@@ -98,7 +93,7 @@ def report(
         _tell(directory, as_json)
         return
     reports = [make_report(path) for path in found]
-    _print([report_json(one) for one in reports]) if as_json else print(format_verdicts(reports))
+    print_json([report_json(one) for one in reports]) if as_json else print(format_verdicts(reports))
 
 
 def _tell(directory: Path, as_json: bool) -> Report:
@@ -109,7 +104,7 @@ def _tell(directory: Path, as_json: bool) -> Report:
     made = make_report(directory)
     picture = plot_report(made, directory / "report.png")
     if as_json:
-        _print({**report_json(made), "picture": str(picture)})
+        print_json({**report_json(made), "picture": str(picture)})
     else:
         print(f"{format_report(made)}\n\npicture: {picture}")
     return made

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from air.commands.common import Json, print_json
 from air.errors import AirError
 
 log = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -16,7 +16,6 @@ log = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 WIDTH = 100  # where the output is no terminal
 Named = Annotated[str, typer.Argument(metavar="RUN", help="A run: its path, its name, exp1.3 for short, or last.")]
 Root = Annotated[Path, typer.Option("--dir", help="Where runs and evaluations are (their output_dir).")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Why = Annotated[str, typer.Option("--why", help="The reason, in a sentence.")]
 Undo = Annotated[bool, typer.Option("--undo", help="Take it back.")]
 RUNS = Path("outputs")
@@ -44,7 +43,7 @@ def list_runs(
     rows = [row for row in logbook(directory) if status in (None, row["status"]) and task in (None, row["task"])]
     shown = [row for row in rows if everything or status or row["status"] != "archived"]
     if as_json:
-        _print(shown)
+        print_json(shown)
     else:
         print(format_list(shown, directory, _width(), hidden=len(rows) - len(shown)))
 
@@ -56,7 +55,7 @@ def show(run: Named, directory: Root = RUNS, as_json: Json = False) -> None:
     from air.lab.logbook import choose_run, run_page
 
     page = run_page(choose_run(run, directory))
-    _print(page) if as_json else print(format_page(page, _width()))
+    print_json(page) if as_json else print(format_page(page, _width()))
 
 
 @log.command()
@@ -152,7 +151,7 @@ def plan(
     config = load_config(flags)
     run = Run.create(config, config.task, planned=True)
     if as_json:
-        _print({"run": str(run.path), "status": "planned", "goal": config.logbook.goal})
+        print_json({"run": str(run.path), "status": "planned", "goal": config.logbook.goal})
     else:
         print(f"{run.name} is planned\nstart it with: air train --resume {run.path}")
 
@@ -173,7 +172,7 @@ def export(
     if where is None:
         print(text, end="")
     elif as_json:
-        _print({"out": str(where), **counts})
+        print_json({"out": str(where), **counts})
     else:
         print(f"{where}: {counts['runs']} runs, {counts['baselines']} evaluations")
 
@@ -188,7 +187,7 @@ def baselines(
 
     found = find_baselines(directory)
     if as_json:
-        _print(found)
+        print_json(found)
     else:
         print(format_baselines(grouped(found), directory, _width()))
 
@@ -197,14 +196,10 @@ def _tell(path: Path, entry: Any, done: str, as_json: bool) -> None:
     from dataclasses import asdict
 
     if as_json:
-        _print({"run": str(path), "entry": asdict(entry)})
+        print_json({"run": str(path), "entry": asdict(entry)})
     else:
         print(f"{path.name}: {done}")
 
 
 def _width() -> int:
     return shutil.get_terminal_size((WIDTH, 24)).columns
-
-
-def _print(data: Any) -> None:
-    print(json.dumps(data, indent=2, ensure_ascii=False))
