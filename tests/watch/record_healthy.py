@@ -1,9 +1,9 @@
 """Makes the recorded runs in healthy/: `python tests/watch/record_healthy.py [NAME …]`, five minutes on two cores.
 
 Ten are runs of tiny models, each with another loss, way of training or environment, that have nothing wrong with them.
-The three of MLGym are copied from metrics.jsonl files of ours: runs of a 1.5B model on one GPU, 30 steps of 48
-episodes, seeds 0 to 2 (`python tests/watch/record_healthy.py mlgym FILE FILE FILE`). They are older than the ledger and
-the split of a step's time, so they say nothing about what looks at those.
+The others are copied from metrics.jsonl files of ours (`python tests/watch/record_healthy.py --copy NAME FILE`): runs of
+SmolLM2-135M on one GPU that learned what docs/results.md says, of MLGym (45 steps of 48 episodes), MuSiQue (60 of 64) and
+BeautifulSoup (40 of 32).
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def write(name: str, lines: Sequence[dict[str, Any]]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     HERE.mkdir(exist_ok=True)
-    if arguments[:1] == ["mlgym"]:
-        for seed, path in enumerate(arguments[1:]):
-            write(f"mlgym_{seed}", [json.loads(line) for line in Path(path).read_text().splitlines()])
+    if arguments[:1] == ["--copy"]:
+        _, name, path = arguments
+        write(name, [json.loads(line) for line in Path(path).read_text().splitlines()])
         return
     for name in arguments or RUNS:
         with tempfile.TemporaryDirectory(prefix="air-healthy-") as directory:
