@@ -1,9 +1,9 @@
 """Makes the recorded runs in healthy/: `python tests/watch/record_healthy.py [NAME …]`, five minutes on two cores.
 
 Ten are runs of tiny models, each with another loss, way of training or environment, that have nothing wrong with them.
-The others are copied from metrics.jsonl files of ours (`python tests/watch/record_healthy.py --copy NAME FILE`): runs of
-SmolLM2-135M on one GPU that learned what docs/results.md says, of MLGym (45 steps of 48 episodes), MuSiQue (60 of 64) and
-BeautifulSoup (40 of 32).
+The others are copied from metrics.jsonl files of ours (`python tests/watch/record_healthy.py --copy NAME FILE`): runs
+of SmolLM2-135M on one GPU that learned what docs/results.md says, of MLGym (45 steps of 48 episodes), MuSiQue (60 of
+64) and BeautifulSoup (40 of 32).
 """
 
 from __future__ import annotations
