@@ -159,18 +159,18 @@ def test_the_report_has_a_table_by_family_and_corrected_lines() -> None:
     assert text.endswith("1 warn.")
 
 
-def test_air_doctor_exit_codes_json_and_only(tmp_path: Path) -> None:
+def test_air_doctor_exit_codes_json_and_only(air: Any, tmp_path: Path) -> None:
     good = cli("doctor", *TINY, "--skip-proofs", "--json")
     report = json.loads(good.stdout)
     assert good.returncode == 0 == report["exit_code"] and {c["stage"] for c in report["checks"]} == {"fast"}
-    warned = cli("doctor", *TINY, "--skip-proofs", "--only", "a10,B3", "--trainer.optim.lr", "1e-6")
-    assert warned.returncode == 1 and "B3" in warned.stdout and "A7" not in warned.stdout
+    code, text, _ = air("doctor", *TINY, "--skip-proofs", "--only", "a10,B3", "--trainer.optim.lr", "1e-6")
+    assert code == 1 and "B3" in text and "A7" not in text
     (tmp_path / "bad.toml").write_text("batch_size = 8\n")
-    failed = cli("doctor", "@", str(tmp_path / "bad.toml"))
-    assert failed.returncode == 2 and "bad.toml:1: batch_size = 8 at top level" in failed.stdout
-    assert "[orchestrator]\n      batch_size = 8" in failed.stdout
-    unknown = cli("doctor", *TINY, "--only", "Z9")
-    assert unknown.returncode == 1 and "--only Z9: no check answers it" in unknown.stderr
+    code, text, _ = air("doctor", "@", str(tmp_path / "bad.toml"))
+    assert code == 2 and "bad.toml:1: batch_size = 8 at top level" in text
+    assert "[orchestrator]\n      batch_size = 8" in text
+    code, _, errors = air("doctor", *TINY, "--only", "Z9")
+    assert code == 1 and "--only Z9: no check answers it" in errors
 
 
 # --- air train asks the doctor --------------------------------------------------------------------------------------

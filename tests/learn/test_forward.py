@@ -246,7 +246,7 @@ def test_a_plan_of_16k_tokens_is_made_in_milliseconds() -> None:
     assert part.computed_tokens == 16_000
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()  # of the processor: other tests run beside this one
         plan = PackedPlan(part, torch.device("meta"))
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     assert len(plan.sources) == 14_000 and min(times) < 0.05
