@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# Some tests wait: one more than two cores have keeps them busy.
-WORKERS ?= 3
+WORKERS ?= 2
 
 .PHONY: train test test-fast lint clean
 .DELETE_ON_ERROR:

@@ -84,7 +84,7 @@ class Policy:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.get_input_embeddings().weight.dtype  # type: ignore[return-value]
+        return self.model.get_input_embeddings().weight.dtype
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:

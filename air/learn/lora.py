@@ -35,7 +35,7 @@ class LoraLinear(PeftLinear):
         result = self.base_layer(x)
         if self.disable_adapters or self.merged:
             return result
-        down: Tensor = self.lora_A[ADAPTER].weight.to(x.dtype)  # type: ignore[assignment]
+        down: Tensor = self.lora_A[ADAPTER].weight.to(x.dtype)
         up = (self.lora_B[ADAPTER].weight * self.scaling[ADAPTER]).to(x.dtype)
         return result + linear(linear(x, down), up)
 
@@ -44,7 +44,7 @@ def attach_lora(model: PreTrainedModel, rank: int, alpha: float, target_modules:
     """Freeze the model and put a trainable adapter beside the named linear layers (in place)."""
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_alpha=alpha,
         target_modules=list(target_modules),
         bias="none",
         task_type="CAUSAL_LM",

@@ -97,7 +97,7 @@ def fuse(members: Sequence[nn.Module]) -> Product:
             r = member.r[ADAPTER]
             assert up is not None
             there = up[low - rows : low - rows + r, at : at + n]
-            product.adapters.append(Adapter(a, b, member.scaling[ADAPTER], weight[low : low + r], there))  # type: ignore[arg-type]
+            product.adapters.append(Adapter(a, b, member.scaling[ADAPTER], weight[low : low + r], there))
             low += r
         at += n
     return product
