@@ -1,4 +1,5 @@
-"""transformers without scikit-learn and SciPy: to be imported before it, for a command that starts a second earlier.
+"""transformers without scikit-learn and SciPy: to be imported before it, for a command that starts half a second to a
+second earlier, of some eight.
 
 transformers takes a curve of scikit-learn's for assisted decoding and an assignment of SciPy's for losses of object
 detection. Both are imported with every language model, and bring pandas and SciPy's statistics along. We use neither,
