@@ -15,14 +15,14 @@ import time
 import torch
 from shapes import SHAPES, make_model
 
-import air  # noqa: F401
-from air.engine.base import Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.learn.advantages import Batch
-from air.learn.batches import Row
-from air.learn.learner import Learner, LearnerSettings
-from air.models import logits_head
-from air.policy import Policy
+import airloop  # noqa: F401
+from airloop.engine.base import Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import Row
+from airloop.learn.learner import Learner, LearnerSettings
+from airloop.models import logits_head
+from airloop.policy import Policy
 
 EPISODES = 8
 

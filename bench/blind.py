@@ -2,7 +2,7 @@
 
 The training forward then sees neither the prompt nor any tool result. Nothing else changes: not the sampler, not the
 supervised start, not the loss. `air train` would refuse such a trainer in its proofs (F1), and an alarm would stop it
-after its first step (F2: engine and trainer differ); the fault (air/lab/faults.py) silences these, and the run says so.
+after its first step (F2: engine and trainer differ); the fault (lab/faults.py) silences these, and the run says so.
 
     python bench/blind.py --out outputs/blind @ configs/musique/small.toml --seed 0
     python bench/learn.py --out outputs/blind …      # reads the finished run and prints its table
@@ -15,11 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from air.config import load_config
-from air.lab.faults import fault_on
-from air.train import start
-from air.warmstart import warmstart
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.lab.faults import fault_on
+from airloop.train import start
+from airloop.warmstart import warmstart
+from airloop.watch.display import Display
 
 
 def main() -> None:

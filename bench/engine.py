@@ -23,11 +23,11 @@ import httpx
 import torch
 from shapes import SHAPES, make_model
 
-import air  # noqa: F401  before torch is used: sets how its threads wait
-from air.engine.base import Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.models import logits_head
-from air.policy import Policy
+import airloop  # noqa: F401  before torch is used: sets how its threads wait
+from airloop.engine.base import Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.models import logits_head
+from airloop.policy import Policy
 
 FLOPS, BYTES = 700e12, 4.3e12
 PROMPT = 512

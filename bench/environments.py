@@ -20,9 +20,10 @@ import resource
 import subprocess
 import sys
 import time
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+
+from airloop.plugins import plugins
 
 SPLITS = ("train", "eval", "test")
 GROUP = 8
@@ -30,7 +31,7 @@ LEFT_OUT = "mlgym"  # an episode of it is minutes of real training
 
 
 def listing(name: str, args: dict[str, Any]) -> tuple[int, float]:
-    from air.envs.base import load_environment
+    from airloop.envs.base import load_environment
 
     load_environment(name, args)  # its imports are not its tasks
     began = time.perf_counter()
@@ -42,14 +43,14 @@ def listing(name: str, args: dict[str, Any]) -> tuple[int, float]:
 
 
 async def episodes(name: str, args: dict[str, Any], count: int) -> dict[str, Any]:
-    from air.engine.base import Sampling
-    from air.envs.base import load_environment
-    from air.lab.tasks import cached_tokenizer
-    from air.models.chat import ChatTokenizer
-    from air.models.tiny import tiny_tokenizer
-    from air.rollout.sampler import RolloutSettings, Sampler
-    from air.rollout.schedule import TaskSchedule
-    from air.rollout.scripted_engine import ScriptedEngine
+    from airloop.engine.base import Sampling
+    from airloop.envs.base import load_environment
+    from airloop.lab.tasks import cached_tokenizer
+    from airloop.models.chat import ChatTokenizer
+    from airloop.models.tiny import tiny_tokenizer
+    from airloop.rollout.sampler import RolloutSettings, Sampler
+    from airloop.rollout.schedule import TaskSchedule
+    from airloop.rollout.scripted_engine import ScriptedEngine
 
     chat = cached_tokenizer() or ChatTokenizer(tiny_tokenizer(), name="tiny")
     env = load_environment(name, args)
@@ -111,11 +112,11 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        from air.lab.tasks import parse_args
+        from airloop.lab.tasks import parse_args
 
         print(json.dumps(measure(options.child, parse_args(options.arg), options.episodes)))
         return
-    names = options.environments or sorted({p.name for p in entry_points(group="air.envs")} - {LEFT_OUT})
+    names = options.environments or sorted(plugins("envs").keys() - {LEFT_OUT})
     print(
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
     )

@@ -19,12 +19,12 @@ import time
 
 import torch
 
-import air  # noqa: F401  before torch: sets how its threads wait
-from air.engine.base import Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.learn import lora
-from air.models import DEFAULT_MODEL, load, logits_head
-from air.policy import Policy
+import airloop  # noqa: F401  before torch: sets how its threads wait
+from airloop.engine.base import Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.learn import lora
+from airloop.models import DEFAULT_MODEL, load, logits_head
+from airloop.policy import Policy
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

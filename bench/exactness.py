@@ -15,13 +15,13 @@ import random
 import torch
 from shapes import SHAPES, make_model
 
-import air  # noqa: F401
-from air.engine.base import Generation, Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.learn.batches import Row
-from air.learn.learner import Learner, LearnerSettings
-from air.models import load, logits_head
-from air.policy import Policy
+import airloop  # noqa: F401
+from airloop.engine.base import Generation, Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.learn.batches import Row
+from airloop.learn.learner import Learner, LearnerSettings
+from airloop.models import load, logits_head
+from airloop.policy import Policy
 
 
 async def sampled(policy: Policy, prompts: list[list[int]], new: int, batch: int) -> list[Generation]:

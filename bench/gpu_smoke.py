@@ -14,17 +14,17 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-import air  # noqa: F401  before torch
-from air.config import load_config
-from air.engine.base import Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.learn.batches import Row
-from air.learn.learner import Learner, LearnerSettings
-from air.models import logits_head
-from air.models.tiny import tiny_model
-from air.policy import Policy
-from air.train import start
-from air.watch.display import Display
+import airloop  # noqa: F401  before torch
+from airloop.config import load_config
+from airloop.engine.base import Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.learn.batches import Row
+from airloop.learn.learner import Learner, LearnerSettings
+from airloop.models import logits_head
+from airloop.models.tiny import tiny_model
+from airloop.policy import Policy
+from airloop.train import start
+from airloop.watch.display import Display
 
 
 def engine_agrees(kind: str) -> tuple[int, float]:

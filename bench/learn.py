@@ -26,10 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean as mean
 
-from air.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
-from air.run import Run
-from air.types import Trajectory
-from air.watch.summary import paired
+from airloop.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
+from airloop.run import Run
+from airloop.types import Trajectory
+from airloop.watch.summary import paired
 
 
 def finished(directory: Path) -> Run:
@@ -44,7 +44,7 @@ def train(seed: int, options: argparse.Namespace) -> Run:
     done = [p for p in sorted(directory.glob("exp*")) if Run.open(p).status()["status"] == "completed"]
     if not done:
         began = time.perf_counter()
-        command = [sys.executable, "-m", "air.cli", "train", "@", options.config, "--seed", str(seed)]
+        command = [sys.executable, "-m", "airloop.cli", "train", "@", options.config, "--seed", str(seed)]
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "log.txt").open("w") as log:
             subprocess.run(

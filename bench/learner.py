@@ -25,14 +25,14 @@ from dataclasses import dataclass
 import torch
 from shapes import SHAPES, TARGETS, make_model
 
-import air  # noqa: F401  sets how torch's threads wait
-from air.assemble import checkpoint_activations
-from air.learn import batches
-from air.learn.advantages import Batch
-from air.learn.batches import PackedPlan, Row, micro_batches
-from air.learn.learner import Learner, LearnerSettings
-from air.models import logits_head
-from air.policy import Policy
+import airloop  # noqa: F401  sets how torch's threads wait
+from airloop.assemble import checkpoint_activations
+from airloop.learn import batches
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import PackedPlan, Row, micro_batches
+from airloop.learn.learner import Learner, LearnerSettings
+from airloop.models import logits_head
+from airloop.policy import Policy
 
 PEAK = 790e12
 NEVER = 1 << 60

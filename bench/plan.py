@@ -19,11 +19,11 @@ import torch
 from rl_step import GIB, Parts, reset_peak, set_up, synchronize
 from shapes import SHAPES
 
-import air  # noqa: F401  before torch
-from air.config import Config
-from air.engine.base import Sampling
-from air.learn.advantages import Batch
-from air.learn.batches import Row
+import airloop  # noqa: F401  before torch
+from airloop.config import Config
+from airloop.engine.base import Sampling
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import Row
 
 BAR = 0.10
 FOUR = ("smollm2-135m", "smollm2-1.7b", "qwen3-4b", "qwen2.5-7b")

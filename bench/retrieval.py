@@ -16,11 +16,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import air  # noqa: F401  before torch
-from air.envs.musique.library import load
-from air.envs.musique.questions import Question, arrange
-from air.envs.musique.retrievers import Retriever, make_retriever
-from air.envs.musique.vectors import DEFAULT
+import airloop  # noqa: F401  before torch
+from airloop.envs.musique.library import load
+from airloop.envs.musique.questions import Question, arrange
+from airloop.envs.musique.retrievers import Retriever, make_retriever
+from airloop.envs.musique.vectors import DEFAULT
 
 AIM = 10_000  # queries a second
 TOPS = (1, 2, 5)

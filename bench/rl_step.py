@@ -25,17 +25,17 @@ from typing import Any
 import torch
 from shapes import SHAPES, make_model
 
-import air  # noqa: F401  before torch: sets how its threads wait
-from air.assemble import learner_settings, make_policy
-from air.config import Config
-from air.engine.base import Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.learn.advantages import Batch, assign_advantages
-from air.learn.learner import Learner
-from air.models import Loaded
-from air.plan import Plan, Shape, plan, read_shape
-from air.policy import Policy
-from air.types import Branch, Group, Task, Trajectory
+import airloop  # noqa: F401  before torch: sets how its threads wait
+from airloop.assemble import learner_settings, make_policy
+from airloop.config import Config
+from airloop.engine.base import Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.learn.advantages import Batch, assign_advantages
+from airloop.learn.learner import Learner
+from airloop.models import Loaded
+from airloop.plan import Plan, Shape, plan, read_shape
+from airloop.policy import Policy
+from airloop.types import Branch, Group, Task, Trajectory
 
 GIB = 1 << 30
 # What an H200 can do at best, as in docs/performance.md.
@@ -129,7 +129,7 @@ def make_config(name: str, work: Work, rank: int, token_budget: int, context: in
 
 
 def set_up(config: Config, name: str, device: str) -> Parts:
-    """The parts of a run, as air/assemble.py puts them together, on random weights."""
+    """The parts of a run, as airloop/assemble.py puts them together, on random weights."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model, _ = make_model(name, device, dtype)
     nothing: Any = None  # a tokenizer: no text is involved

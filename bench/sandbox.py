@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable
 from datetime import date
 from pathlib import Path
 
-from air.sandbox import processes
-from air.sandbox.base import Image
-from air.sandbox.bubblewrap import Bubblewrap
-from air.sandbox.pool import Pool
+from airloop.sandbox import processes
+from airloop.sandbox.base import Image
+from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.pool import Pool
 
 IMPORTS = "import numpy, pandas\nfrom sklearn.ensemble import RandomForestClassifier\nprint('ok')\n"
 IMAGE = Image(files=(("imports.py", IMPORTS.encode(), 0o644), ("notes.txt", b"x" * 50_000, 0o644)))

@@ -74,7 +74,7 @@ def make_model(
                 parameter.fill_(1.0) if "norm" in name else parameter.zero_()
     if lora_rank is None:
         return model, None
-    from air.learn.lora import attach_lora, use_fp32_adapters
+    from airloop.learn.lora import attach_lora, use_fp32_adapters
 
     with place:
         peft = attach_lora(model, lora_rank, 2.0 * lora_rank, TARGETS)

@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from air.config import Config, to_toml
-from air.trajectory_file import from_json, to_json
-from air.types import Action, Branch, Observation, Sampled, Task, Times, Trajectory, Turn
+from airloop.config import Config, to_toml
+from airloop.trajectory_file import from_json, to_json
+from airloop.types import Action, Branch, Observation, Sampled, Task, Times, Trajectory, Turn
 
 PARTS = 400  # turns to choose from
 TASKS = 50
@@ -165,7 +165,7 @@ def _episode(turns: tuple[Turn, ...]) -> Trajectory:
 
 
 def write_tokenizer(directory: Path) -> Path:
-    from air.models.tiny import tiny_tokenizer
+    from airloop.models.tiny import tiny_tokenizer
 
     directory.mkdir(parents=True)
     tiny_tokenizer().backend_tokenizer.save(str(directory / "tokenizer.json"))

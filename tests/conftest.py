@@ -32,7 +32,7 @@ def same_seed() -> None:
 @pytest.fixture
 def air(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """The command line, in this process: exit code, output, errors."""
-    from air import cli
+    from airloop import cli
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["air", *map(str, words)])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from air.doctor.base import Finding
-from air.doctor.case import Case
-from air.doctor.examine import Result, examine
+from airloop.doctor.base import Finding
+from airloop.doctor.case import Case
+from airloop.doctor.examine import Result, examine
 
 TINY = ["--model.name", "tiny:llama", "--orchestrator.env.0.id", "arith", "--orchestrator.sampling.max_tokens", "8"]
 

@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from tiny_runs import WARMSTART, write_config
 
-from air.config import load_config
-from air.train import start
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.train import start
+from airloop.watch.display import Display
 
 # A KL term has names of its own, and with it every token is trained.
 FLAGS = ["--trainer.loss.kl_beta", "0.01"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from air.config import load_config
-from air.doctor.base import Finding, checks
-from air.doctor.case import Case
-from air.envs.arith import ArithEnv, ArithSession
-from air.types import Action, Observation, Score
+from airloop.config import load_config
+from airloop.doctor.base import Finding, checks
+from airloop.doctor.case import Case
+from airloop.envs.arith import ArithEnv, ArithSession
+from airloop.types import Action, Observation, Score
 
 ARITH = {
     "model.name": "tiny:llama",

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from air.assemble import assemble
-from air.config import load_config
-from air.envs.tune.env import TuneSession
-from air.learn.advantages import trajectory_rows
-from air.rollout.schedule import TaskSchedule
-from air.types import Message, Trajectory
+from airloop.assemble import assemble
+from airloop.config import load_config
+from airloop.envs.tune.env import TuneSession
+from airloop.learn.advantages import trajectory_rows
+from airloop.rollout.schedule import TaskSchedule
+from airloop.types import Message, Trajectory
 
 
 def gaps(flags: dict[str, str]) -> tuple[list[float], list[Trajectory]]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from air.config import ALIASES, Config, EnvConfig, describe_keys, format_keys, load_config, to_toml
-from air.errors import AirError
+from airloop.config import ALIASES, Config, EnvConfig, describe_keys, format_keys, load_config, to_toml
+from airloop.errors import AirError
 
 H100_V5 = """\
 inference_gpu_ids = [0]
@@ -437,5 +437,5 @@ def test_every_key_has_a_type_and_a_sentence():
 
 
 def test_importing_the_config_imports_nothing_heavy():
-    code = "import sys, air.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    code = "import sys, airloop.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from air.config import Config, describe_keys, load_config, to_toml
-from air.config.lines import key_lines
-from air.config.toml import toml_key, toml_value
-from air.errors import AirError
+from airloop.config import Config, describe_keys, load_config, to_toml
+from airloop.config.lines import key_lines
+from airloop.config.toml import toml_key, toml_value
+from airloop.errors import AirError
 
 
 def test_key_lines():

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from air.assemble import load_environments
-from air.config import load_config
-from air.errors import AirError
+from airloop.assemble import load_environments
+from airloop.config import load_config
+from airloop.errors import AirError
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(path for path in FOLDER.rglob("*.toml") if path.parent.name != "lab")  # those are hypotheses

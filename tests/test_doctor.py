@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from air.config import load_config
-from air.doctor import base, catalogue
-from air.doctor.base import Finding, check, checks, passed
-from air.doctor.case import Case
-from air.doctor.examine import Result, examine
-from air.doctor.failures import DESIGN, WHAT
-from air.doctor.probe import before_warmstart
-from air.doctor.report import as_json, exit_code, format_report, refusal, warnings
-from air.errors import AirError
-from air.train import start
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.doctor import base, catalogue
+from airloop.doctor.base import Finding, check, checks, passed
+from airloop.doctor.case import Case
+from airloop.doctor.examine import Result, examine
+from airloop.doctor.failures import DESIGN, WHAT
+from airloop.doctor.probe import before_warmstart
+from airloop.doctor.report import as_json, exit_code, format_report, refusal, warnings
+from airloop.errors import AirError
+from airloop.train import start
+from airloop.watch.display import Display
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,7 +41,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cli(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "air.cli", *argv], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-m", "airloop.cli", *argv], capture_output=True, text=True, check=False)
 
 
 # --- running checks ---------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_a_model_that_is_still_to_be_warmed_is_known_to_be(tmp_path: Path, monke
 def test_fast_checks_of_the_default_config_take_less_than_five_seconds() -> None:
     """In processor time, as others may use the machine; imports included."""
     script = (
-        "import time; from air.doctor.visit import visit; from air.watch.display import Display\n"
+        "import time; from airloop.doctor.visit import visit; from airloop.watch.display import Display\n"
         "found = visit([], Display(quiet=True), skip_proofs=True)\n"
         "assert all(r.verdict == 'pass' for r in found), found\nprint(time.process_time())"
     )
@@ -210,7 +210,7 @@ def one_probe(registry: None, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         ids = case.tokenizer.encode("2 + 2 =")
 
         async def sample() -> int:
-            from air.engine.base import Sampling
+            from airloop.engine.base import Sampling
 
             return len((await case.parts.engine.generate(ids, Sampling(max_tokens=3, temperature=1.0))).token_ids)
 
@@ -252,7 +252,7 @@ def test_a_run_that_has_passed_is_not_probed_again_when_resumed(tmp_path: Path, 
 def test_ctrl_c_in_the_middle_of_a_probe_ends_the_run_at_once(tmp_path: Path) -> None:
     argv = ["--orchestrator.env.0.id", "tune", "--orchestrator.sampling.max_tokens", "300", "--max_steps", "1"]
     argv = ["train", "--model.name", "tiny:llama", *argv, "--output_dir", str(tmp_path)]
-    process = subprocess.Popen([sys.executable, "-m", "air.cli", *argv], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-m", "airloop.cli", *argv], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("exp*/log.txt")):  # the model is being loaded; seconds later the probe begins
         assert time.monotonic() < deadline and process.poll() is None
@@ -284,7 +284,7 @@ def test_every_failure_is_answered_and_the_page_is_current() -> None:
     for id in WHAT:
         assert catalogue.answers(id), f"{id} has no answer"
     page = ROOT / "docs" / "failures.md"
-    assert page.read_text() == catalogue.make(), "run `python -m air.doctor.catalogue > docs/failures.md`"
+    assert page.read_text() == catalogue.make(), "run `python -m airloop.doctor.catalogue > docs/failures.md`"
 
 
 def test_every_test_that_proves_a_design_exists() -> None:
@@ -303,7 +303,7 @@ def test_every_check_has_ids_of_a_family_and_a_title() -> None:
 def test_help_stays_quick() -> None:
     began = time.process_time()
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "air.cli", "--help"], capture_output=True, text=True, check=False
+        [sys.executable, "-X", "importtime", "-m", "airloop.cli", "--help"], capture_output=True, text=True, check=False
     )
     assert time.process_time() - began < 5 and "doctor" in done.stdout
-    assert "torch" not in done.stderr and "air.doctor" not in done.stderr
+    assert "torch" not in done.stderr and "airloop.doctor" not in done.stderr

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from tiny_runs import tiny_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from air import export as exporting
-from air.errors import AirError
-from air.export import TOLERANCES, Reference, check_rows, export, format_report, judge
-from air.run import Run
+from airloop import export as exporting
+from airloop.errors import AirError
+from airloop.export import TOLERANCES, Reference, check_rows, export, format_report, judge
+from airloop.run import Run
 
 
 def quietly(_: str) -> None:

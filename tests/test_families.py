@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 from tiny_runs import write_config
 
-from air.config import load_config
-from air.envs.arith import ArithArgs, ArithEnv, ArithSession
-from air.rollout.schedule import TaskSchedule
-from air.train import start
-from air.types import Score, Task, Trajectory
-from air.watch.display import Display
-from air.watch.families import by_family, first_and_last, pooled, table
-from air.watch.sinks import flatten
+from airloop.config import load_config
+from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
+from airloop.rollout.schedule import TaskSchedule
+from airloop.train import start
+from airloop.types import Score, Task, Trajectory
+from airloop.watch.display import Display
+from airloop.watch.families import by_family, first_and_last, pooled, table
+from airloop.watch.sinks import flatten
 
 
 def episode(family: str, reward: float, **metrics: float) -> Trajectory:

@@ -29,14 +29,14 @@ def run_as_job(program: str, given: signal.Handlers) -> str:
 @pytest.mark.parametrize("heed", ["heed", "heed_launcher"])
 @pytest.mark.parametrize("given", [signal.SIG_DFL, signal.SIG_IGN])
 def test_what_an_agent_starts_can_be_interrupted_whatever_we_ignore(heed: str, given: signal.Handlers) -> None:
-    program = f"from air import interrupts; interrupts.{heed}(); import subprocess, sys; "
+    program = f"from airloop import interrupts; interrupts.{heed}(); import subprocess, sys; "
     program += f"subprocess.run([*interrupts.default_signals(), sys.executable, '-c', {REPORT!r}])"
     assert run_as_job(program, given) == USUAL
 
 
 UPDATE = """
 import asyncio, os, signal, time
-from air import interrupts
+from airloop import interrupts
 interrupts.heed()
 
 async def main():
@@ -72,7 +72,7 @@ def test_an_update_that_has_begun_is_finished(given: signal.Handlers, number: si
 
 SAVES_FOR_LONG = """
 import asyncio, os, signal, time
-from air import interrupts
+from airloop import interrupts
 interrupts.heed()
 
 async def main():
@@ -98,7 +98,7 @@ def test_the_second_kill_does_not_wait() -> None:
 
 WAITS = """
 import time
-from air import interrupts
+from airloop import interrupts
 interrupts.{heed}()
 try:
     print("ready", flush=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import air.learn.advantages as advantages
-from air.config import load_config
-from air.lab.faults import fault_on
-from air.run import Run
-from air.train import start
-from air.watch.display import Display
+import airloop.learn.advantages as advantages
+from airloop.config import load_config
+from airloop.lab.faults import fault_on
+from airloop.run import Run
+from airloop.train import start
+from airloop.watch.display import Display
 
 CONFIG = Path(__file__).parent.parent / "configs" / "arith.toml"
 

@@ -10,20 +10,20 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from air.engine.base import Sampling
-from air.envs.base import Environment, load_environment
-from air.envs.gsm8k.env import CalculatorSession, Gsm8kCalculatorEnv
-from air.lab.tasks import cached_tokenizer
-from air.models.chat import ChatTokenizer
-from air.models.tiny import tiny_tokenizer
-from air.rollout.sampler import Collected, RolloutSettings, Sampler
-from air.rollout.schedule import Planned, TaskSchedule
-from air.rollout.scripted_engine import ScriptedEngine
-from air.types import Task, Trajectory
+from airloop.engine.base import Sampling
+from airloop.envs.base import Environment, load_environment
+from airloop.envs.gsm8k.env import CalculatorSession, Gsm8kCalculatorEnv
+from airloop.lab.tasks import cached_tokenizer
+from airloop.models.chat import ChatTokenizer
+from airloop.models.tiny import tiny_tokenizer
+from airloop.rollout.sampler import Collected, RolloutSettings, Sampler
+from airloop.rollout.schedule import Planned, TaskSchedule
+from airloop.rollout.scripted_engine import ScriptedEngine
+from airloop.types import Task, Trajectory
 
 AT_ONCE = 256
 GROUP = 8
-REGISTERED = {point.name for point in entry_points(group="air.envs")}
+REGISTERED = {point.name for point in entry_points(group="airloop.envs")}
 SETTINGS = RolloutSettings(Sampling(4096), GROUP, max_concurrent=AT_ONCE, deadline_s=300, retries=0)
 # Python's own memory for 256 open episodes and their records. Mostly tokens: a long episode has some ten thousand.
 MOST_BYTES = 128 << 20

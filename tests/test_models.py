@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from air import models
-from air.errors import AirError
-from air.models import sources as model_sources
-from air.models.chat import CHATML, PROBE_TOOL, ChatTokenizer
-from air.models.checks import active_window, check_context, check_weights
-from air.models.gguf import MANIFEST, conversion, convert
-from air.models.tiny import KINDS, save_tiny, tiny_model, tiny_tokenizer
+from airloop import models
+from airloop.errors import AirError
+from airloop.models import sources as model_sources
+from airloop.models.chat import CHATML, PROBE_TOOL, ChatTokenizer
+from airloop.models.checks import active_window, check_context, check_weights
+from airloop.models.gguf import MANIFEST, conversion, convert
+from airloop.models.tiny import KINDS, save_tiny, tiny_model, tiny_tokenizer
 
 USER = {"role": "user", "content": "What is two and two?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -74,7 +74,7 @@ def test_a_tiny_model_is_loaded_by_name() -> None:
 
 
 def test_importing_models_is_fast_because_torch_is_not_imported() -> None:
-    script = "import sys, air.models; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    script = "import sys, airloop.models; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
@@ -426,9 +426,9 @@ def fake_write(gguf: Path, scratch: Path, name: str) -> str:
 
 
 def _convert(directory: Path) -> None:
-    import air.models.gguf
+    import airloop.models.gguf
 
-    air.models.gguf._write = fake_write
+    airloop.models.gguf._write = fake_write
     convert(directory / "m.gguf", conversion(directory, "m"), name="m", say=lambda _: None)
 
 
@@ -446,7 +446,7 @@ def test_two_processes_convert_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "no manifest", "other form"])
 def test_a_damaged_conversion_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
-    monkeypatch.setattr("air.models.gguf._write", fake_write)
+    monkeypatch.setattr("airloop.models.gguf._write", fake_write)
     target = conversion(tmp_path, "m")
 
     def make() -> None:
@@ -475,7 +475,7 @@ def test_a_conversion_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch,
         (scratch / "config.json").write_text("{}")
         raise AirError("no")
 
-    monkeypatch.setattr("air.models.gguf._write", fail)
+    monkeypatch.setattr("airloop.models.gguf._write", fail)
     with pytest.raises(AirError, match="no"):
         convert(tmp_path / "m.gguf", conversion(tmp_path, "m"), name="m", say=lambda _: None)
     assert [p.name for p in (tmp_path / "models").iterdir()] == [".m.lock"]
@@ -520,7 +520,7 @@ def test_the_default_model_s_tokenizer(default: models.Loaded) -> None:
 
 
 def test_a_command_starts_without_what_transformers_needs_for_other_things() -> None:
-    program = "import air.policy, sys; print([m for m in ('sklearn', 'scipy', 'pandas') if m in sys.modules]); "
+    program = "import airloop.policy, sys; print([m for m in ('sklearn', 'scipy', 'pandas') if m in sys.modules]); "
     program += "from transformers.utils import is_scipy_available; print(is_scipy_available())"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert ran.stdout == "[]\nTrue\n"

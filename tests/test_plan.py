@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import write_config
 
-from air.assemble import learner_settings
-from air.config import Config
-from air.errors import AirError
-from air.learn.advantages import Batch
-from air.learn.batches import PackedPlan, Row, micro_batches
-from air.learn.learner import Learner
-from air.learn.lora import attach_lora, use_fp32_adapters
-from air.models import logits_head
-from air.models.tiny import tiny_config, tiny_model
-from air.plan import MOMENTS, Memory, Plan, Shape, find_shape, memory, plan, read_shape, shape_of
-from air.plan.advice import advise, advise_gpus, apply
-from air.plan.gpu import gpu_memory, parse_size
-from air.policy import Policy
+from airloop.assemble import learner_settings
+from airloop.config import Config
+from airloop.errors import AirError
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import PackedPlan, Row, micro_batches
+from airloop.learn.learner import Learner
+from airloop.learn.lora import attach_lora, use_fp32_adapters
+from airloop.models import logits_head
+from airloop.models.tiny import tiny_config, tiny_model
+from airloop.plan import MOMENTS, Memory, Plan, Shape, find_shape, memory, plan, read_shape, shape_of
+from airloop.plan.advice import advise, advise_gpus, apply
+from airloop.plan.gpu import gpu_memory, parse_size
+from airloop.policy import Policy
 
 GIB = 1 << 30
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

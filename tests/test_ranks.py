@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from air.assemble import load_environments
-from air.config import load_config
-from air.rollout.schedule import TaskSchedule
-from air.run import Run
-from air.warmstart import warmstart
-from air.watch.display import Display
+from airloop.assemble import load_environments
+from airloop.config import load_config
+from airloop.rollout.schedule import TaskSchedule
+from airloop.run import Run
+from airloop.warmstart import warmstart
+from airloop.watch.display import Display
 
 FLAGS = {
     "model.name": "tiny:llama",
@@ -41,7 +41,7 @@ FLAGS = {
     "deterministic": "true",
 }
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-COMMAND = [sys.executable, "-m", "air.cli", "train", "--skip-proofs"]
+COMMAND = [sys.executable, "-m", "airloop.cli", "train", "--skip-proofs"]
 
 
 def words(settings: dict[str, str]) -> list[str]:
@@ -163,8 +163,8 @@ def ranks_of(launcher: int) -> dict[int, int]:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue
-        if parent == launcher and b"air.rank" in command:
-            found[json.loads(command[command.index(b"air.rank") + 1])["rank"]] = int(entry.name)
+        if parent == launcher and b"airloop.rank" in command:
+            found[json.loads(command[command.index(b"airloop.rank") + 1])["rank"]] = int(entry.name)
     return found
 
 

@@ -19,12 +19,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tiny_runs import write_config
 
-from air.config import load_config
-from air.errors import AirError
-from air.files import append_line, read_lines, whole_directory, write_json
-from air.run import Run
-from air.train import start
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.errors import AirError
+from airloop.files import append_line, read_lines, whole_directory, write_json
+from airloop.run import Run
+from airloop.train import start
+from airloop.watch.display import Display
 
 FLAGS = {
     "model.name": "tiny:llama",
@@ -98,7 +98,7 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
 ) -> None:
     """kill -9 after a random number of saved episodes, several times over, then to the end."""
     rng = random.Random(when)
-    command = [sys.executable, "-m", "air.cli", "train", "--skip-proofs"]
+    command = [sys.executable, "-m", "airloop.cli", "train", "--skip-proofs"]
     arguments = flags(tmp_path)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for target in sorted(rng.sample(range(1, 130), 2)):
@@ -122,7 +122,7 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["Ctrl-C", "kill, as a background job of a script"])
 def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path, way: str) -> None:
-    command = [sys.executable, "-m", "air.cli", "train", "--skip-proofs", *flags(tmp_path, max_steps="500")]
+    command = [sys.executable, "-m", "airloop.cli", "train", "--skip-proofs", *flags(tmp_path, max_steps="500")]
     background = way != "Ctrl-C"
     ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN) if background else None
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=ignored)
@@ -281,12 +281,12 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_length_it_needs(tm
 @pytest.mark.parametrize("size", ["40k", "200k", "600k"])
 def test_G4_a_disk_that_fills_up_at_a_checkpoint_is_a_sentence_too(tmp_path: Path, train: str, size: str) -> None:
     """safetensors and torch.save report a full disk in ways of their own."""
-    from air.learn.checkpoints import checkpoints, save_checkpoint
-    from air.learn.learner import Learner, LearnerSettings
-    from air.learn.lora import attach_lora
-    from air.models import logits_head
-    from air.models.tiny import tiny_model
-    from air.policy import Policy
+    from airloop.learn.checkpoints import checkpoints, save_checkpoint
+    from airloop.learn.learner import Learner, LearnerSettings
+    from airloop.learn.lora import attach_lora
+    from airloop.models import logits_head
+    from airloop.models.tiny import tiny_model
+    from airloop.policy import Policy
 
     model = tiny_model("llama").model
     peft = attach_lora(model, 64, 64, ["q_proj", "v_proj", "up_proj"]) if train == "lora" else None

@@ -17,16 +17,16 @@ from logged_runs import logged_run, scalars, texts, wandb_history, wandb_records
 from rich.console import Console
 from tiny_runs import write_config
 
-from air.config import TensorboardConfig, WandbConfig, load_config
-from air.errors import AirError
-from air.run import Run
-from air.train import start
-from air.watch import sinks, wandb_sink
-from air.watch.alarms import Alarm
-from air.watch.display import Display
-from air.watch.samples import CHARACTERS, step_samples
-from air.watch.sinks import Beside, Watchers, flat_line, flatten, open_sinks
-from air.watch.tensorboard_sink import TensorboardSink
+from airloop.config import TensorboardConfig, WandbConfig, load_config
+from airloop.errors import AirError
+from airloop.run import Run
+from airloop.train import start
+from airloop.watch import sinks, wandb_sink
+from airloop.watch.alarms import Alarm
+from airloop.watch.display import Display
+from airloop.watch.samples import CHARACTERS, step_samples
+from airloop.watch.sinks import Beside, Watchers, flat_line, flatten, open_sinks
+from airloop.watch.tensorboard_sink import TensorboardSink
 
 LINE: dict[str, Any] = {"kind": "train", "step": 3, "learner": {"loss": 0.5}, "reward": None, "rewards": [1.0]}
 ALARM = Alarm("G1", "stall", "note", 3, "seen", "why", "fix")
@@ -239,13 +239,13 @@ def test_a_missing_package_is_refused_before_there_is_a_run(
 ) -> None:
     config = load_config(["@", str(write_config(tmp_path, extra=f"[{name}]\n"))])
     monkeypatch.setitem(sys.modules, name, None)  # as Python sees a package that is not there
-    with pytest.raises(AirError, match=rf"the package {name} is not installed(.|\n)*air-agent\[{name}\]"):
+    with pytest.raises(AirError, match=rf"the package {name} is not installed(.|\n)*pip install (.|\n)*{name}"):
         start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True)
     assert not list((tmp_path / "outputs").glob("exp*"))
 
 
 def test_a_folder_of_the_same_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from air.config.rules import _installed
+    from airloop.config.rules import _installed
 
     (tmp_path / "air_no_such_package").mkdir()  # as `wandb` is, where W&B was used before
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 from tiny_runs import tiny_run
 
-from air.config import WarmstartConfig, load_config
-from air.errors import AirError
-from air.models.tiny import tiny_model
-from air.run import Run, read_trajectories
-from air.trajectory_file import from_json, to_json
-from air.types import Message, Task, Times, Trajectory, Turn
-from air.warmstart import as_transcript, best_first, collect_demonstrations, demonstration_order, warmstart
-from air.watch.display import Display
+from airloop.config import WarmstartConfig, load_config
+from airloop.errors import AirError
+from airloop.models.tiny import tiny_model
+from airloop.run import Run, read_trajectories
+from airloop.trajectory_file import from_json, to_json
+from airloop.types import Message, Task, Times, Trajectory, Turn
+from airloop.warmstart import as_transcript, best_first, collect_demonstrations, demonstration_order, warmstart
+from airloop.watch.display import Display
 
 FLAGS = {
     "model.name": "tiny:llama",

@@ -8,9 +8,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from air.config import load_config
-from air.train import start
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.train import start
+from airloop.watch.display import Display
 
 CONFIG = """\
 max_steps = 2

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from air.engine.embedded.kernels import adapter, attention, draw, rows
+from airloop.engine.embedded.kernels import adapter, attention, draw, rows
 
 POINTERS = {
     "i64": [

@@ -10,9 +10,9 @@ import torch
 from test_engine import in_loop, prompts
 from test_own_forward import make
 
-from air.engine.base import EngineFailed, Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.engine.embedded.runner import FastRunner, PlainRunner
+from airloop.engine.base import EngineFailed, Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.engine.embedded.runner import FastRunner, PlainRunner
 
 EVERYTHING = tuple(range(512))
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from air.engine.base import ContextFull, EngineFailed, Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.engine.embedded.engine import NARROW, STEP_TOKENS, step_tokens
-from air.models import logits_head
-from air.models.tiny import tiny_model
-from air.policy import Policy
+from airloop.engine.base import ContextFull, EngineFailed, Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.engine.embedded.engine import NARROW, STEP_TOKENS, step_tokens
+from airloop.models import logits_head
+from airloop.models.tiny import tiny_model
+from airloop.policy import Policy
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral"]
 

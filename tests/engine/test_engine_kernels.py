@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton_interpreter  # noqa: F401
 
-from air.engine.embedded import ops
+from airloop.engine.embedded import ops
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(4, 2, 32), (9, 3, 64), (7, 1, 32), (8, 2, 128)]  # heads, kv heads, head size
@@ -31,7 +31,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 2e-5) -> N
 
 @pytest.mark.parametrize("width", [48, 576])
 def test_add_norm(width: int) -> None:
-    from air.engine.embedded.kernels import rows
+    from airloop.engine.embedded.kernels import rows
 
     x, wide, weight = torch.randn(5, width, device=DEVICE), torch.randn(5, width + 16, device=DEVICE), torch.rand(width)
     add, weight = wide[:, :width], weight.to(DEVICE)
@@ -45,7 +45,7 @@ def test_add_norm(width: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("normed", [False, True])
 def test_rotary_write(shape: tuple[int, int, int], normed: bool) -> None:
-    from air.engine.embedded.kernels import rows
+    from airloop.engine.embedded.kernels import rows
 
     heads, kv_heads, dim = shape
     keys, values, table = pages(*shape)
@@ -66,7 +66,7 @@ def test_rotary_write(shape: tuple[int, int, int], normed: bool) -> None:
 
 
 def test_gated() -> None:
-    from air.engine.embedded.kernels import rows
+    from airloop.engine.embedded.kernels import rows
 
     both = torch.randn(3, 2 * 1100 + 16, device=DEVICE)
     close(rows.gated(both, 1100), ops.gated(both.cpu(), 1100))
@@ -74,7 +74,7 @@ def test_gated() -> None:
 
 @pytest.mark.parametrize(("tokens", "rank"), [(3, 48), (70, 48), (20, 144)])
 def test_add_product(tokens: int, rank: int) -> None:
-    from air.engine.embedded.kernels import adapter
+    from airloop.engine.embedded.kernels import adapter
 
     both, up = torch.randn(tokens, 200 + rank, device=DEVICE), torch.randn(rank, 200, device=DEVICE)
     wanted = both[:, :200] + both[:, 200:] @ up
@@ -85,7 +85,7 @@ def test_add_product(tokens: int, rank: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("programs", [1, 528])
 def test_decode_attention(shape: tuple[int, int, int], programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from air.engine.embedded.kernels import attention
+    from airloop.engine.embedded.kernels import attention
 
     monkeypatch.setattr(attention, "PROGRAMS", programs)  # 1: no split; 528: more splits than pages
     keys, values, table = pages(*shape)
@@ -99,7 +99,7 @@ def test_decode_attention(shape: tuple[int, int, int], programs: int, monkeypatc
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prefill_attention(shape: tuple[int, int, int]) -> None:
-    from air.engine.embedded.kernels import attention
+    from airloop.engine.embedded.kernels import attention
 
     keys, values, table = pages(*shape)
     size = attention.block_tokens(*shape[:2])
@@ -118,7 +118,7 @@ def test_prefill_attention(shape: tuple[int, int, int]) -> None:
 def drawn(
     logits: torch.Tensor, heat: float, at: int = 0, seed: int = 5, floor: float | None = None
 ) -> tuple[int, float]:
-    from air.engine.embedded.kernels import draw
+    from airloop.engine.embedded.kernels import draw
 
     def whole(value: int) -> torch.Tensor:
         return torch.tensor([0, value], device=DEVICE)
@@ -135,7 +135,7 @@ def drawn(
 
 
 def test_draws_have_the_scaled_probabilities_and_their_logprob(monkeypatch: pytest.MonkeyPatch) -> None:
-    from air.engine.embedded.kernels import draw
+    from airloop.engine.embedded.kernels import draw
 
     monkeypatch.setattr(draw, "BLOCK", 32)
     logits = torch.tensor([2.0, 0.0, 1.0, -1.0])

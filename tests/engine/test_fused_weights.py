@@ -9,12 +9,12 @@ import torch
 from test_engine import in_loop, prompts
 from test_own_forward import greedy, make
 
-from air.engine.embedded import EmbeddedEngine
-from air.learn.advantages import Batch
-from air.learn.batches import Row
-from air.learn.checkpoints import load_checkpoint, save_checkpoint
-from air.learn.learner import Learner, LearnerSettings
-from air.policy import Policy
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import Row
+from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
+from airloop.learn.learner import Learner, LearnerSettings
+from airloop.policy import Policy
 
 
 def trained(kind: str, directory: Path) -> tuple[Policy, EmbeddedEngine, Learner]:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from test_engine import KINDS, in_loop, prompts, reference_logprobs
 
-from air.engine.base import Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.learn.lora import attach_lora, use_fp32_adapters
-from air.models import logits_head
-from air.models.tiny import tiny_model
-from air.policy import Policy
+from airloop.engine.base import Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.learn.lora import attach_lora, use_fp32_adapters
+from airloop.models import logits_head
+from airloop.models.tiny import tiny_model
+from airloop.policy import Policy
 
 TARGETS = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]  # not all: some products have half an adapter
 
@@ -112,7 +112,7 @@ def test_draws_do_not_depend_on_what_else_is_in_the_batch() -> None:
 
 @pytest.mark.parametrize("repeat", [1, 4, 8])
 def test_bursts_change_nothing_but_the_time(repeat: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from air.engine.embedded.runner import FastRunner
+    from airloop.engine.embedded.runner import FastRunner
 
     monkeypatch.setattr(FastRunner, "repeat", repeat)
     asked = prompts(10, seed=2)

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from air.engine.base import Sampling
-from air.engine.embedded.pages import KeyValues, Node, PageTree
-from air.engine.embedded.scheduler import Request, Scheduler, Step
+from airloop.engine.base import Sampling
+from airloop.engine.embedded.pages import KeyValues, Node, PageTree
+from airloop.engine.embedded.scheduler import Request, Scheduler, Step
 
 PAGES, SIZE = 12, 4
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=18)  # few symbols: prefixes collide often

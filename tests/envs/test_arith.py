@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from air.envs.arith import ArithArgs, ArithEnv
-from air.envs.base import load_environment
-from air.errors import AirError
-from air.types import Action, Task
+from airloop.envs.arith import ArithArgs, ArithEnv
+from airloop.envs.base import load_environment
+from airloop.errors import AirError
+from airloop.types import Action, Task
 
 
 async def reward_of(env: ArithEnv, task: Task, text: str) -> float:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.envs.rows import Source, parse_slice, parse_source, read_rows
-from air.errors import AirError
+from airloop.envs.rows import Source, parse_slice, parse_source, read_rows
+from airloop.errors import AirError
 
 ROWS = [{"id": i, "text": f"row {i}\u2028still row {i}", "parts": [{"n": i}]} for i in range(10)]
 

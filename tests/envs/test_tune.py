@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from air.envs.base import load_environment
-from air.envs.tune import TuneEnv
-from air.envs.tune.command import OPTIONS, RANGES, CommandError, parse, render
-from air.envs.tune.env import DIRECTIONS, WORST_IMPROVEMENT, TuneArgs, measured
-from air.envs.tune.measure import grid
-from air.errors import AirError
-from air.rollout.episode import run_episode
-from air.types import Action, Observation, Score, Task, Trajectory
+from airloop.envs.base import load_environment
+from airloop.envs.tune import TuneEnv
+from airloop.envs.tune.command import OPTIONS, RANGES, CommandError, parse, render
+from airloop.envs.tune.env import DIRECTIONS, WORST_IMPROVEMENT, TuneArgs, measured
+from airloop.envs.tune.measure import grid
+from airloop.errors import AirError
+from airloop.rollout.episode import run_episode
+from airloop.types import Action, Observation, Score, Task, Trajectory
 
 # One of each kind, quick to fit.
 KINDS = {"classification": "spam", "regression": "quakes"}

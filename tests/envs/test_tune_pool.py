@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from air.envs.tune import TuneEnv, pool
-from air.envs.tune.env import TuneArgs, measured
-from air.envs.tune.pool import FitPool, ResultCache
-from air.errors import AirError, InfraError
-from air.types import Action
+from airloop.envs.tune import TuneEnv, pool
+from airloop.envs.tune.env import TuneArgs, measured
+from airloop.envs.tune.pool import FitPool, ResultCache
+from airloop.errors import AirError, InfraError
+from airloop.types import Action
 
 TREE = {"model": "tree", "depth": 4, "scale": False}
 SLOWEST = {"model": "boost", "depth": 16, "trees": 50, "lr": 0.01, "scale": False}
@@ -241,7 +241,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     """D10: also by SIGKILL, also in the middle of a fit."""
     script = """
 import asyncio, sys
-from air.envs.tune.pool import FitPool
+from airloop.envs.tune.pool import FitPool
 async def main():
     fits = FitPool(1)
     await fits.fit("quakes", 0, {"model": "tree", "depth": 2, "scale": False}, "")

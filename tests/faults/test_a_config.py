@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from air.config import Config, WandbConfig, check_wandb, describe_keys, load_config, to_toml
-from air.errors import AirError
+from airloop.config import Config, WandbConfig, check_wandb, describe_keys, load_config, to_toml
+from airloop.errors import AirError
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_A8_flags_are_relative_to_the_working_directory(tmp_path: Path, monkeypa
 
 
 def test_A8_ready_configs_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from air.config import sources
+    from airloop.config import sources
 
     (tmp_path / "checkout" / "configs").mkdir(parents=True)
     (tmp_path / "checkout" / "configs" / "quick.toml").write_text("max_steps = 7\n")

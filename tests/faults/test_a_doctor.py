@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from examined import TINY, findings, results, silent, trouble
 
-from air.config import load_config
-from air.doctor.report import fix_text
-from air.run import Run
+from airloop.config import load_config
+from airloop.doctor.report import fix_text
+from airloop.run import Run
 
 
 @pytest.fixture

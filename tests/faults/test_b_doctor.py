@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from examined import TINY, results, silent, trouble
 
-from air.models.tiny import save_tiny
+from airloop.models.tiny import save_tiny
 
 ONE_CALL = """{%- for m in messages %}
 {%- if m.tool_calls and m.tool_calls|length > 1 %}{{ raise_exception('one call only') }}{% endif %}

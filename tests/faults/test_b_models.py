@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from air import models
-from air.errors import AirError
-from air.models import sources as model_sources
-from air.models.chat import ChatTokenizer
-from air.models.tiny import save_tiny, tiny_tokenizer
+from airloop import models
+from airloop.errors import AirError
+from airloop.models import sources as model_sources
+from airloop.models.chat import ChatTokenizer
+from airloop.models.tiny import save_tiny, tiny_tokenizer
 
 
 def refusal(config: dict[str, Any], name: str) -> AirError:

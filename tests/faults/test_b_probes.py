@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
-from air.assemble import rollout_settings
-from air.doctor.case import Case
-from air.doctor.ground import update
-from air.doctor.probe import Probe
-from air.envs.arith import Say
-from air.envs.tune.env import TuneEnv
-from air.learn.batches import Row
-from air.models.chat import CHATML, ChatTokenizer
-from air.rollout import transcript
-from air.rollout.sampler import AgentFactory, Sampler
-from air.rollout.schedule import TaskSchedule
-from air.types import Group
+from airloop.assemble import rollout_settings
+from airloop.doctor.case import Case
+from airloop.doctor.ground import update
+from airloop.doctor.probe import Probe
+from airloop.envs.arith import Say
+from airloop.envs.tune.env import TuneEnv
+from airloop.learn.batches import Row
+from airloop.models.chat import CHATML, ChatTokenizer
+from airloop.rollout import transcript
+from airloop.rollout.sampler import AgentFactory, Sampler
+from airloop.rollout.schedule import TaskSchedule
+from airloop.types import Group
 
 
 def probe_by(case: Case, agent: AgentFactory | None = None) -> None:

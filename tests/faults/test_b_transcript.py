@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from probe_cases import TUNE, case_of
 
-from air.doctor.case import Case
-from air.learn.advantages import trajectory_rows
-from air.models.chat import CHATML
-from air.rollout.schedule import TaskSchedule
-from air.rollout.transcript import Transcript
-from air.types import Branch, Message, Trajectory, Turn
+from airloop.doctor.case import Case
+from airloop.learn.advantages import trajectory_rows
+from airloop.models.chat import CHATML
+from airloop.rollout.schedule import TaskSchedule
+from airloop.rollout.transcript import Transcript
+from airloop.types import Branch, Message, Trajectory, Turn
 
 # Earlier replies in short, as some templates drop earlier thinking; the last one is shown whole.
 REWRITES = CHATML.replace(

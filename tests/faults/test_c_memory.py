@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from examined import TINY, silent, trouble
 
-from air.doctor.report import fix_text
+from airloop.doctor.report import fix_text
 
 GIB = 2**30
 QWEN_7B = {
@@ -70,7 +70,7 @@ def test_C2_logits_are_never_held_in_full() -> None:
     """The head is asked for a chunk at a time, forward and backward."""
     import torch
 
-    from air.learn.logprobs import CHUNK_BYTES, token_logprobs
+    from airloop.learn.logprobs import CHUNK_BYTES, token_logprobs
 
     vocabulary, tokens = 50_000, 1000
     head = torch.nn.Linear(8, vocabulary)
@@ -150,7 +150,7 @@ FORKS = """
 import asyncio, os
 forks = []
 os.register_at_fork(before=lambda: forks.append(1))
-from air.envs.base import load_environment
+from airloop.envs.base import load_environment
 
 async def work():
     env = load_environment("tune", {"workers": 1, "cache": False})

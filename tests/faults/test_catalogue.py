@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from air.doctor.base import checks
-from air.doctor.failures import DESIGN, WHAT
-from air.watch.alarms import rules
+from airloop.doctor.base import checks
+from airloop.doctor.failures import DESIGN, WHAT
+from airloop.watch.alarms import rules
 
 HERE = Path(__file__).parent
 

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
 from fixture_checkout import write_checkout
 from playing import DEFECT, GAME, observed, play, with_env
 
-from air.envs.mlgym.checkout import load_task
-from air.envs.mlgym.env import MlgymEnv
-from air.errors import AirError
+from airloop.envs.mlgym.checkout import load_task
+from airloop.envs.mlgym.env import MlgymEnv
+from airloop.errors import AirError
 
 TURNS = 20
 
@@ -54,7 +54,7 @@ def test_D3_of_several_commands_the_first_runs_and_the_others_are_named() -> Non
             return {"role": "assistant", "content": "```bash\necho first > a\n```\nthen\n```bash\necho second > a\n```"}
 
     async def work(env: MlgymEnv) -> None:
-        from air.rollout.episode import run_episode
+        from airloop.rollout.episode import run_episode
 
         game = await run_episode(env, env.tasks("train")[0], Two(), id="x", seed=0, max_turns=2)  # type: ignore[arg-type]
         shown = game.turns[1].shown[-1]["content"]
@@ -66,7 +66,7 @@ def test_D3_of_several_commands_the_first_runs_and_the_others_are_named() -> Non
 
 def test_D4_the_commands_are_there_after_a_hundred_resets() -> None:
     async def work(env: MlgymEnv) -> None:
-        from air.envs.mlgym.workspace import agent_image
+        from airloop.envs.mlgym.workspace import agent_image
 
         image = agent_image(env.spec(env.tasks("train")[0]), env.args.worlds())
         async with await env.places().pool.lease(image) as lease:
@@ -148,7 +148,7 @@ def test_D9_a_hung_command_holds_nothing() -> None:
 CRASHES = """
 import asyncio
 from playing import GAME
-from air.envs.mlgym.env import MlgymEnv
+from airloop.envs.mlgym.env import MlgymEnv
 
 async def main():
     env = MlgymEnv(MlgymEnv.Args(task_configs=[GAME], num_examples_per_task=1))
@@ -165,8 +165,8 @@ asyncio.run(main())
 
 def test_D10_what_a_crash_leaves_is_reaped() -> None:
     """Killed in the middle of an episode: its worlds end with it, and the next start clears what is left of files."""
-    from air.sandbox import cgroups, processes
-    from air.sandbox.bubblewrap import Bubblewrap
+    from airloop.sandbox import cgroups, processes
+    from airloop.sandbox.bubblewrap import Bubblewrap
 
     folder = str(Path(__file__).parents[1] / "envs" / "mlgym")
     with subprocess.Popen([sys.executable, "-c", CRASHES], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
@@ -267,7 +267,7 @@ def test_D18_what_counts_and_in_which_direction_is_known_not_guessed(tmp_path: P
 
 @pytest.mark.parametrize("ending", ["done", "max_turns", "context_full", "deadline"])
 def test_D19_the_last_reward_is_given_however_an_episode_ends(ending: str) -> None:
-    from air.engine.base import ContextFull
+    from airloop.engine.base import ContextFull
 
     class Cut:
         def __init__(self) -> None:
@@ -283,7 +283,7 @@ def test_D19_the_last_reward_is_given_however_an_episode_ends(ending: str) -> No
             return {"role": "assistant", "content": f"```bash\n{line}\n```"}
 
     async def work(env: MlgymEnv) -> None:
-        from air.rollout.episode import run_episode
+        from airloop.rollout.episode import run_episode
 
         deadline = 8.0 if ending == "deadline" else 120.0
         game = await run_episode(

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from air.config import load_config
-from air.envs.arith import ArithArgs, ArithEnv, ArithSession
-from air.envs.base import Opening
-from air.errors import InfraError
-from air.rollout.schedule import TaskSchedule, episode_seed
-from air.run import Run, read_trajectories
-from air.train import start
-from air.types import Task
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
+from airloop.envs.base import Opening
+from airloop.errors import InfraError
+from airloop.rollout.schedule import TaskSchedule, episode_seed
+from airloop.run import Run, read_trajectories
+from airloop.train import start
+from airloop.types import Task
+from airloop.watch.display import Display
 
 FLAGS = {
     "model.name": "tiny:llama",

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from air.envs.base import Environment, load_environment
-from air.rollout.episode import run_episode
-from air.types import Task, Trajectory
+from airloop.envs.base import Environment, load_environment
+from airloop.rollout.episode import run_episode
+from airloop.types import Task, Trajectory
 
 SOLVERS = ("noop", "cheat", "oracle")
 FEW: dict[str, dict[str, Any]] = {  # what keeps an environment's share of the time short
@@ -23,7 +23,7 @@ IN_SANDBOX = ("mlgym", "soup")
 no_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap")
 ENVIRONMENTS = [
     pytest.param(name, marks=[no_sandbox] if name in IN_SANDBOX else [])
-    for name in sorted(point.name for point in entry_points(group="air.envs") if point.value.startswith("air."))
+    for name in sorted(point.name for point in entry_points(group="airloop.envs") if point.value.startswith("airloop."))
 ]
 Games = dict[str, list[Trajectory]]
 

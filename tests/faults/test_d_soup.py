@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from air.envs.soup.agents import call, say
-from air.envs.soup.args import SoupArgs
-from air.envs.soup.env import SoupEnv
-from air.envs.soup.generate import KINDS, generate
-from air.envs.soup.grading import REASONS, Answer, Attempt, judge
-from air.envs.soup.session import SoupSession
-from air.envs.soup.spec import SoupTask
-from air.envs.soup.tools import opening_texts, tool_schemas
-from air.rollout.agents import UrlAgent
-from air.rollout.episode import run_episode
-from air.types import Action, Agent, Message, Task, Trajectory
+from airloop.envs.soup.agents import call, say
+from airloop.envs.soup.args import SoupArgs
+from airloop.envs.soup.env import SoupEnv
+from airloop.envs.soup.generate import KINDS, generate
+from airloop.envs.soup.grading import REASONS, Answer, Attempt, judge
+from airloop.envs.soup.session import SoupSession
+from airloop.envs.soup.spec import SoupTask
+from airloop.envs.soup.tools import opening_texts, tool_schemas
+from airloop.rollout.agents import UrlAgent
+from airloop.rollout.episode import run_episode
+from airloop.types import Action, Agent, Message, Task, Trajectory
 
 needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 LIMITS = sorted(name for name in KINDS if generate(name, 0).limit is not None)

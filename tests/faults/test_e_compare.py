@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tiny_runs import tiny_run, write_config
 
-from air.errors import AirError
-from air.lab.compare import compare_named
-from air.lab.evaluate import EvalOptions, evaluate
-from air.watch.display import Display
+from airloop.errors import AirError
+from airloop.lab.compare import compare_named
+from airloop.lab.evaluate import EvalOptions, evaluate
+from airloop.watch.display import Display
 
 
 def measured(directory: Path, name: str, *argv: str, agent: str = "scripted:demo", **options: Any) -> str:

@@ -10,9 +10,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "musique"))
 from musique_world import call, make, play, scripted
 
-from air.envs.musique import scores
-from air.rollout.episode import EpisodeDefect
-from air.watch.families import by_family
+from airloop.envs.musique import scores
+from airloop.rollout.episode import EpisodeDefect
+from airloop.watch.families import by_family
 
 
 def test_E3_an_exception_in_a_score_is_an_error_with_its_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:

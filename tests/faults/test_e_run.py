@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from talk_env import Talk, talking
 from watched_runs import run_watched
 
-from air.rollout.episode import EpisodeDefect
-from air.run import read_trajectories
+from airloop.rollout.episode import EpisodeDefect
+from airloop.run import read_trajectories
 
 FRESH = {  # random weights, four groups of four, nothing learned
     "warmstart.steps": "0",

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
-from air.config import load_config
-from air.doctor.probe import EPISODES, ROUNDS, before_warmstart, stuck_share
-from air.envs.arith import ArithSession
-from air.errors import AirError, InfraError
-from air.types import Action, Group, Observation
+from airloop.config import load_config
+from airloop.doctor.probe import EPISODES, ROUNDS, before_warmstart, stuck_share
+from airloop.envs.arith import ArithSession
+from airloop.errors import AirError, InfraError
+from airloop.types import Action, Group, Observation
 
 # --- E1, E2, E9 -----------------------------------------------------------------------------------------
 

@@ -13,16 +13,16 @@ import pytest
 from examined import TINY, silent, trouble
 from probe_cases import TUNE, case_of
 
-from air.config import load_config
-from air.doctor.case import Case
-from air.learn.advantages import Batch, trajectory_rows
-from air.learn.batches import Row
-from air.models.chat import CHATML
-from air.rollout.schedule import TaskSchedule
-from air.run import read_trajectories
-from air.train import start
-from air.types import Trajectory
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.doctor.case import Case
+from airloop.learn.advantages import Batch, trajectory_rows
+from airloop.learn.batches import Row
+from airloop.models.chat import CHATML
+from airloop.rollout.schedule import TaskSchedule
+from airloop.run import read_trajectories
+from airloop.train import start
+from airloop.types import Trajectory
+from airloop.watch.display import Display
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from probe_cases import ARITH, chance, graded
 
-from air.engine.embedded import EmbeddedEngine
-from air.lab.faults import blindfold
-from air.models import logits_head
-from air.policy import Policy
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.lab.faults import blindfold
+from airloop.models import logits_head
+from airloop.policy import Policy
 
 pytestmark = pytest.mark.slow
 

@@ -13,26 +13,26 @@ import pytest
 import torch
 from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
-from air.assemble import Parts, assemble
-from air.config import load_config
-from air.doctor.base import checks
-from air.doctor.case import Case
-from air.doctor.ground import learner_state
-from air.doctor.proofs import _same
-from air.doctor.tokens import CLOSE, OPEN, coloured, marked
-from air.engine.base import Generation, Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.engine.embedded.forward import Forward
-from air.lab.faults import blindfold
-from air.learn import advantages, batches, checkpoints, losses
-from air.learn.batches import MicroBatch, PackedPlan, Row
-from air.learn.learner import Learner
-from air.loop import train
-from air.policy import Policy
-from air.rollout.transcript import Transcript
-from air.run import Run
-from air.types import Branch
-from air.watch.display import Display
+from airloop.assemble import Parts, assemble
+from airloop.config import load_config
+from airloop.doctor.base import checks
+from airloop.doctor.case import Case
+from airloop.doctor.ground import learner_state
+from airloop.doctor.proofs import _same
+from airloop.doctor.tokens import CLOSE, OPEN, coloured, marked
+from airloop.engine.base import Generation, Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.engine.embedded.forward import Forward
+from airloop.lab.faults import blindfold
+from airloop.learn import advantages, batches, checkpoints, losses
+from airloop.learn.batches import MicroBatch, PackedPlan, Row
+from airloop.learn.learner import Learner
+from airloop.loop import train
+from airloop.policy import Policy
+from airloop.rollout.transcript import Transcript
+from airloop.run import Run
+from airloop.types import Branch
+from airloop.watch.display import Display
 
 PROOFS = [c.name for c in checks() if c.stage == "proof"]
 

@@ -17,17 +17,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from talk_env import Talk, talking
 from watched_runs import run_watched
 
-from air import waits
-from air.config import load_config
-from air.envs.tune import pool as fitting
-from air.envs.tune.env import measured
-from air.errors import InfraError
-from air.run import Run
-from air.sandbox.base import Image
-from air.sandbox.bubblewrap import Bubblewrap
-from air.sandbox.doorkeeper import Door
-from air.train import send_logs_to
-from air.waits import WAITS, Stall, Watchdog
+from airloop import waits
+from airloop.config import load_config
+from airloop.envs.tune import pool as fitting
+from airloop.envs.tune.env import measured
+from airloop.errors import InfraError
+from airloop.run import Run
+from airloop.sandbox.base import Image
+from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.doorkeeper import Door
+from airloop.train import send_logs_to
+from airloop.waits import WAITS, Stall, Watchdog
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap")
 HANGS = (
@@ -40,7 +40,7 @@ DIES_ONCE = (
     "    open({mark!r}, 'w').close()\n"
     "    print('{{\"ready\": 1}}', flush=True); sys.stdin.readline()\n"
     "    sys.stderr.write('MemoryError: 3 GiB asked for'); sys.exit(3)\n"
-    "from air.envs.tune.worker import main; main()"
+    "from airloop.envs.tune.worker import main; main()"
 )
 
 
@@ -49,7 +49,7 @@ def main_log(tmp_path: Path) -> Iterator[Path]:
     """log.txt of a run, connected as `air train` connects it."""
     config = load_config(["--output_dir", str(tmp_path / "runs")])
     run = Run.create(config, "children")
-    logger = logging.getLogger("air")
+    logger = logging.getLogger("airloop")
     kept = logger.handlers, logger.level, logger.propagate
     send_logs_to(run.log, config)
     yield run.path / "log.txt"

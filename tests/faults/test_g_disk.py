@@ -11,14 +11,14 @@ import pytest
 from examined import TINY, findings, silent, trouble
 from tiny_runs import tiny_run, write_config
 
-from air.config import Config, load_config
-from air.doctor.case import Case
-from air.doctor.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_bytes
-from air.errors import AirError
-from air.learn.checkpoints import checkpoints
-from air.run import Run, read_trajectories
-from air.train import start
-from air.watch.display import Display
+from airloop.config import Config, load_config
+from airloop.doctor.case import Case
+from airloop.doctor.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_bytes
+from airloop.errors import AirError
+from airloop.learn.checkpoints import checkpoints
+from airloop.run import Run, read_trajectories
+from airloop.train import start
+from airloop.watch.display import Display
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_G4_a_run_whose_disk_fills_up_stops_with_a_sentence_and_goes_on_when_the
 def started(config: Config, display: Display) -> None:
     """Without the check that would have refused the place."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("air.doctor.preflight.look", lambda config, watcher: None)
+        patch.setattr("airloop.doctor.preflight.look", lambda config, watcher: None)
         start(config, display, skip_proofs=True)
 
 

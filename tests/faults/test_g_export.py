@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tiny_runs import tiny_run
 
-from air import export as exporting
-from air.errors import AirError
-from air.export import export
+from airloop import export as exporting
+from airloop.errors import AirError
+from airloop.export import export
 
 
 def quietly(_: str) -> None:

@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from talk_env import Talk, TalkSession, talking
 from watched_runs import run_watched
 
-from air.assemble import Parts
-from air.config import Config, load_config
-from air.rollout.schedule import Names, place_in_step
-from air.run import Run, read_trajectories
-from air.train import start
-from air.trajectory_file import from_json, to_json
-from air.types import Action, Observation, Trajectory
-from air.watch.display import Display
+from airloop.assemble import Parts
+from airloop.config import Config, load_config
+from airloop.rollout.schedule import Names, place_in_step
+from airloop.run import Run, read_trajectories
+from airloop.train import start
+from airloop.trajectory_file import from_json, to_json
+from airloop.types import Action, Observation, Trajectory
+from airloop.watch.display import Display
 
 FRESH = {  # random weights, four groups of four, nothing learned
     "warmstart.steps": "0",
@@ -48,10 +48,10 @@ def coin(number: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
 # A run in a process of its own, that is killed while its second checkpoint is being written.
 KILLED = """
 import os, signal, sys
-from air.config import load_config
-from air.learn import checkpoints
-from air.train import start
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.learn import checkpoints
+from airloop.train import start
+from airloop.watch.display import Display
 
 write = checkpoints._write_weights
 

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from talk_env import Talk, talking
 from watched_runs import Witness, run_watched
 
-from air.assemble import Parts
-from air.loop import best_step
-from air.run import Run
-from air.watch.alarms import Alarm, Halted, rules
+from airloop.assemble import Parts
+from airloop.loop import best_step
+from airloop.run import Run
+from airloop.watch.alarms import Alarm, Halted, rules
 
 FRESH = {  # random weights, four groups of four, nothing learned
     "warmstart.steps": "0",
@@ -121,7 +121,7 @@ def test_E1_a_run_that_never_had_signal_is_paused_and_resumes_to_the_same_next_b
     resumed, again, error = run_watched(run.path.parent, talking(Talk(never)), resume=run.path)
     assert error is None and again.of("never_any_signal") == []  # somebody has looked at it
     without = [rule for rule in rules() if rule.severity == "note"]
-    monkeypatch.setattr("air.watch.alarms.rules", lambda: without)
+    monkeypatch.setattr("airloop.watch.alarms.rules", lambda: without)
     whole, _, _ = run_watched(tmp_path, talking(Talk(never)), **{**FRESH, "max_steps": "8"})
     for step in range(8):
         mine, theirs = (sorted(r.finished(step).items()) for r in (resumed, whole))

@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from talk_env import Talk, talking
 from watched_runs import Witness, run_watched
 
-from air.assemble import Parts
-from air.engine.base import EngineFailed
-from air.policy import Policy
-from air.watch.alarms import Alarm, Halted
-from air.watch.facts import memory
-from air.watch.watches_learner import memory_grows
+from airloop.assemble import Parts
+from airloop.engine.base import EngineFailed
+from airloop.policy import Policy
+from airloop.watch.alarms import Alarm, Halted
+from airloop.watch.facts import memory
+from airloop.watch.watches_learner import memory_grows
 
 FRESH = {
     "warmstart.steps": "0",

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tiny_runs import tiny_run
 
-from air.envs.base import load_environment
-from air.errors import AirError
-from air.lab.compare import Side, as_json, compare, compare_named, format_comparison, read_side
-from air.lab.conditions import Conditions
-from air.lab.rows import scored_rows
-from air.types import Task, Trajectory
+from airloop.envs.base import load_environment
+from airloop.errors import AirError
+from airloop.lab.compare import Side, as_json, compare, compare_named, format_comparison, read_side
+from airloop.lab.conditions import Conditions
+from airloop.lab.rows import scored_rows
+from airloop.types import Task, Trajectory
 
 MODE = {
     "env": {"toy": {"id": "toy", "args": {"max_turns": 4}, "max_turns": 4}},

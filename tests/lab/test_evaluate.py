@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from tiny_runs import tiny_run, write_config
 
-from air.errors import AirError
-from air.lab.evaluate import EvalOptions, evaluate, format_report
-from air.lab.players import UrlOptions
-from air.run import read_trajectories
-from air.watch.display import Display
+from airloop.errors import AirError
+from airloop.lab.evaluate import EvalOptions, evaluate, format_report
+from airloop.lab.players import UrlOptions
+from airloop.run import read_trajectories
+from airloop.watch.display import Display
 
 
 class Adding(BaseHTTPRequestHandler):

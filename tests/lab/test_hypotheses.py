@@ -15,26 +15,26 @@ import pytest
 from probe_cases import ARITH, case_of
 from tiny_runs import write_config
 
-from air import train
-from air.commands.lab import _seeds
-from air.config import load_config
-from air.doctor import examine
-from air.doctor.base import checks
-from air.doctor.preflight import SKIPPED
-from air.engine.embedded import EmbeddedEngine
-from air.errors import AirError
-from air.lab.faults import FAULTS, fault_on
-from air.lab.hypotheses import SHIPPED, flat, read_hypothesis
-from air.lab.hypothesis_report import as_json, format_curves, format_report, make_report, mean_curve
-from air.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab, run_hypothesis
-from air.lab.hypothesis_worker import work
-from air.learn.batches import PackedPlan
-from air.run import Run
-from air.train import refuse_faulty, start
-from air.watch import alarms
-from air.watch.alarms import Halted
-from air.watch.display import Display
-from air.watch.sparkline import sparkline
+from airloop import train
+from airloop.commands.lab import _seeds
+from airloop.config import load_config
+from airloop.doctor import examine
+from airloop.doctor.base import checks
+from airloop.doctor.preflight import SKIPPED
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.errors import AirError
+from airloop.lab.faults import FAULTS, fault_on
+from airloop.lab.hypotheses import SHIPPED, flat, read_hypothesis
+from airloop.lab.hypothesis_report import as_json, format_curves, format_report, make_report, mean_curve
+from airloop.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab, run_hypothesis
+from airloop.lab.hypothesis_worker import work
+from airloop.learn.batches import PackedPlan
+from airloop.run import Run
+from airloop.train import refuse_faulty, start
+from airloop.watch import alarms
+from airloop.watch.alarms import Halted
+from airloop.watch.display import Display
+from airloop.watch.sparkline import sparkline
 
 QUIET = Display(quiet=True)
 ARITH_TOML = Path(__file__).parents[2] / "configs" / "arith.toml"
@@ -213,7 +213,7 @@ def test_train_has_no_flag_for_faults(air: Any) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_taken_out_without_a_trace_and_told_while_it_is_in(name: str, tmp_path: Path) -> None:
     def parts() -> list[Any]:
-        from air import loop, train
+        from airloop import loop, train
 
         own = [PackedPlan.__init__, EmbeddedEngine.__init__, loop.assign_advantages]
         return [*own, train.summary, Run.note, alarms.rules, examine.checks]
@@ -262,7 +262,7 @@ def test_killed_and_continued(air: Any, tmp_path: Path) -> None:
     file, out = written(tmp_path, 'fault = "sync"'), tmp_path / "out"
     command = ["lab", "run", file, "--seeds", "0", "--out", out]
     process = subprocess.Popen(
-        [sys.executable, "-m", "air.cli", *map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "airloop.cli", *map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
     until = time.monotonic() + 300
     episodes = "exp1.1-*/trajectories/step_0000/*.json"

@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 from tiny_runs import tiny_run, write_config
 
-from air.config import load_config
-from air.errors import AirError
-from air.lab.baselines import find_baselines, format_baselines, grouped
-from air.lab.damaged import Reader
-from air.lab.entries import add_entry, read_entries
-from air.lab.evaluate import EvalOptions, evaluate
-from air.lab.figures import columns, duration, fitted, memory, money, plain, trend
-from air.lab.log_export import cut_paths
-from air.lab.logbook import choose_run, find_runs, logbook, supersede
-from air.run import Run
-from air.train import start
-from air.watch.display import Display
+from airloop.config import load_config
+from airloop.errors import AirError
+from airloop.lab.baselines import find_baselines, format_baselines, grouped
+from airloop.lab.damaged import Reader
+from airloop.lab.entries import add_entry, read_entries
+from airloop.lab.evaluate import EvalOptions, evaluate
+from airloop.lab.figures import columns, duration, fitted, memory, money, plain, trend
+from airloop.lab.log_export import cut_paths
+from airloop.lab.logbook import choose_run, find_runs, logbook, supersede
+from airloop.run import Run
+from airloop.train import start
+from airloop.watch.display import Display
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_notes_written_at_the_same_time_are_all_kept(own: Path) -> None:
     path = run_named(own, "1.0")
     script = f"""
 from pathlib import Path
-from air.lab.entries import add_entry
+from airloop.lab.entries import add_entry
 for i in range(15): add_entry(Path({str(path)!r}), "note", "p")
 """
     process = subprocess.Popen([sys.executable, "-c", script])

@@ -15,16 +15,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_runs import tiny_run
 
-from air.config import load_config
-from air.errors import AirError
-from air.files import append_line, write_json
-from air.lab.baselines import find_baselines, format_baselines, grouped
-from air.lab.entries import add_entry
-from air.lab.log_export import markdown
-from air.lab.log_text import format_list, format_page
-from air.lab.logbook import run_page
-from air.lab.results import config_diff, run_results
-from air.run import Run
+from airloop.config import load_config
+from airloop.errors import AirError
+from airloop.files import append_line, write_json
+from airloop.lab.baselines import find_baselines, format_baselines, grouped
+from airloop.lab.entries import add_entry
+from airloop.lab.log_export import markdown
+from airloop.lab.log_text import format_list, format_page
+from airloop.lab.logbook import run_page
+from airloop.lab.results import config_diff, run_results
+from airloop.run import Run
 
 NAMES = """
 name path task env model status why started ended seconds steps max_steps seed goal parent superseded_by reward_first

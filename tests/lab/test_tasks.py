@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from air.errors import AirError
-from air.lab import tasks
-from air.lab.played import format_played, play_tasks
-from air.models.chat import ChatTokenizer
-from air.models.tiny import tiny_tokenizer
+from airloop.errors import AirError
+from airloop.lab import tasks
+from airloop.lab.played import format_played, play_tasks
+from airloop.models.chat import ChatTokenizer
+from airloop.models.tiny import tiny_tokenizer
 
 
 def test_registered_environments_are_listed_with_their_tasks() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.lab.hypotheses import Rule
-from air.lab.intervals import Interval
-from air.lab.verdicts import decide, difference, student_mean
+from airloop.lab.hypotheses import Rule
+from airloop.lab.intervals import Interval
+from airloop.lab.verdicts import decide, difference, student_mean
 
 numbers = st.floats(-2, 2, allow_nan=False)
 margins = st.floats(0.01, 1)

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.errors import AirError
-from air.learn.advantages import (
+from airloop.errors import AirError
+from airloop.learn.advantages import (
     EPSILON,
     CreditedRow,
     TurnWeights,
@@ -21,8 +21,8 @@ from air.learn.advantages import (
     token_advantages,
     turn_returns,
 )
-from air.learn.overlong import Overlong, shape_overlong
-from air.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
+from airloop.learn.overlong import Overlong, shape_overlong
+from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
 
 TYPES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo")
 

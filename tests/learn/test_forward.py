@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from air.assemble import checkpoint_activations
-from air.learn import forward
-from air.learn.batches import PackedPlan, Row, micro_batches
-from air.learn.forward import plain, training_hidden
-from air.learn.logprobs import frozen_head, token_logprobs
-from air.learn.lora import LoraLinear, attach_lora
-from air.learn.part_kernels import TorchKernel
-from air.learn.tree_attention import Tree, nodes_of
-from air.models import logits_head
-from air.models.blocks import read_blocks
-from air.models.tiny import tiny_model
-from air.policy import Policy
+from airloop.assemble import checkpoint_activations
+from airloop.learn import forward
+from airloop.learn.batches import PackedPlan, Row, micro_batches
+from airloop.learn.forward import plain, training_hidden
+from airloop.learn.logprobs import frozen_head, token_logprobs
+from airloop.learn.lora import LoraLinear, attach_lora
+from airloop.learn.part_kernels import TorchKernel
+from airloop.learn.tree_attention import Tree, nodes_of
+from airloop.models import logits_head
+from airloop.models.blocks import read_blocks
+from airloop.models.tiny import tiny_model
+from airloop.policy import Policy
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -131,7 +131,7 @@ def by_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     kernel = Counted()
     monkeypatch.setattr(PackedPlan, "__init__", build)
-    monkeypatch.setattr("air.learn.batches.flash_kernel", lambda q, kv_heads: kernel)
+    monkeypatch.setattr("airloop.learn.batches.flash_kernel", lambda q, kv_heads: kernel)
     return called
 
 
@@ -159,9 +159,9 @@ def test_the_kernels_in_their_place(
     pytest.importorskip("triton")
     wanted = answers(make_policy(kind, targets, "hf", torch.float32, 1), 0, 1, 2)
     by_parts(monkeypatch)
-    monkeypatch.setattr("air.learn.tree_attention.CALL_TOKENS", 1)  # a cross part, to be merged
+    monkeypatch.setattr("airloop.learn.tree_attention.CALL_TOKENS", 1)  # a cross part, to be merged
     monkeypatch.setattr(forward, "DEAR", 0.0)
-    monkeypatch.setattr("air.learn.pieces.fused", lambda x: True)
+    monkeypatch.setattr("airloop.learn.pieces.fused", lambda x: True)
     same(answers(make_policy(kind, targets, "auto", torch.float32, 1), freq, 1, 2), wanted, 2e-4)
 
 
@@ -196,7 +196,7 @@ def test_a_frozen_head_gives_its_gradient_on_the_way(temperature: float, monkeyp
     weight = torch.randn(50, 16, dtype=torch.float64)
     hidden = torch.randn(23, 16, dtype=torch.float64, requires_grad=True)
     targets, upstream = torch.randint(0, 50, (23,)), torch.randn(23, dtype=torch.float64)
-    monkeypatch.setattr("air.learn.logprobs.CHUNK_BYTES", 4 * 50 * 5)
+    monkeypatch.setattr("airloop.learn.logprobs.CHUNK_BYTES", 4 * 50 * 5)
     logprobs, entropy = token_logprobs(lambda h: h @ weight.T, hidden, targets, temperature, 50, weight)
     assert not entropy.requires_grad
     wanted = (hidden @ weight.T / temperature).log_softmax(-1)
@@ -217,7 +217,7 @@ def test_a_frozen_head_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     targets, upstream = torch.randint(0, 50, (9,)), torch.randn(9)
     found = []
     for kernel in (False, True):
-        monkeypatch.setattr("air.learn.pieces.fused", lambda x, kernel=kernel: kernel)
+        monkeypatch.setattr("airloop.learn.pieces.fused", lambda x, kernel=kernel: kernel)
         logprobs, entropy = token_logprobs(lambda h: h @ weight.T, hidden, targets, 0.7, 50, weight)
         found.append([logprobs, entropy, torch.autograd.grad((logprobs * upstream).sum(), hidden)[0]])
     for one, two in zip(*found, strict=True):

@@ -8,12 +8,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from air.learn.kernels.gated import gated_backward, gated_forward
-from air.learn.kernels.merge import merge_rows_
-from air.learn.kernels.norm import norm_backward, norm_forward
-from air.learn.kernels.rotary import rotary_backward, rotary_forward
-from air.learn.kernels.softmax import read_rows_
-from air.learn.pieces import _plain_norm, rotate
+from airloop.learn.kernels.gated import gated_backward, gated_forward
+from airloop.learn.kernels.merge import merge_rows_
+from airloop.learn.kernels.norm import norm_backward, norm_forward
+from airloop.learn.kernels.rotary import rotary_backward, rotary_forward
+from airloop.learn.kernels.softmax import read_rows_
+from airloop.learn.pieces import _plain_norm, rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -91,7 +91,7 @@ def test_they_round_as_transformers_does() -> None:
 
 @pytest.mark.parametrize("rows", [slice(3, 7), [8, 1, 2, 5]])
 def test_merge(rows: slice | list[int]) -> None:
-    from air.learn.tree_attention import merge_
+    from airloop.learn.tree_attention import merge_
 
     out, lse, more, more_lse = draw(9, 3, 12), draw(3, 9), draw(4, 3, 12), draw(3, 4) * 5
     place = rows if isinstance(rows, slice) else torch.tensor(rows, dtype=torch.int32, device=DEVICE)
@@ -104,7 +104,7 @@ def test_merge(rows: slice | list[int]) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_softmax_rows(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("air.learn.kernels.softmax.BLOCK", 64)  # several blocks in a row, the last one not full
+    monkeypatch.setattr("airloop.learn.kernels.softmax.BLOCK", 64)  # several blocks in a row, the last one not full
     logits, targets = draw(5, 333) * 4, torch.tensor([0, 332, 64, 63, 100], device=DEVICE)
     logits[1, 300:] = -40.0
     leaf = logits.clone().requires_grad_()

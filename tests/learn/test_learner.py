@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from air.learn.advantages import Batch
-from air.learn.batches import PackedPlan, Row, micro_batches
-from air.learn.learner import Learner, LearnerSettings
-from air.learn.logprobs import token_logprobs
-from air.learn.lora import attach_lora
-from air.learn.losses import LossSettings
-from air.models import logits_head
-from air.models.tiny import tiny_model
-from air.policy import Policy
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import PackedPlan, Row, micro_batches
+from airloop.learn.learner import Learner, LearnerSettings
+from airloop.learn.logprobs import token_logprobs
+from airloop.learn.lora import attach_lora
+from airloop.learn.losses import LossSettings
+from airloop.models import logits_head
+from airloop.models.tiny import tiny_model
+from airloop.policy import Policy
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral"]
 
@@ -110,7 +110,7 @@ def test_micro_batches_add_up_to_the_whole() -> None:
 
 
 def test_activation_checkpointing_changes_nothing() -> None:
-    from air.assemble import checkpoint_activations
+    from airloop.assemble import checkpoint_activations
 
     norms = []
     for freq in (0, 1, 2):
@@ -128,7 +128,7 @@ def test_log_probs_in_chunks_equal_those_in_one_piece(monkeypatch: pytest.Monkey
     targets = torch.randint(0, 50, (23,))
     gradients = []
     for chunk in (1 << 30, 4 * 50 * 5):
-        monkeypatch.setattr("air.learn.logprobs.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("airloop.learn.logprobs.CHUNK_BYTES", chunk)
         logprobs, entropy = token_logprobs(head, hidden, targets, 0.7, 50)
         assert not entropy.requires_grad
         (logprobs * torch.arange(23)).sum().backward()

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.learn.advantages import Batch, assign_advantages, token_advantages, trajectory_of
-from air.learn.batches import Row
-from air.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerms, clipped_policy_loss, kl_estimate
-from air.types import Branch, Group, Task, Trajectory
+from airloop.learn.advantages import Batch, assign_advantages, token_advantages, trajectory_of
+from airloop.learn.batches import Row
+from airloop.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerms, clipped_policy_loss, kl_estimate
+from airloop.types import Branch, Group, Task, Trajectory
 
 TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
 CONSTANT = 50  # Dr. GRPO's

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from air.learn.advantages import Batch, CreditedRow, trajectory_of
-from air.learn.batches import Row
-from air.learn.learner import Learner, LearnerSettings
-from air.learn.losses import LossSettings
-from air.models import logits_head
-from air.models.tiny import tiny_model
-from air.policy import Policy
+from airloop.learn.advantages import Batch, CreditedRow, trajectory_of
+from airloop.learn.batches import Row
+from airloop.learn.learner import Learner, LearnerSettings
+from airloop.learn.losses import LossSettings
+from airloop.models import logits_head
+from airloop.models.tiny import tiny_model
+from airloop.policy import Policy
 
 TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
 GSPO_CLIP = 0.15

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from air.assemble import learner_settings
-from air.config import load_config
-from air.run import Run
-from air.train import start
-from air.watch.display import Display
+from airloop.assemble import learner_settings
+from airloop.config import load_config
+from airloop.run import Run
+from airloop.train import start
+from airloop.watch.display import Display
 
 CONFIG = """\
 max_steps = 2

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from air.learn.advantages import group_advantages, pooled_spread, token_weights
-from air.learn.losses import LOSSES, LossSettings, LossTerms, importance_weight
-from air.types import Branch, Task, Trajectory
+from airloop.learn.advantages import group_advantages, pooled_spread, token_weights
+from airloop.learn.losses import LOSSES, LossSettings, LossTerms, importance_weight
+from airloop.types import Branch, Task, Trajectory
 
 pytest.importorskip("trl")
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from test_learner import make_policy
 from torch import Tensor
 
-from air.errors import AirError
-from air.learn import optimiser as module
-from air.learn.optimiser import PIECE, Optimiser, _differing, _length, _stretches
-from air.policy import Policy
-from air.world import World
+from airloop.errors import AirError
+from airloop.learn import optimiser as module
+from airloop.learn.optimiser import PIECE, Optimiser, _differing, _length, _stretches
+from airloop.policy import Policy
+from airloop.world import World
 
 LR = 1e-3
 

@@ -19,23 +19,23 @@ from hypothesis import strategies as st
 from test_learner import group_rows, make_policy
 from torch import Tensor
 
-from air.engine.base import Sampling
-from air.engine.embedded import EmbeddedEngine
-from air.learn.advantages import Batch
-from air.learn.batches import Row
-from air.learn.checkpoints import load_checkpoint, save_checkpoint
-from air.learn.learner import Learner, LearnerSettings
-from air.learn.losses import LossSettings
-from air.learn.parallel import shard, share_rows
-from air.world import RankLost, Ranks, World
+from airloop.engine.base import Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import Row
+from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
+from airloop.learn.learner import Learner, LearnerSettings
+from airloop.learn.losses import LossSettings
+from airloop.learn.parallel import shard, share_rows
+from airloop.world import RankLost, Ranks, World
 
 WAIT_S = 240.0
 # Imported once, by the process that every rank is forked from.
 PRELOADED = [
-    "air.engine.embedded",
-    "air.learn.checkpoints",
-    "air.learn.lora",
-    "air.models.tiny",
+    "airloop.engine.embedded",
+    "airloop.learn.checkpoints",
+    "airloop.learn.lora",
+    "airloop.models.tiny",
     "torch.distributed.fsdp",
     *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("llama", "qwen2", "qwen3")),
 ]
@@ -111,7 +111,7 @@ def make_learner(world: World, train: str, changes: dict[str, Any], kind: str = 
     if changes.pop("bf16", False):
         policy.model.to(torch.bfloat16)
     if changes.pop("ac", False):
-        from air.assemble import checkpoint_activations
+        from airloop.assemble import checkpoint_activations
 
         checkpoint_activations(policy.model, 1)
     return Learner(policy, LearnerSettings(**{"lr": 1e-3, "max_norm": 0.5, **changes}), world, shard(policy, world))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from air.learn import tree_attention
-from air.learn.part_kernels import _PROBE, FlashKernel, TorchKernel, close, flash_kernel
-from air.learn.tree_attention import Tree, nodes_of
+from airloop.learn import tree_attention
+from airloop.learn.part_kernels import _PROBE, FlashKernel, TorchKernel, close, flash_kernel
+from airloop.learn.tree_attention import Tree, nodes_of
 
 CPU = torch.device("cpu")
 Segments = tuple[list[int], list[int], list[tuple[int, ...]]]

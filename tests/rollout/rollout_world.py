@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from air.engine.base import ContextFull, Generation, Limits, Sampling
-from air.envs.base import EnvArgs, Environment, Opening, Session
-from air.models.chat import ChatTokenizer
-from air.models.tiny import tiny_tokenizer
-from air.types import Action, Agent, Message, Observation, Score, Task
+from airloop.engine.base import ContextFull, Generation, Limits, Sampling
+from airloop.envs.base import EnvArgs, Environment, Opening, Session
+from airloop.models.chat import ChatTokenizer
+from airloop.models.tiny import tiny_tokenizer
+from airloop.types import Action, Agent, Message, Observation, Score, Task
 
 STOP = 257  # <|im_end|> of the tiny tokenizer
 

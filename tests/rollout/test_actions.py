@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rollout_world import chat_tokenizer
 
-from air.errors import AirError
-from air.rollout import actions
-from air.rollout.actions import PARSERS, parse
-from air.types import Action
+from airloop.errors import AirError
+from airloop.rollout import actions
+from airloop.rollout.actions import PARSERS, parse
+from airloop.types import Action
 
 
 def command(text: str, **more: bool) -> Action:

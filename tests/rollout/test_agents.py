@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from rollout_world import ScriptedEngine, ToolEnv, chat_tokenizer
 
-from air.engine.base import ContextFull, Sampling
-from air.errors import AirError, InfraError
-from air.rollout.agents import PolicyAgent, UrlAgent
-from air.rollout.episode import run_episode
-from air.types import Message
+from airloop.engine.base import ContextFull, Sampling
+from airloop.errors import AirError, InfraError
+from airloop.rollout.agents import PolicyAgent, UrlAgent
+from airloop.rollout.episode import run_episode
+from airloop.types import Message
 
 HELLO = [Message(role="user", content="hello")]
 

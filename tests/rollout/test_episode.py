@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from rollout_world import STOP, Says, ScriptedEngine, StubEnv, ToolEnv, chat_tokenizer, command
 
-from air.engine.base import Sampling
-from air.errors import InfraError
-from air.rollout import episode as episode_module
-from air.rollout.agents import PolicyAgent
-from air.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
-from air.types import Observation, Score, Trajectory
+from airloop.engine.base import Sampling
+from airloop.errors import InfraError
+from airloop.rollout import episode as episode_module
+from airloop.rollout.agents import PolicyAgent
+from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
+from airloop.types import Observation, Score, Trajectory
 
 
 def play(env: StubEnv, agent: Any, **more: Any) -> Trajectory:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
 
-from air.engine.base import Sampling
-from air.errors import AirError, InfraError
-from air.rollout.sampler import Collected, RolloutSettings, Sampler
-from air.rollout.schedule import TaskSchedule, place_in_step
-from air.types import Score, Trajectory
+from airloop.engine.base import Sampling
+from airloop.errors import AirError, InfraError
+from airloop.rollout.sampler import Collected, RolloutSettings, Sampler
+from airloop.rollout.schedule import TaskSchedule, place_in_step
+from airloop.types import Score, Trajectory
 
 TOKENIZER = chat_tokenizer()
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
 
-from air.engine.base import Sampling
-from air.errors import InfraError
-from air.rollout.episode import EpisodeDefect
-from air.rollout.sampler import RolloutSettings, Sampler
-from air.rollout.schedule import TaskSchedule, episode_seed, place_in_step
-from air.types import Score, Trajectory
+from airloop.engine.base import Sampling
+from airloop.errors import InfraError
+from airloop.rollout.episode import EpisodeDefect
+from airloop.rollout.sampler import RolloutSettings, Sampler
+from airloop.rollout.schedule import TaskSchedule, episode_seed, place_in_step
+from airloop.types import Score, Trajectory
 
 TOKENIZER = chat_tokenizer()
 

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, StubSession, chat_tokenizer, command
 
-from air.engine.base import Sampling
-from air.models.chat import ONLY_TEXT, ChatTokenizer
-from air.prefix import common_prefix
-from air.rollout.agents import PolicyAgent
-from air.rollout.episode import EpisodeDefect, run_episode
-from air.rollout.transcript import Transcript, find_replies
-from air.trajectory_file import from_json, to_json
-from air.types import Branch, Message, Sampled, Task, Trajectory, Turn, shown_anew
+from airloop.engine.base import Sampling
+from airloop.models.chat import ONLY_TEXT, ChatTokenizer
+from airloop.prefix import common_prefix
+from airloop.rollout.agents import PolicyAgent
+from airloop.rollout.episode import EpisodeDefect, run_episode
+from airloop.rollout.transcript import Transcript, find_replies
+from airloop.trajectory_file import from_json, to_json
+from airloop.types import Branch, Message, Sampled, Task, Trajectory, Turn, shown_anew
 
 OPENING = [Message(role="system", content="Be good."), Message(role="user", content="2+2?")]
 NOTE = "(an old observation)"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from air.errors import AirError
-from air.trajectory_file import from_json, to_json
-from air.types import Action, Branch, Message, Observation, Sampled, Task, Times, Trajectory, Turn
+from airloop.errors import AirError
+from airloop.trajectory_file import from_json, to_json
+from airloop.types import Action, Branch, Message, Observation, Sampled, Task, Times, Trajectory, Turn
 
 FLOATS = st.floats(allow_nan=False)
 TEXT = st.text(max_size=8)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_world import STOP, TEMPLATES, chat_tokenizer
 
-from air.models.chat import ChatTokenizer
-from air.rollout.transcript import Transcript
-from air.types import Branch, Message, Sampled
+from airloop.models.chat import ChatTokenizer
+from airloop.rollout.transcript import Transcript
+from airloop.types import Branch, Message, Sampled
 
 tokenizer = functools.cache(chat_tokenizer)
 NAMES = [None, *TEMPLATES]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import engine as engines
 import pytest
 
-from air.errors import AirError
-from air.sandbox.backends import make_backend
-from air.sandbox.base import Backend, Image, World
+from airloop.errors import AirError
+from airloop.sandbox.backends import make_backend
+from airloop.sandbox.base import Backend, Image, World
 
 pytest.register_assert_rewrite("contract")
 Check = Callable[[World, "Playground"], Awaitable[None]]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from air.errors import InfraError
-from air.sandbox import processes
-from air.sandbox.base import HOME, WORKSPACE, Image, Limits, World, WorldLost
+from airloop.errors import InfraError
+from airloop.sandbox import processes
+from airloop.sandbox.base import HOME, WORKSPACE, Image, Limits, World, WorldLost
 
 PLAIN = Image()
 SMALL = Limits(memory_mb=256, processes=64, file_mb=8, disk_mb=32)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import httpx
 
-from air.errors import AirError
-from air.sandbox.docker_api import find_socket
+from airloop.errors import AirError
+from airloop.sandbox.docker_api import find_socket
 
 PROGRAMS = [
     *(

@@ -7,8 +7,8 @@ import signal
 from contract import *  # noqa: F403
 from contract import PLAIN, output
 
-from air.sandbox.base import World
-from air.sandbox.shell import INTERRUPT_S
+from airloop.sandbox.base import World
+from airloop.sandbox.shell import INTERRUPT_S
 
 
 def test_a_background_job_that_ignores_ctrl_c_runs_commands_that_do_not(backend) -> None:  # type: ignore[no-untyped-def]

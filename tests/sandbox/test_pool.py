@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from air.errors import InfraError
-from air.sandbox import cgroups, processes
-from air.sandbox.base import Backend, Image, Snapshot, World
-from air.sandbox.bubblewrap import Bubblewrap
-from air.sandbox.pool import Pool
+from airloop.errors import InfraError
+from airloop.sandbox import cgroups, processes
+from airloop.sandbox.base import Backend, Image, Snapshot, World
+from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.pool import Pool
 
 IMAGE = Image(files=(("a.txt", b"as it was\n", 0o644),), setup="greet() { echo hello; }")
 

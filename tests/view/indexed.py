@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from air.view.folder import Folder
-from air.view.index import Index
-from air.view.search import Filter, Lists
-from air.view.store import Store
+from airloop.view.folder import Folder
+from airloop.view.index import Index
+from airloop.view.search import Filter, Lists
+from airloop.view.store import Store
 
 
 def index_of(root: Path) -> tuple[Index, Lists]:

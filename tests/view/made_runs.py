@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from air.config import load_config, to_toml
-from air.trajectory_file import to_json
-from air.types import Action, Branch, Ending, Observation, Sampled, Task, Times, Trajectory, Turn
+from airloop.config import load_config, to_toml
+from airloop.trajectory_file import to_json
+from airloop.types import Action, Branch, Ending, Observation, Sampled, Task, Times, Trajectory, Turn
 
 CONFIG = """\
 max_steps = 4

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from indexed import close, everything, index_of
 from made_runs import WORDS, episode, mixed_runs, save, start_run
 
-from air.errors import AirError
-from air.view.hits import search_terms
-from air.view.search import SORTS, Filter, Lists, read_filter
+from airloop.errors import AirError
+from airloop.view.hits import search_terms
+from airloop.view.search import SORTS, Filter, Lists, read_filter
 
 # --- against looking through everything ----------------------------------------------------------------------
 

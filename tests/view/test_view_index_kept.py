@@ -16,10 +16,10 @@ from indexed import close, everything, index_of
 from made_runs import SCRIPT, alarm, episode, mixed_runs, record, save, start_run
 from tiny_runs import tiny_run
 
-from air.view.entry import read_entry
-from air.view.episode import load, load_head
-from air.view.index import Index
-from air.view.store import MAKE
+from airloop.view.entry import read_entry
+from airloop.view.episode import load, load_head
+from airloop.view.index import Index
+from airloop.view.store import MAKE
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from asking import ask, check_export, get, rows
 from made_runs import alarm, episode, record, save, start_run
 from tiny_runs import tiny_run
 
-from air.view.server import Options, Viewer, serving
+from airloop.view.server import Options, Viewer, serving
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -311,7 +311,7 @@ def test_an_evaluation(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_serves_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     start_run(tmp_path)
-    command = [sys.executable, "-m", "air.cli", "view", str(tmp_path), "--no-open", "--price-per-hour", "2"]
+    command = [sys.executable, "-m", "airloop.cli", "view", str(tmp_path), "--no-open", "--price-per-hour", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout

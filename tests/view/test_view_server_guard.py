@@ -11,7 +11,7 @@ import pytest
 from asking import ask, rows
 from made_runs import episode, save, start_run
 
-from air.view.server import Options, Viewer, serving
+from airloop.view.server import Options, Viewer, serving
 
 NAME = "exp1.0-arith-1115"
 

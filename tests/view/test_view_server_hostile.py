@@ -11,8 +11,8 @@ import pytest
 from asking import ask, check_export, get, rows
 from made_runs import HOSTILE, SCRIPT, episode, save, start_run
 
-from air.types import Action
-from air.view.server import Options, Viewer, serving
+from airloop.types import Action
+from airloop.view.server import Options, Viewer, serving
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from made_runs import episode, start_run
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from air.models.tiny import tiny_tokenizer
-from air.trajectory_file import to_json
-from air.types import Branch
-from air.view.episode import load
-from air.view.folder import Collection
-from air.view.records import why
-from air.view.token_view import token_view
-from air.view.vocabulary import Vocabularies, Vocabulary
+from airloop.models.tiny import tiny_tokenizer
+from airloop.trajectory_file import to_json
+from airloop.types import Branch
+from airloop.view.episode import load
+from airloop.view.folder import Collection
+from airloop.view.records import why
+from airloop.view.token_view import token_view
+from airloop.view.vocabulary import Vocabularies, Vocabulary
 
 
 def vocabulary() -> Vocabulary:

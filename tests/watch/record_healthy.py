@@ -19,8 +19,8 @@ from typing import Any
 from talk_env import Talk, talking
 from watched_runs import Witness, config, run_watched
 
-from air.assemble import Parts
-from air.warmstart import started, warmstart
+from airloop.assemble import Parts
+from airloop.warmstart import started, warmstart
 
 HERE = Path(__file__).parent / "healthy"
 KEPT = (

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from air.assemble import Parts
-from air.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
-from air.errors import InfraError
-from air.types import Action, Agent, Message, Observation, Score, Task
+from airloop.assemble import Parts
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
+from airloop.errors import InfraError
+from airloop.types import Action, Agent, Message, Observation, Score, Task
 
 
 @dataclass(frozen=True)

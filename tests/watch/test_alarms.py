@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watched_runs import Witness, config
 
-from air.run import Run
-from air.watch.alarms import Alarm, Alarms, Halted, Rule, Sign, rules
-from air.watch.sinks import Beside, Watchers
-from air.world import World
+from airloop.run import Run
+from airloop.watch.alarms import Alarm, Alarms, Halted, Rule, Sign, rules
+from airloop.watch.sinks import Beside, Watchers
+from airloop.world import World
 
 HEALTHY = sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))
 DOCS = Path(__file__).parents[2] / "docs" / "alarms.md"

@@ -13,8 +13,8 @@ import pytest
 from test_alarms import Books
 from watched_runs import Witness
 
-from air.watch.alarms import Alarm, Alarms, rules
-from air.world import World
+from airloop.watch.alarms import Alarm, Alarms, rules
+from airloop.world import World
 
 RUNS = {path.stem: path for path in sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))}
 Line = dict[str, Any]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from air.learn.advantages import TurnWeights, assign_advantages
-from air.rollout.sampler import Collected, Dropped
-from air.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
-from air.watch.ledger import COLUMNS, Ledger, Terms, account, one_line
+from airloop.learn.advantages import TurnWeights, assign_advantages
+from airloop.rollout.sampler import Collected, Dropped
+from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
+from airloop.watch.ledger import COLUMNS, Ledger, Terms, account, one_line
 
 SAY = Message(role="assistant", content="x")
 WEIGHTS = {"arith": TurnWeights({"won": 1.0, "step": 0.5}, {"step": "mean"})}

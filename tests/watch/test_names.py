@@ -10,15 +10,15 @@ from typing import get_args
 import pytest
 from logged_runs import logged_run
 
-from air.run import Run
-from air.types import Ending
-from air.watch import facts
-from air.watch.families import SHARES
-from air.watch.latency import PARTS
-from air.watch.ledger import COLUMNS
-from air.watch.measured import MEASURED
-from air.watch.names import OF_ITS_OWN, SECTIONS, all_names, describe, page
-from air.watch.sinks import flat_line
+from airloop.run import Run
+from airloop.types import Ending
+from airloop.watch import facts
+from airloop.watch.families import SHARES
+from airloop.watch.latency import PARTS
+from airloop.watch.ledger import COLUMNS
+from airloop.watch.measured import MEASURED
+from airloop.watch.names import OF_ITS_OWN, SECTIONS, all_names, describe, page
+from airloop.watch.sinks import flat_line
 
 ROOT = Path(__file__).resolve().parents[2]
 HEALTHY = Path(__file__).parent / "healthy"
@@ -63,7 +63,7 @@ def test_every_fixed_name_occurs_in_some_run() -> None:
 
 def test_every_measured_name_is_one_that_the_code_gives() -> None:
     own = {"names.py", "measured.py"}
-    code = "\n".join(p.read_text() for p in (ROOT / "air").rglob("*.py") if p.name not in own)
+    code = "\n".join(p.read_text() for p in (ROOT / "airloop").rglob("*.py") if p.name not in own)
     assert [name for name in MEASURED if not re.search(rf"[\"']{name}[\"']", code)] == []
     assert set(SHARES) <= MEASURED.keys()
 
@@ -97,7 +97,7 @@ def test_what_nobody_gives_is_not_explained() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert (ROOT / "docs/metrics.md").read_text() == page() + "\n", "python -m air.watch.names > docs/metrics.md"
+    assert (ROOT / "docs/metrics.md").read_text() == page() + "\n", "python -m airloop.watch.names > docs/metrics.md"
 
 
 def test_memory_is_what_the_kernel_says_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

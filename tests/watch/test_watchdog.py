@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.waits import Stall, Waits, Watchdog, last_lines, waiting
+from airloop.waits import Stall, Waits, Watchdog, last_lines, waiting
 
 
 def test_a_wait_past_its_deadline_is_told_once_and_again_when_it_is_twice_as_old() -> None:

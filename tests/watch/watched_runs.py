@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from air.assemble import Parts, assemble
-from air.config import Config, load_config
-from air.learn.checkpoints import checkpoints, load_checkpoint
-from air.loop import train
-from air.run import Run
-from air.warmstart import started, warmstart
-from air.watch.alarms import Alarm
-from air.watch.display import Display
+from airloop.assemble import Parts, assemble
+from airloop.config import Config, load_config
+from airloop.learn.checkpoints import checkpoints, load_checkpoint
+from airloop.loop import train
+from airloop.run import Run
+from airloop.warmstart import started, warmstart
+from airloop.watch.alarms import Alarm
+from airloop.watch.display import Display
 
 # After demonstrations that are right 35 % of the time: groups have signal, and replies end by themselves.
 FLAGS = {

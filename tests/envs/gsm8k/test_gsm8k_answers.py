@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.envs.gsm8k.answers import find_answer, has_form, is_correct
+from airloop.envs.gsm8k.answers import find_answer, has_form, is_correct
 
 RIGHT = [
     # the marker, with everything people write around a number

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.envs.gsm8k.calculator import CalculatorError, calculate
+from airloop.envs.gsm8k.calculator import CalculatorError, calculate
 
 
 @pytest.mark.parametrize(

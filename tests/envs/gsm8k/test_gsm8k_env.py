@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from air.envs.base import load_environment
-from air.envs.gsm8k import Gsm8kCalculatorEnv, Gsm8kEnv
-from air.envs.gsm8k.answers import read_number, same
-from air.envs.gsm8k.calculator import calculate
-from air.envs.gsm8k.env import CalculatorArgs, Gsm8kArgs
-from air.envs.gsm8k.problems import generated_rows
-from air.envs.rows import read_rows
-from air.errors import AirError
-from air.rollout.episode import run_episode
-from air.trajectory_file import from_json, to_json
-from air.types import Action, Message, Observation, Score, Task, Trajectory
+from airloop.envs.base import load_environment
+from airloop.envs.gsm8k import Gsm8kCalculatorEnv, Gsm8kEnv
+from airloop.envs.gsm8k.answers import read_number, same
+from airloop.envs.gsm8k.calculator import calculate
+from airloop.envs.gsm8k.env import CalculatorArgs, Gsm8kArgs
+from airloop.envs.gsm8k.problems import generated_rows
+from airloop.envs.rows import read_rows
+from airloop.errors import AirError
+from airloop.rollout.episode import run_episode
+from airloop.trajectory_file import from_json, to_json
+from airloop.types import Action, Message, Observation, Score, Task, Trajectory
 
 DATA = Path(os.environ.get("AIR_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")
 TRAIN, TEST = DATA / "gsm8k_train.jsonl.gz", DATA / "gsm8k_test_400.jsonl"

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from air.envs.mlgym.grading import Grade, Grader, Submission, collect
-from air.envs.mlgym.spec import TaskSpec, Yardstick
-from air.envs.mlgym.workspace import agent_image
-from air.sandbox.base import Image
-from air.sandbox.bubblewrap import Bubblewrap
+from airloop.envs.mlgym.grading import Grade, Grader, Submission, collect
+from airloop.envs.mlgym.spec import TaskSpec, Yardstick
+from airloop.envs.mlgym.workspace import agent_image
+from airloop.sandbox.base import Image
+from airloop.sandbox.bubblewrap import Bubblewrap
 
 
 class Lab:

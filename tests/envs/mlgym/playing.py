@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from air.envs.mlgym.args import MlgymArgs
-from air.envs.mlgym.env import MlgymEnv
-from air.rollout.episode import run_episode
-from air.types import Message, Task, Trajectory
+from airloop.envs.mlgym.args import MlgymArgs
+from airloop.envs.mlgym.env import MlgymEnv
+from airloop.rollout.episode import run_episode
+from airloop.types import Message, Task, Trajectory
 
 GAME = "prisonersDilemma"
 DEFECT = "cat << 'EOF' > strategy.py\ndef row_strategy(history):\n    return 1\nEOF"

@@ -11,15 +11,15 @@ from typing import TypeVar
 import pytest
 from fixture_checkout import write_checkout
 
-from air.envs.mlgym import baselines
-from air.envs.mlgym.baselines import Baselines, Measurement
-from air.envs.mlgym.checkout import load_task
-from air.envs.mlgym.grading import Grader
-from air.envs.mlgym.spec import TaskSpec
-from air.envs.mlgym.workspace import Worlds
-from air.errors import AirError
-from air.sandbox.bubblewrap import Bubblewrap
-from air.sandbox.pool import Pool
+from airloop.envs.mlgym import baselines
+from airloop.envs.mlgym.baselines import Baselines, Measurement
+from airloop.envs.mlgym.checkout import load_task
+from airloop.envs.mlgym.grading import Grader
+from airloop.envs.mlgym.spec import TaskSpec
+from airloop.envs.mlgym.workspace import Worlds
+from airloop.errors import AirError
+from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.pool import Pool
 
 T = TypeVar("T")
 HOUSES = "regressionKaggleHousePrice"

@@ -18,11 +18,11 @@ from fixture_checkout import write_checkout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.envs.mlgym import metrics
-from air.envs.mlgym.checkout import KEYS as TASK_KEYS
-from air.envs.mlgym.checkout import find_root, load_checkout, load_task
-from air.envs.mlgym.spec import TaskSpec
-from air.errors import AirError
+from airloop.envs.mlgym import metrics
+from airloop.envs.mlgym.checkout import KEYS as TASK_KEYS
+from airloop.envs.mlgym.checkout import find_root, load_checkout, load_task
+from airloop.envs.mlgym.spec import TaskSpec
+from airloop.errors import AirError
 
 KEYS = [
     "broken", "hubPictures", "letterModel", "oddMetric", "pointsModel", "prisonersDilemma",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.envs.mlgym import metrics
-from air.envs.mlgym.spec import Yardstick
-from air.errors import AirError
+from airloop.envs.mlgym import metrics
+from airloop.envs.mlgym.spec import Yardstick
+from airloop.errors import AirError
 
 
 @pytest.mark.parametrize(

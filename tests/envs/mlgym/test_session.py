@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from playing import DEFECT, GAME, observed, play, with_env
 
-from air.envs.base import load_environment
-from air.envs.mlgym import rewards
-from air.envs.mlgym.args import MlgymArgs
-from air.envs.mlgym.env import MlgymEnv
-from air.envs.mlgym.prompts import shorten
-from air.errors import AirError
-from air.types import Message
+from airloop.envs.base import load_environment
+from airloop.envs.mlgym import rewards
+from airloop.envs.mlgym.args import MlgymArgs
+from airloop.envs.mlgym.env import MlgymEnv
+from airloop.envs.mlgym.prompts import shorten
+from airloop.errors import AirError
+from airloop.types import Message
 
 
 def test_write_validate_submit() -> None:

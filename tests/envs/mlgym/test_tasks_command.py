@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fixture_checkout import write_checkout
 
-from air.lab import tasks
+from airloop.lab import tasks
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from air.envs.musique.args import MusiqueArgs
-from air.envs.musique.env import MusiqueEnv
-from air.envs.musique.tools import as_text
-from air.rollout.episode import run_episode
-from air.types import Message, Task, Trajectory
+from airloop.envs.musique.args import MusiqueArgs
+from airloop.envs.musique.env import MusiqueEnv
+from airloop.envs.musique.tools import as_text
+from airloop.rollout.episode import run_episode
+from airloop.types import Message, Task, Trajectory
 
 DATA = Path(os.environ.get("AIR_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")
 genuine = pytest.mark.skipif(

@@ -8,8 +8,8 @@ import time
 import pytest
 from musique_world import DEV, HOTPOT, TRAIN, genuine, make, mean, scripted
 
-from air.envs.musique.example import main
-from air.errors import AirError
+from airloop.envs.musique.example import main
+from airloop.errors import AirError
 
 SPLITS = ("train", "eval", "test")
 

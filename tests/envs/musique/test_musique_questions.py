@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from musique_world import DEV, HOTPOT, TRAIN, genuine, make
 
-from air.envs.musique.generated import generated_questions, generated_rows
-from air.envs.musique.library import home, load
-from air.envs.musique.questions import arrange, read_question
-from air.errors import AirError
+from airloop.envs.musique.generated import generated_questions, generated_rows
+from airloop.envs.musique.library import home, load
+from airloop.envs.musique.questions import arrange, read_question
+from airloop.errors import AirError
 
 HOTPOT_ROW: dict[str, Any] = {  # in HotpotQA's form; its words are made up
     "_id": "h1",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from air.envs.musique.scores import ANSWER, BALANCED, MIXTURE, Outcome, exact_match, f1, measure, normalise, overlap
+from airloop.envs.musique.scores import ANSWER, BALANCED, MIXTURE, Outcome, exact_match, f1, measure, normalise, overlap
 
 # Each rule of SQuAD's evaluation in the order it applies them: lower case, no punctuation, no articles, single
 # spaces. Punctuation is removed, not replaced, so "twenty-one" is one word; articles go only as whole words.

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from musique_world import call, make, observed, play
 
-from air.envs.base import load_environment
-from air.envs.musique.args import MusiqueArgs
-from air.envs.musique.env import MusiqueEnv
-from air.envs.musique.session import cut
-from air.envs.musique.tools import CALLS, schemas
-from air.errors import AirError
-from air.types import Action
+from airloop.envs.base import load_environment
+from airloop.envs.musique.args import MusiqueArgs
+from airloop.envs.musique.env import MusiqueEnv
+from airloop.envs.musique.session import cut
+from airloop.envs.musique.tools import CALLS, schemas
+from airloop.errors import AirError
+from airloop.types import Action
 
 
 def first(env: MusiqueEnv) -> Any:
@@ -154,8 +154,8 @@ def test_schemas_describe_what_is_accepted() -> None:
 
 
 def test_tools_reach_the_model_through_its_template_or_the_system_message() -> None:
-    from air.models.chat import CHATML, ChatTokenizer
-    from air.models.tiny import tiny_tokenizer
+    from airloop.models.chat import CHATML, ChatTokenizer
+    from airloop.models.tiny import tiny_tokenizer
 
     async def opening() -> Any:
         env = make()

@@ -8,12 +8,12 @@ import shutil
 import pytest
 from soup_samples import sample_env
 
-from air.envs.soup.rooms import PACKAGES, PRELOAD, Rooms, image
-from air.errors import InfraError
-from air.rollout.episode import run_episode
-from air.sandbox.backends import make_backend
-from air.sandbox.pool import Pool
-from air.types import Action, Trajectory
+from airloop.envs.soup.rooms import PACKAGES, PRELOAD, Rooms, image
+from airloop.errors import InfraError
+from airloop.rollout.episode import run_episode
+from airloop.sandbox.backends import make_backend
+from airloop.sandbox.pool import Pool
+from airloop.types import Action, Trajectory
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from air.config import load_config
-from air.envs.base import load_environment
-from air.envs.soup.args import SoupArgs
-from air.envs.soup.env import SoupEnv
-from air.envs.soup.generate import KINDS, SEEDS, generate
-from air.envs.soup.grading import named_reasons
-from air.errors import AirError
-from air.lab.breakdown import by_kind, kind_table
-from air.rollout.episode import run_episode
-from air.types import Task, Trajectory
+from airloop.config import load_config
+from airloop.envs.base import load_environment
+from airloop.envs.soup.args import SoupArgs
+from airloop.envs.soup.env import SoupEnv
+from airloop.envs.soup.generate import KINDS, SEEDS, generate
+from airloop.envs.soup.grading import named_reasons
+from airloop.errors import AirError
+from airloop.lab.breakdown import by_kind, kind_table
+from airloop.rollout.episode import run_episode
+from airloop.types import Task, Trajectory
 
 needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 LIMITS = {name for name in KINDS if generate(name, 0).limit is not None}

@@ -14,15 +14,15 @@ from bs4 import BeautifulSoup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from air.envs.soup import manifest
-from air.envs.soup.answers import array, in_words, integer, nullable, record, text
-from air.envs.soup.dice import Dice
-from air.envs.soup.furniture import BLOCKS, ONCE, Classes
-from air.envs.soup.generate import KINDS, SEEDS, bench, generate
-from air.envs.soup.pages import spoil
-from air.envs.soup.spec import LEVELS, MIN_EVIDENCE, START
-from air.envs.soup.styles import STYLES, Style
-from air.errors import AirError
+from airloop.envs.soup import manifest
+from airloop.envs.soup.answers import array, in_words, integer, nullable, record, text
+from airloop.envs.soup.dice import Dice
+from airloop.envs.soup.furniture import BLOCKS, ONCE, Classes
+from airloop.envs.soup.generate import KINDS, SEEDS, bench, generate
+from airloop.envs.soup.pages import spoil
+from airloop.envs.soup.spec import LEVELS, MIN_EVIDENCE, START
+from airloop.envs.soup.styles import STYLES, Style
+from airloop.errors import AirError
 
 MEDIANS = {"primer": 5_000, "easy": 5_000, "medium": 10_000, "hard": 30_000, "expert": 60_000}
 kinds = pytest.mark.parametrize("kind", list(KINDS))

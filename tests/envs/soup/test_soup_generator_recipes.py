@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from bs4 import BeautifulSoup
 
-from air.envs.soup.dice import Dice
-from air.envs.soup.generate import KINDS, generate
-from air.envs.soup.spec import START, SoupTask
+from airloop.envs.soup.dice import Dice
+from airloop.envs.soup.generate import KINDS, generate
+from airloop.envs.soup.spec import START, SoupTask
 
 LIMITS = ("script_rendered", "image_text", "canvas_drawing", "embedded_pdf")
 PANEL = [kind for kind, made in KINDS.items() if made.twin]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from air.envs.soup.rooms import PACKAGES, PRELOAD, image
-from air.sandbox import processes
-from air.sandbox.base import Result
-from air.sandbox.bubblewrap import Bubblewrap
+from airloop.envs.soup.rooms import PACKAGES, PRELOAD, image
+from airloop.sandbox import processes
+from airloop.sandbox.base import Result
+from airloop.sandbox.bubblewrap import Bubblewrap
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

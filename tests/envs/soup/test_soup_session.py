@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from soup_samples import SAMPLES, SampleEnv, reply, sample_env
 
-from air.envs.soup.agents import THEFTS
-from air.envs.soup.rooms import LOST
-from air.envs.soup.session import SoupSession
-from air.rollout.episode import run_episode
-from air.types import Action, Message, Trajectory
+from airloop.envs.soup.agents import THEFTS
+from airloop.envs.soup.rooms import LOST
+from airloop.envs.soup.session import SoupSession
+from airloop.rollout.episode import run_episode
+from airloop.types import Action, Message, Trajectory
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -196,7 +196,7 @@ def test_a_thief_finds_neither_the_generator_nor_the_answer() -> None:
     """The page's own text is what the agent may have; nothing else of the task is in its process."""
     said = asyncio.run(outputs("sales", *THEFTS))
     importing, modules, files, objects, frames, others, network = said
-    assert "ModuleNotFoundError: No module named 'air'" in importing
+    assert "ModuleNotFoundError: No module named 'airloop'" in importing
     assert modules == files == others == "[no output: print what you want to see]"
     assert "recipe" not in objects and "forbidden" not in objects
     for line in frames.splitlines():

@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from air.envs.base import load_environment
-from air.envs.mlgym.env import MlgymEnv
-from air.rollout.episode import run_episode
-from air.sandbox.base import Image, Limits, Result
-from air.sandbox.bubble_world import BubbleWorld
-from air.sandbox.bubblewrap import Bubblewrap
-from air.types import Message, Trajectory
+from airloop.envs.base import load_environment
+from airloop.envs.mlgym.env import MlgymEnv
+from airloop.rollout.episode import run_episode
+from airloop.sandbox.base import Image, Limits, Result
+from airloop.sandbox.bubble_world import BubbleWorld
+from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.types import Message, Trajectory
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from arena import IMAGE, LIMITS, Arena
 
-from air.sandbox import cgroups
-from air.sandbox.base import WorldLost
+from airloop.sandbox import cgroups
+from airloop.sandbox.base import WorldLost
 
 
 def free_memory() -> int:

@@ -10,8 +10,8 @@ import time
 import pytest
 from arena import Arena
 
-from air.errors import InfraError
-from air.sandbox.base import WorldLost
+from airloop.errors import InfraError
+from airloop.sandbox.base import WorldLost
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import time
 import pytest
 from arena import HONEST, Episodes, write
 
-from air.rollout.episode import run_episode
+from airloop.rollout.episode import run_episode
 
 DILEMMA = "prisonersDilemma"
 OPTIMUM = 2.5  # far above what can be had against this opponent

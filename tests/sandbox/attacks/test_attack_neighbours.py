@@ -11,9 +11,9 @@ import threading
 import pytest
 from arena import IMAGE, Arena
 
-from air.errors import InfraError
-from air.sandbox.base import WorldLost
-from air.sandbox.pool import Pool
+from airloop.errors import InfraError
+from airloop.sandbox.base import WorldLost
+from airloop.sandbox.pool import Pool
 
 ATTACKS = [
     "kill -9 -1",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from arena import SECRET, Arena
 
-import air
+import airloop
 
-REPOSITORY = Path(air.__file__).parents[1]
+REPOSITORY = Path(airloop.__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ REPOSITORY = Path(air.__file__).parents[1]
         "/etc/sudoers",
         "/etc/hostname",
         f"{REPOSITORY}/pyproject.toml",
-        f"{REPOSITORY}/air/sandbox/door.py",
+        f"{REPOSITORY}/airloop/sandbox/door.py",
         f"{REPOSITORY}/.git/config",
         f"{Path.home()}/.cache",
         f"{Path.home()}/.bashrc",

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 from arena import Arena
 
-from air.sandbox import processes
-from air.sandbox.base import WorldLost
-from air.sandbox.bubble_world import BubbleWorld
+from airloop.sandbox import processes
+from airloop.sandbox.base import WorldLost
+from airloop.sandbox.bubble_world import BubbleWorld
 
 MARK = "MARK=$(tr '\\0' '\\n' < /proc/1/environ | sed -n s/AIR_MARK=//p)"
 SLOW = pytest.mark.slow

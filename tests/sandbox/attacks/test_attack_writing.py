@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from arena import IMAGE, LIMITS, Arena
 
-from air.sandbox.base import Image
+from airloop.sandbox.base import Image
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root's worlds have root's number")
 
@@ -120,8 +120,8 @@ def test_the_interpreter_cannot_be_replaced_once_no_one_runs_it(arena: Arena) ->
 
 def replace_interpreter(arena: Arena, tmp_path: Path) -> None:
     """With a python of its own for agents, as args.python gives. An agent can end the door itself: see the doors."""
-    from air.sandbox.bubble_world import BubbleWorld
-    from air.sandbox.bubblewrap import Bubblewrap
+    from airloop.sandbox.bubble_world import BubbleWorld
+    from airloop.sandbox.bubblewrap import Bubblewrap
 
     subprocess.run([sys.executable, "-m", "venv", "--copies", "--without-pip", tmp_path / "venv"], check=True)
     victim = tmp_path / "venv" / "bin" / "python"

@@ -1,5 +1,0 @@
-"""The embedded engine: continuous batching on the trainer's own module, keys and values in pages."""
-
-from air.engine.embedded.engine import EmbeddedEngine
-
-__all__ = ["EmbeddedEngine"]

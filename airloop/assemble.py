@@ -1,0 +1,275 @@
+"""From a config to the parts of a run: model, policy, engine, learner, environments, sampler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airloop.config import Config
+from airloop.engine.base import Sampling
+from airloop.envs.base import Environment, load_environment
+from airloop.errors import AirError
+from airloop.rollout.sampler import RolloutSettings, Sampler, Save
+from airloop.rollout.schedule import Planned, TaskSchedule
+from airloop.world import World
+
+if TYPE_CHECKING:
+    from airloop.engine.embedded import EmbeddedEngine
+    from airloop.learn.learner import Learner, LearnerSettings
+    from airloop.models import Loaded
+    from airloop.plan import Plan
+    from airloop.policy import Policy
+
+Say = Callable[[str], None]
+# Longest that an environment may take to open one task when its prompt is measured.
+OPENING_S = 120
+
+
+@dataclass
+class Parts:
+    config: Config
+    loaded: Loaded
+    policy: Policy
+    engine: EmbeddedEngine
+    learner: Learner
+    envs: dict[str, Environment]
+    notes: list[str] = field(default_factory=list)
+    world: World = field(default_factory=World)
+
+    def sampler(self, save: Save, schedule: TaskSchedule | None = None) -> Sampler:
+        settings = rollout_settings(self.config, self.envs, self.loaded.tokenizer.stop_ids, self.world.size)
+        return Sampler(self.engine, self.loaded.tokenizer, self.envs, settings, save, schedule, self.world)
+
+    async def close(self) -> None:
+        await self.engine.close()
+        for env in self.envs.values():
+            await env.close()
+
+
+def assemble(config: Config, say: Say, world: World | None = None) -> Parts:
+    """Cheap refusals first: environments and their tasks, then the model's small files, then its weights.
+    On several ranks, each calls it and gets parts of its own."""
+    envs = load_environments(config)
+    for env in envs.values():
+        env.warm()
+    try:
+        return _assemble(config, envs, say, world or World())
+    except BaseException:
+        for env in envs.values():
+            env.abandon()
+        raise
+
+
+def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: World) -> Parts:
+    from airloop.engine.embedded import EmbeddedEngine
+    from airloop.learn.learner import Learner
+    from airloop.learn.parallel import shard
+
+    loaded = load_model(config, say)
+    policy = make_policy(config, loaded)
+    shards = shard(policy, world)  # before the engine looks at the weights
+    plan = _plan(config, policy, world.size)
+    engine = EmbeddedEngine(
+        policy,
+        context=config.context,
+        max_batch=config.inference.max_batch,
+        kv_tokens=plan.kv_tokens if plan else config.inference.kv_tokens,
+        page_size=config.inference.page_size,
+        lockstep=config.deterministic,
+        eager=bool(config.inference.model.enforce_eager),
+        lend=plan is not None and not plan.keep_kv,
+        # It lays weights out anew, for good; those that are gathered from shards move with every update.
+        own_forward=False if shards else None,
+    )
+    learner = Learner(policy, learner_settings(config), world, shards)
+    notes = [*config.warnings(), *loaded.notes]
+    if engine.slow_because:
+        notes.append(f"sampling runs through transformers' own layers, correct but slower: {engine.slow_because}")
+    if plan is not None and not plan.fits:
+        notes.append(
+            f"the memory plan has a peak of {plan.peak / 2**30:.1f} GiB where {plan.available / 2**30:.1f} GiB are "
+            "free: `air plan` on the same config says what to change"
+        )
+    if any(env.action_format == "tools" for env in envs.values()):
+        notes += loaded.tokenizer.tool_notes
+    return Parts(config, loaded, policy, engine, learner, envs, notes, world)
+
+
+def load_environments(config: Config) -> dict[str, Environment]:
+    envs: dict[str, Environment] = {}
+    for entry in config.orchestrator.env:
+        name = entry.name or entry.id
+        if name in envs:
+            raise AirError(
+                f"Two environments are called {name!r}.", f'give one of them another name: name = "{name}-2".'
+            )
+        envs[name] = load_environment(entry.id, entry.args)
+        workers = config.orchestrator.workers_per_env
+        if workers and "workers" not in entry.args:
+            if "workers" not in type(envs[name]).Args.model_fields:
+                raise AirError(
+                    f"orchestrator.workers_per_env = {workers}, but {entry.id!r} has no worker processes.",
+                    "delete the line; how many episodes run at once is orchestrator.max_concurrent.",
+                )
+            envs[name] = load_environment(entry.id, {**entry.args, "workers": workers})
+        envs[name].weigh(envs[name].reward_weights if entry.rewards is None else entry.rewards)
+    return envs
+
+
+def load_model(config: Config, say: Say) -> Loaded:
+    from airloop import models
+
+    dtype = "float32" if config.deterministic else config.model.dtype
+    device: str = config.model.device
+    if config.gpu is not None and device == "auto":
+        device = f"cuda:{config.gpu}"
+    loaded = models.load(
+        config.model.name, device=device, dtype=dtype, chat_template=config.model.chat_template, say=say
+    )
+    models.check_context(loaded.model.config, config.context, config.model.name)
+    return loaded
+
+
+def make_policy(config: Config, loaded: Loaded) -> Policy:
+    import torch
+
+    from airloop.learn.lora import attach_lora, load_lora, use_fp32_adapters
+    from airloop.models import check_head, logits_head
+    from airloop.policy import Policy
+
+    torch.manual_seed(config.seed)
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+    model, lora = loaded.model, config.trainer.model.lora
+    check_head(model)
+    peft = None
+    if config.trainer.model.train == "full":
+        if config.model.adapter:
+            raise AirError(
+                'model.adapter is given, but trainer.model.train = "full" trains no adapter.',
+                "merge it first (`air export RUN --merged --out DIR`) and set model.name = DIR.",
+            )
+        model.requires_grad_(True)
+    elif config.model.adapter:
+        peft = load_lora(model, Path(config.model.adapter))
+        check_adapter(peft, config)
+        use_fp32_adapters(model)
+    else:
+        peft = attach_lora(model, lora.rank, lora.alpha, lora.target_modules)
+        use_fp32_adapters(model)
+    if config.trainer.model.ac is not None:
+        checkpoint_activations(model, config.trainer.model.ac.freq)
+    return Policy(model, logits_head(model), peft, config.trainer.model.impl)
+
+
+def check_adapter(peft: Any, config: Config) -> None:
+    """The adapter that is started from decides its own shape; a config that says otherwise would be ignored."""
+    found, wanted = peft.peft_config["default"], config.trainer.model.lora
+    same = (found.r, found.lora_alpha, set(found.target_modules)) == (
+        wanted.rank,
+        wanted.alpha,
+        set(wanted.target_modules),
+    )
+    if not same:
+        raise AirError(
+            f"The adapter {config.model.adapter} has rank {found.r}, alpha {found.lora_alpha} and target_modules "
+            f"{sorted(found.target_modules)}; the config says rank {wanted.rank}, alpha {wanted.alpha:g} and "
+            f"{sorted(wanted.target_modules)}.",
+            f"[trainer.model.lora] rank = {found.r}, alpha = {found.lora_alpha}, "
+            f"target_modules = {sorted(found.target_modules)}",
+        )
+
+
+def checkpoint_activations(model: Any, freq: int) -> None:
+    """Recompute the activations of every freq-th block in the backward pass instead of keeping them."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for i, layer in enumerate(model.get_decoder().layers):
+        layer.gradient_checkpointing = i % freq == 0
+
+
+def learner_settings(config: Config) -> LearnerSettings:
+    from airloop.learn.learner import LearnerSettings
+    from airloop.learn.losses import LossSettings
+
+    optim, loss = config.trainer.optim, config.trainer.loss
+    given = {f.name: getattr(loss, f.name) for f in fields(LossSettings)}
+    return LearnerSettings(
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        max_norm=optim.max_norm,
+        betas=optim.betas,
+        warmup_steps=optim.warmup_steps,
+        loss=loss.type,
+        # None is a key that the loss does not have
+        loss_settings=LossSettings(**{name: value for name, value in given.items() if value is not None}),
+        passes=loss.passes,
+        temperature=config.orchestrator.sampling.temperature,
+        token_budget=config.trainer.token_budget,
+        offload=optim.offload,
+    )
+
+
+def rollout_settings(
+    config: Config, envs: dict[str, Environment], stop_ids: tuple[int, ...] = (), ranks: int = 1
+) -> RolloutSettings:
+    """Of one of `ranks` samplers: together they have as many episodes under way as the config allows."""
+    o = config.orchestrator
+    s = o.sampling
+    named = {(e.name or e.id): e.rewards for e in o.env if e.rewards is not None}
+    return RolloutSettings(
+        sampling=Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p, stop_ids=stop_ids),
+        rollouts_per_example=o.rollouts_per_example,
+        seed=config.seed,
+        max_concurrent=max(1, o.max_concurrent // ranks),
+        strategy=o.trajectory_strategy,
+        parser=config.inference.model.tool_call_parser,
+        deadline_s=o.episode_timeout_s,
+        retries=o.retries,
+        online_difficulty_filtering=o.buffer.online_difficulty_filtering,
+        oversampling_factor=o.oversampling_factor,
+        reward_weights=named,
+    )
+
+
+def held_out_tasks(envs: dict[str, Environment], split: str, count: int) -> list[Planned]:
+    """The first `count` tasks of a shuffle that no config can change: every evaluation meets the same rows."""
+    schedule = TaskSchedule(envs, split, seed=0)
+    return schedule.batch(0, min(count, len(schedule)))
+
+
+async def check_prompts(parts: Parts, tasks: list[Planned]) -> int:
+    """The longest first prompt of the tasks; refused if it leaves no room for a reply (A4)."""
+    longest, worst = 0, ""
+    tokenizer = parts.loaded.tokenizer
+    for name, task in tasks:
+        async with asyncio.timeout(OPENING_S), parts.envs[name].open(task, 0) as session:
+            opening = await session.begin()
+        text = tokenizer.render(list(opening.messages), list(opening.tools), True)
+        length = len(tokenizer.encode(text))
+        if length > longest:
+            longest, worst = length, task.id
+    room = parts.config.context - longest
+    wanted = parts.config.orchestrator.sampling.max_tokens
+    if room < wanted:
+        raise AirError(
+            f"The prompt of task {worst!r} has {longest} tokens: with max_tokens = {wanted} that is more than the "
+            f"context of {parts.config.context}.",
+            f"set orchestrator.seq_len (and trainer.model.seq_len) to at least {longest + wanted}"
+            + (f", or orchestrator.sampling.max_tokens to at most {room}." if room > 0 else "."),
+        )
+    return longest
+
+
+def _plan(config: Config, policy: Policy, ranks: int) -> Plan | None:
+    """On CUDA the memory is planned: how many keys and values there is room for, and whether they stay in training."""
+    import torch
+
+    from airloop.plan import plan, read_shape
+
+    if policy.device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(policy.device)
+    return plan(config, read_shape(policy.model), free + torch.cuda.memory_reserved(policy.device), ranks)

@@ -1,0 +1,304 @@
+"""The `air` command: parse, call, print. Everything heavy is imported inside the commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from airloop import interrupts
+from airloop.commands.common import Json, fail, print_json
+from airloop.commands.lab import lab
+from airloop.commands.log import log
+from airloop.commands.tasks import replay, tasks
+from airloop.commands.view import view
+from airloop.errors import AirError, Stopped
+
+app = typer.Typer(
+    name="air",
+    help="Train language-model agents by reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+# Commands that take a config pass everything they do not know to it: `@ a.toml --trainer.optim.lr 2e-5`.
+WITH_CONFIG = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doctor's probes and proofs.")]
+
+
+def main() -> None:
+    interrupts.heed()
+    try:
+        app(standalone_mode=False)
+    except AirError as error:
+        fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
+    except KeyboardInterrupt:
+        fail("stopped.", interrupts.exit_code())
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except (typer.Abort, SystemExit):
+        raise
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's own: a wrong option or argument
+            fail(f"{error.format_message()}\n  see `air --help`", 2)
+        raise
+
+
+def _config(context: typer.Context, help_text: str = "") -> Any:
+    from airloop.config import format_keys, load_config
+
+    if "--help" in context.args or "-h" in context.args:
+        print(help_text + "\n\n" + format_keys())
+        raise typer.Exit(0)
+    return load_config(context.args)
+
+
+TRAIN_HELP = """air train @ a.toml @ b.toml --key value …   (or: air train --resume RUN)
+
+Before the first step the doctor looks at the config, the model's small files and the tasks, then, with the model
+loaded, plays a few episodes and proves that training can work; its failures stop the run.
+
+  --resume RUN         go on with a run that was stopped or killed, or start a planned one, with its own config
+  --skip-proofs        leave out the doctor's episodes and proofs; the run records it
+  --json               print the result as JSON
+
+Keys:"""
+
+
+@app.command(context_settings=WITH_CONFIG)
+def train(
+    context: typer.Context,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a stopped run, or start a planned one.")] = None,
+    skip_proofs: SkipProofs = False,
+    as_json: Json = False,
+) -> None:
+    """Train: air train @ config.toml [--key value …] or air train --resume RUN."""
+    config = _config(context, TRAIN_HELP)
+    if resume is not None and context.args:
+        raise AirError(
+            f"--resume goes on with the run's own config; {' '.join(context.args)} would change it.",
+            "leave the other arguments out, or start a new run.",
+        )
+    from airloop.train import start
+    from airloop.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        finished = start(config, display, resume, skip_proofs)
+    if as_json:
+        evals = {m["name"]: m for m in finished.run.metrics("eval")}
+        print_json({"run": str(finished.run.path), "steps": len(finished.run.metrics("train")), "evaluations": evals})
+    else:
+        print(finished.text)
+
+
+@app.command(context_settings=WITH_CONFIG)
+def warmstart(context: typer.Context, as_json: Json = False) -> None:
+    """Supervised start from demonstrations: air warmstart @ config.toml."""
+    config = _config(context, "air warmstart @ a.toml --key value …\n\nKeys:")
+
+    from airloop.config import WarmstartConfig
+    from airloop.warmstart import warmstart as run
+    from airloop.watch.display import Display
+
+    if config.warmstart is None:
+        config = config.model_copy(update={"warmstart": WarmstartConfig()})
+    with Display(quiet=as_json) as display:
+        path = interrupts.run(run(config, display))
+    weights = next(p for p in (path / "adapter", path / "model") if p.is_dir())
+    if as_json:
+        print_json({"directory": str(path), "weights": str(weights)})
+    else:
+        print(f"{weights}\nuse it with --model.{'adapter' if weights.name == 'adapter' else 'name'} {weights}")
+
+
+EVAL_HELP = """air eval @ config.toml [--key value …] [options]
+
+Any agent on held-out tasks: the same tasks, seeds and sampling for all.
+
+  --agent WHO          model (the config's, default), run:DIR[@STEP|@best] (a run's policy, with the run's own
+                       config), scripted:oracle, or url:http://127.0.0.1:8000/v1
+  --split NAME         default: orchestrator.eval.test_split
+  --n N                tasks; default: orchestrator.eval.num_examples
+  --rollouts K         episodes per task; default: orchestrator.eval.rollouts_per_example
+  --temperature T      default: orchestrator.eval.temperature
+  --url-model NAME     the model at the URL; with --price-in and --price-out (per million tokens) its cost
+  --api-key-env NAME   the environment variable that holds the URL's key
+  --out DIR            default: the next free outputs/eval-AGENT-N; one that was stopped is continued
+  --json               print the result as JSON
+
+Keys:"""
+
+
+@app.command("eval", context_settings=WITH_CONFIG)
+def evaluate(
+    context: typer.Context,
+    agent: Annotated[str, typer.Option()] = "model",
+    split: Annotated[str | None, typer.Option()] = None,
+    n: Annotated[int | None, typer.Option("--n")] = None,
+    rollouts: Annotated[int | None, typer.Option()] = None,
+    temperature: Annotated[float | None, typer.Option()] = None,
+    url_model: Annotated[str | None, typer.Option()] = None,
+    price_in: Annotated[float | None, typer.Option()] = None,
+    price_out: Annotated[float | None, typer.Option()] = None,
+    api_key_env: Annotated[str | None, typer.Option()] = None,
+    out: Annotated[Path | None, typer.Option()] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a model, a run, a script or a URL on held-out tasks: air eval @ config.toml --agent …"""
+    if {"--help", "-h"} & {*context.args}:
+        _config(context, EVAL_HELP)
+    from airloop.lab.evaluate import EvalOptions, format_report
+    from airloop.lab.evaluate import evaluate as run
+    from airloop.lab.players import UrlOptions
+    from airloop.watch.display import Display
+
+    url = UrlOptions(url_model, price_in, price_out, api_key_env)
+    options = EvalOptions(agent, split, n, rollouts, temperature, out, url)
+    try:
+        with Display(quiet=as_json) as display:
+            report = run(context.args, options, display)
+    except KeyboardInterrupt:
+        fail("stopped.", interrupts.exit_code())
+    print_json(report) if as_json else print(format_report(report))
+
+
+DOCTOR_HELP = """air doctor @ config.toml [--key value …] [options]
+
+Says whether a run of this config can work and learn, and what to change if not. Exit code: 0 all passes, 1 there are
+warnings, 2 there are failures.
+
+  --only F1,C4         only checks that answer these lines of docs/failures.md, or have these names
+  --skip-proofs        only the fast checks: nothing is loaded, a few seconds
+  --gpu-memory SIZE    as in 80GiB: plan for the GPUs of another machine
+  --verbose            every check's name, time and evidence
+  --json               print the report as JSON
+
+Keys:"""
+
+
+@app.command("doctor", context_settings=WITH_CONFIG)
+def examine_config(
+    context: typer.Context,
+    only: Annotated[str, typer.Option()] = "",
+    skip_proofs: SkipProofs = False,
+    gpu_memory: Annotated[str | None, typer.Option()] = None,
+    verbose: Annotated[bool, typer.Option("--verbose")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say, before the first GPU hour, whether a run will learn, and why not: air doctor @ config.toml."""
+    if {"--help", "-h"} & {*context.args}:
+        _config(context, DOCTOR_HELP)
+    from airloop.doctor.report import as_json as report_json
+    from airloop.doctor.report import exit_code, format_report
+    from airloop.doctor.tokens import coloured
+    from airloop.doctor.visit import visit
+    from airloop.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        results = visit(context.args, display, [id for id in only.split(",") if id], skip_proofs, gpu_memory)
+    if as_json:
+        print_json(report_json(results))
+    else:
+        text = format_report(results, verbose)
+        print(coloured(text) if sys.stdout.isatty() else text)
+    sys.exit(exit_code(results))
+
+
+PLAN_HELP = """air plan @ config.toml [--key value …] [options]
+
+What a run takes of each GPU's memory, from the model's config.json alone; exits with 1 if it does not fit.
+
+  --gpu-memory SIZE    as in 80GiB; default: what the GPU of this machine has
+  --json               print the plan as JSON
+
+Keys:"""
+
+
+@app.command("plan", context_settings=WITH_CONFIG)
+def plan_memory(
+    context: typer.Context,
+    gpu_memory: Annotated[str | None, typer.Option()] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a run takes of the GPU's memory, and what to change if it does not fit: air plan @ config.toml."""
+    config = _config(context, PLAN_HELP)
+    from airloop.plan.gpu import gpu_memory as available
+    from airloop.plan.report import make_report
+    from airloop.plan.shape import find_shape
+    from airloop.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        display.phase("reading the model's shape")
+        size = available(gpu_memory, config.gpu)
+        shape = find_shape(config.model.name, context=config.context, say=display.say)
+    report = make_report(config, shape, size)
+    text = report.pop("text")
+    print_json(report) if as_json else print(text)
+    sys.exit(0 if report["fits"] else 1)
+
+
+@app.command()
+def compare(
+    evaluations: Annotated[
+        list[str], typer.Argument(help="Two directories of `air eval` or RUN:before, RUN:after, …; or a RUN.")
+    ],
+    common: Annotated[bool, typer.Option("--common", help="Compare only the rows that both have.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare two evaluations of the same rows, with paired 95 % intervals: air compare A B."""
+    from airloop.lab.compare import as_json as comparison_json
+    from airloop.lab.compare import compare_named, format_comparison
+
+    comparison = compare_named(evaluations, common)
+    print_json(comparison_json(comparison)) if as_json else print(format_comparison(comparison))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The run's directory.")],
+    out: Annotated[Path, typer.Option(help="Where to write; must be new or empty.")],
+    merged: Annotated[bool, typer.Option("--merged", help="A whole model instead of an adapter.")] = False,
+    step: Annotated[str, typer.Option(help="Which checkpoint: last, best, or a step's number.")] = "last",
+    dtype: Annotated[str | None, typer.Option(help="Of a whole model; by default the base model's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a run's weights for PEFT or transformers, and check them by loading them again."""
+    from airloop.export import export as write
+    from airloop.export import format_report
+    from airloop.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        report = write(run, out, merged=merged, which=step, dtype=dtype, say=display.say)
+    print_json(report) if as_json else print(format_report(report))
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the models on this machine."""
+    import dataclasses
+
+    from airloop.models import list_models
+
+    rows = list_models()
+    if as_json:
+        print_json([{**dataclasses.asdict(row), "path": row.path and str(row.path)} for row in rows])
+        return
+    print(f"{'model':46s} {'type':10s} {'size':>9s}  where")
+    for row in rows:
+        size = f"{row.size / 2**20:.0f} MiB" if row.size else ""
+        name = row.name + (" (default)" if row.default else "")
+        why_not = "" if row.trainable else f"; cannot be trained: {row.why_not}"
+        print(f"{name:46s} {row.type:10s} {size:>9s}  {row.where}{why_not}")
+
+
+app.command("view")(view)
+app.add_typer(log, name="log", help="The logbook: every run with its goal, what changed, what came of it.")
+app.add_typer(lab, name="lab", help="Hypotheses: paired runs on several seeds, and a verdict.")
+app.add_typer(tasks, name="tasks", help="List environments and their tasks, look at one, try one out.")
+app.command()(replay)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""`air lab`: hypotheses, their paired runs and their verdicts."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from airloop.commands.common import Json, print_json
+from airloop.errors import AirError
+
+if TYPE_CHECKING:
+    from airloop.lab.hypothesis_report import Report
+
+lab = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+File = Annotated[str, typer.Argument(help="A hypothesis' TOML, or the name of one that `air lab list` shows.")]
+
+
+@lab.command("list")
+def list_hypotheses(
+    directory: Annotated[
+        Path | None, typer.Argument(help="Where to look; by default those that come with air.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The hypotheses and sweeps of a directory."""
+    from airloop.lab.hypotheses import SHIPPED, format_list, read_hypothesis
+    from airloop.lab.hypotheses import as_json as hypothesis_json
+
+    place = directory or SHIPPED
+    files = sorted(place.glob("*.toml"))
+    if not files:
+        raise AirError(f"{place} has no hypothesis: no .toml is there.", "name a directory: air lab list DIR")
+    found, refused = [], []
+    for file in files:
+        try:
+            found.append(read_hypothesis(file))
+        except AirError as error:
+            refused.append(error)
+    print_json([hypothesis_json(one) for one in found]) if as_json else print(format_list(found))
+    for refusal in refused:  # one that is wrong hides none of the others
+        print(f"air: {refusal}", file=sys.stderr)
+    sys.exit(1 if refused else 0)
+
+
+@lab.command()
+def show(file: File, as_json: Json = False) -> None:
+    """A hypothesis: what is changed, what decides, what it may cost."""
+    from airloop.lab.hypotheses import as_json as hypothesis_json
+    from airloop.lab.hypotheses import find_hypothesis, format_hypothesis, read_hypothesis
+
+    found = read_hypothesis(find_hypothesis(file))
+    print_json(hypothesis_json(found)) if as_json else print(format_hypothesis(found))
+
+
+@lab.command()
+def run(
+    file: File,
+    seeds: Annotated[str | None, typer.Option(help="As in 0,1,2 or 0-4; by default the hypothesis' own.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: outputs/lab/NAME; one that was stopped goes on.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; more only where cores or GPUs abound.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """The paired runs of a hypothesis, then its verdict. Exits with 1 if a run failed or the budget ran out."""
+    from airloop.lab.hypotheses import find_hypothesis, read_hypothesis
+    from airloop.lab.hypothesis_runs import run_hypothesis
+    from airloop.watch.display import Display
+
+    found = read_hypothesis(find_hypothesis(file))
+    chosen = found.written.seeds if seeds is None else _seeds(seeds)
+    with Display(quiet=as_json) as display:
+        made = run_hypothesis(found, chosen, out or Path("outputs") / "lab" / found.name, jobs, display)
+    ended = _tell(made.path, as_json)
+    sys.exit(1 if ended.unfinished else 0)
+
+
+@lab.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="What `air lab run` made, or a directory of several.")],
+    as_json: Json = False,
+) -> None:
+    """Verdicts by the rules that were written before, with intervals and curves; draws report.png."""
+    from airloop.lab.hypothesis_report import as_json as report_json
+    from airloop.lab.hypothesis_report import find_labs, format_verdicts, make_report
+
+    found = find_labs(directory)
+    if not found:
+        raise AirError(f"{directory} holds no runs of a hypothesis.", "name what `air lab run` made.")
+    if found == [directory]:
+        _tell(directory, as_json)
+        return
+    reports = [make_report(path) for path in found]
+    print_json([report_json(one) for one in reports]) if as_json else print(format_verdicts(reports))
+
+
+def _tell(directory: Path, as_json: bool) -> Report:
+    from airloop.lab.hypothesis_plot import plot_report
+    from airloop.lab.hypothesis_report import as_json as report_json
+    from airloop.lab.hypothesis_report import format_report, make_report
+
+    made = make_report(directory)
+    picture = plot_report(made, directory / "report.png")
+    if as_json:
+        print_json({**report_json(made), "picture": str(picture)})
+    else:
+        print(f"{format_report(made)}\n\npicture: {picture}")
+    return made
+
+
+def _seeds(text: str) -> list[int]:
+    """0,1,2 or 0-4 or both."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise AirError(f"--seeds {text!r}: {part!r} is no seed.", "write --seeds 0,1,2 or --seeds 0-4")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if not found or len(set(found)) < len(found):
+        raise AirError(f"--seeds {text!r} names {'a seed twice' if found else 'no seed'}.", "write --seeds 0-4")
+    return found

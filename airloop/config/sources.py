@@ -1,0 +1,291 @@
+"""Where settings come from: TOML files, left to right, then flags; and each setting's file and line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_origin
+
+from airloop.config.keys import field_at, is_free, without_none
+from airloop.config.lines import key_lines
+from airloop.config.schema import DEFAULT_ENV, not_toml
+from airloop.errors import AirError
+
+KeyPath = tuple[str | int, ...]
+
+CHECKOUT = Path(__file__).resolve().parents[2]  # so that `@ configs/quickstart.toml` works from anywhere
+_PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
+# a path only if it starts with a dot
+_PATH_OR_NAME_KEYS = (("model", "name"), ("warmstart", "source"), ("logbook", "parent"))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a setting was written: a file and line, or a flag."""
+
+    file: str = ""
+    line: int = 0
+    flag: str = ""  # as it was written, with its value
+
+    @property
+    def place(self) -> str:
+        return self.flag or f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    problem: str
+    fix: str
+    keys: frozenset[str] = frozenset()  # what it is about or would set: no further complaints about these
+    id: str = "A11"  # of the failure catalogue: what cannot be used is refused, never ignored
+
+
+@dataclass
+class Settings:
+    tree: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+    foreign_flags: dict[str, str | None] = field(default_factory=dict)  # other tools' flags, for the aliases
+
+    def origin(self, path: KeyPath) -> Origin | None:
+        """Where the key was written, or failing that something in it, or the nearest table around it."""
+        for end in range(len(path), 0, -1):
+            near = path[:end]
+            if near in self.origins:
+                return self.origins[near]
+            for known, origin in self.origins.items():
+                if known[:end] == near:
+                    return origin
+        return None
+
+    def lay(self, above: dict[str, Any], lines: dict[KeyPath, Origin]) -> None:
+        self._merge(self.tree, above, ())
+        self.origins.update(lines)
+
+    def _merge(self, below: dict[str, Any], above: dict[str, Any], at: KeyPath) -> None:
+        for key, value in above.items():
+            if isinstance(value, dict) and isinstance(below.get(key), dict):
+                self._merge(below[key], value, (*at, key))
+            else:
+                below[key] = value
+                self.forget((*at, key))
+
+    def forget(self, path: KeyPath) -> None:
+        """A list or scalar is replaced as a whole, so what was inside it has no origin any more."""
+        for known in [known for known in self.origins if known[: len(path)] == path]:
+            del self.origins[known]
+
+
+def read_sources(argv: Sequence[str], foreign: Sequence[str]) -> Settings:
+    """Files and flags of a command line, merged. `foreign` names flags of other tools, set aside."""
+    settings = Settings()
+    files, flags = _split(list(argv), settings)
+    for file in files:
+        _read_file(file, settings)
+    for name, text in flags:
+        bare = name.replace("-", "_")
+        if bare in foreign:
+            settings.foreign_flags[bare] = text
+        else:
+            _apply_flag(name, text, settings)
+    return settings
+
+
+def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[str, str | None]]]:
+    files: list[str] = []
+    flags: list[tuple[str, str | None]] = []
+    while argv:
+        word = argv.pop(0)
+        if word.startswith("@"):
+            if word == "@" and not argv:
+                raise AirError("`@` is the last word, but it needs a file after it.", "write @ run.toml")
+            files.append(word[1:] or argv.pop(0))
+        elif word.startswith("--") and len(word) > 2:
+            name, equals, text = word[2:].partition("=")
+            if equals:
+                flags.append((name, text))
+            else:
+                takes = argv and not argv[0].startswith(("--", "@"))
+                flags.append((name, argv.pop(0) if takes else None))
+        else:
+            fix = f"write @ {word}" if word.endswith(".toml") else "write @ FILE.toml for a file, --KEY VALUE for a key"
+            settings.mistakes.append(Mistake(f"{word}: neither a file (@) nor a flag (--).", fix))
+    return files, flags
+
+
+def _read_file(name: str, settings: Settings) -> None:
+    path = _find(name)
+    try:
+        text = path.read_text(encoding="utf-8").removeprefix("\ufeff")
+        tree = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise AirError(f"{name}: byte {error.start} is not UTF-8, which TOML requires.", "save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise _syntax_error(name, text, str(error)) from None
+    _anchor(tree, [path.parent, Path.cwd()])
+    settings.lay(tree, {key: Origin(file=name, line=line) for key, line in key_lines(text).items()})
+
+
+def _find(name: str) -> Path:
+    tried = [Path.cwd() / Path(name).expanduser(), CHECKOUT / name]
+    for path in tried:
+        if path.is_file():
+            return path
+    if tried[0].is_dir():
+        raise AirError(f"{name} is a folder, not a TOML file.", f"name a file in it: @ {name.rstrip('/')}/….toml")
+    near = {other.stem: other for path in reversed(tried) for other in path.parent.glob("*.toml")}
+    close = difflib.get_close_matches(tried[0].stem, near, 1, 0.6)
+    looked = " and ".join(dict.fromkeys(map(str, tried)))
+    raise AirError(
+        f"There is no file {name}: looked for {looked}.",
+        f"did you mean @ {near[close[0]]}?" if close else "check the name after @",
+    )
+
+
+def _syntax_error(name: str, text: str, message: str) -> AirError:
+    match = re.search(r"\(at line (\d+), column (\d+)\)", message)
+    lines = text.splitlines()
+    line = int(match[1]) if match else max(1, len(lines))
+    what = re.sub(r" \(at .*\)$", "", message)
+    shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return AirError(
+        f"{name}:{line}: this is not valid TOML: {what}, in the line: {shown}",
+        'a line is `key = value` (text in "quotes", true and false in lower case), `[section]` or `# …`, each key once',
+    )
+
+
+def _anchor(tree: dict[str, Any], folders: list[Path]) -> None:
+    """Make paths absolute, so that nothing depends on where the resolved config is loaded from (A8)."""
+    for section, key in (*_PATH_KEYS, *_PATH_OR_NAME_KEYS):
+        table = tree.get(section)
+        value = table.get(key) if isinstance(table, dict) else None
+        if not isinstance(table, dict) or not isinstance(value, str) or not value:
+            continue
+        if (section, key) in _PATH_OR_NAME_KEYS and not value.startswith((".", "~")):
+            continue
+        found = (folder.absolute() / Path(value).expanduser() for folder in folders)
+        table[key] = next((str(path) for path in found if path.exists()), value)
+
+
+def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
+    path, negated = _flag_path(name, settings.tree)
+    flag = f"--{name}"
+    written = flag if text is None else f"{flag} {shlex.quote(text)}"
+    annotation = getattr(field_at(path), "annotation", None)
+    if text is None or negated:
+        if annotation is not None and without_none(annotation) is not bool:
+            problem = f"{flag} needs a value."
+            settings.mistakes.append(Mistake(problem, f"write {flag} VALUE", frozenset([".".join(map(str, path))])))
+            return
+        if text is not None:
+            settings.mistakes.append(Mistake(f"{written}: a --no- flag takes no value.", f"write {flag}"))
+            return
+    try:
+        value = not negated if text is None else parse_flag(text, annotation)
+        _put(settings.tree, path, value)
+    except LookupError as error:
+        settings.mistakes.append(Mistake(f"{written}: {error.args[0]}", error.args[1]))
+        return
+    settings.forget(path)
+    settings.origins[path] = Origin(flag=written)
+    _anchor(settings.tree, [Path.cwd()])
+
+
+def _flag_path(name: str, tree: dict[str, Any]) -> tuple[KeyPath, bool]:
+    """The key behind a flag, and whether a `no` in front of it (or of its last part) switches it off."""
+    parts = [int(part) if part.isdigit() else part.replace("-", "_") for part in name.split(".")]
+    path: KeyPath = tuple(parts)
+    if is_free(path):
+        return (*path[:-1], _spelled_as_in(tree, path)), False
+    if field_at(path) is not None:
+        return path, False
+    head, last = str(parts[0]), str(parts[-1])
+    candidates: list[KeyPath] = [
+        (head.removeprefix("no_"), *parts[1:]),
+        (*parts[:-1], last.removeprefix("no_")),
+    ]
+    for candidate in candidates:
+        if candidate != path and (is_free(candidate) or field_at(candidate) is not None):
+            return candidate, True
+    return path, False
+
+
+def _spelled_as_in(tree: dict[str, Any], path: KeyPath) -> str | int:
+    """Below free tables the file's own spelling counts: `max-turns` there is not made a second key."""
+    node: Any = tree
+    for part in path[:-1]:
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            return path[-1]
+    spellings = {str(key).replace("-", "_"): key for key in node} if isinstance(node, dict) else {}
+    return spellings.get(str(path[-1]), str(path[-1]))
+
+
+def _put(tree: dict[str, Any], path: KeyPath, value: Any) -> None:
+    node: Any = tree
+    for depth, part in enumerate(path):
+        here = ".".join(map(str, path[:depth]))
+        if isinstance(node, list):
+            if not isinstance(part, int) or part > len(node):
+                raise LookupError(f"{here} has {len(node)} elements, counted from 0.", f"write --{here}.0.…")
+            if part == len(node):
+                node.append({})
+        elif isinstance(part, int) or not isinstance(node, dict):
+            shape = "a list" if isinstance(part, int) else "a section"
+            raise LookupError(f"{here} is {node!r}, not {shape}.", f"write --{here} VALUE")
+        if depth == len(path) - 1:
+            node[part] = value
+        elif isinstance(node, dict) and part not in node:
+            # the first environment is there by default, so a flag may change it
+            default_env = path[: depth + 1] == ("orchestrator", "env")
+            is_index = isinstance(path[depth + 1], int)
+            node[part] = [{"id": DEFAULT_ENV}] if default_env and is_index else [] if is_index else {}
+        if depth < len(path) - 1:
+            node = node[part]
+
+
+def parse_flag(text: str, annotation: Any = None) -> Any:
+    """A flag's text as a value of the key's type; text that does not fit stays, for the schema to refuse."""
+    kind = without_none(annotation)
+    if kind is not annotation and text.lower() in ("none", "null"):
+        return None
+    if kind is str or get_origin(kind) is Literal:
+        return text
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind in (int, float):
+        return _number(text, kind)
+    return _guess(text)
+
+
+def _number(text: str, kind: type) -> int | float | str:
+    try:
+        number = float(text)
+        if kind is float:
+            return number
+        return int(text) if text.lstrip("+-").isdigit() else int(number) if number.is_integer() else text
+    except (ValueError, OverflowError):
+        return text
+
+
+def _guess(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+        if list(parsed) == ["value"]:
+            return parsed["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return text
+    if not_toml(parsed) is not None:
+        raise LookupError("there is no null in TOML, so it could not be saved with the run.", "leave it out")
+    return parsed

@@ -1,0 +1,93 @@
+"""What a check is, what it finds, and which there are."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from airloop.plugins import plugins
+
+if TYPE_CHECKING:
+    from airloop.doctor.case import Case
+
+Verdict = Literal["pass", "warn", "fail"]
+# fast: no model is loaded. probe: a few rollouts with the real model. proof: forward and backward passes.
+Stage = Literal["fast", "probe", "proof"]
+STAGES: tuple[Stage, ...] = ("fast", "probe", "proof")
+FAMILIES = {
+    "A": "configuration",
+    "B": "model and tokenizer",
+    "C": "memory and devices",
+    "D": "environment, tools, sandbox",
+    "E": "reward and learning signal",
+    "F": "tokens, masks, optimiser",
+    "G": "running",
+}
+# Files of this package with checks, by family; read when the doctor is asked, not before.
+FILES = ("config", "models", "memory", "environment", "replies", "signal", "tokens", "proofs", "running")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's answer. Unless it passes, it has all three parts: what was seen (with numbers), why that is a
+    failure, and what to change, as a sentence; `lines` are the config keys that change, with their new values."""
+
+    verdict: Verdict
+    seen: str
+    why: str = ""
+    fix: str = ""
+    lines: Mapping[str, Any] = field(default_factory=dict)
+    ids: tuple[str, ...] = ()  # of this finding, where a check answers several; by default all of the check's
+    detail: str = ""  # further evidence, shown in full with --verbose and in the JSON: tokens with their mask, say
+
+    def __post_init__(self) -> None:
+        if self.verdict != "pass" and not (self.seen and self.why and self.fix):
+            raise ValueError("a finding that is no pass says what was seen, why, and what to change")
+
+
+def passed(seen: str, detail: str = "") -> Finding:
+    return Finding("pass", seen, detail=detail)
+
+
+Answer = Finding | Iterable[Finding]
+
+
+@dataclass(frozen=True)
+class Check:
+    """`ids` are lines of the failure catalogue, or other names for what no line covers."""
+
+    name: str
+    ids: tuple[str, ...]
+    stage: Stage
+    title: str  # what is right when it passes, in a few words
+    run: Callable[[Case], Answer]
+
+    @property
+    def family(self) -> str:
+        return FAMILIES.get(self.ids[0][0], "other")
+
+
+_CHECKS: dict[str, Check] = {}
+
+
+def check(*ids: str, stage: Stage, title: str) -> Callable[[Callable[[Case], Answer]], Callable[[Case], Answer]]:
+    """Registers the function under its own name."""
+
+    def register(function: Callable[[Case], Answer]) -> Callable[[Case], Answer]:
+        _CHECKS[function.__name__] = Check(function.__name__, ids, stage, title, function)
+        return function
+
+    return register
+
+
+def checks(only: Sequence[str] = ()) -> list[Check]:
+    """All checks, or those that answer one of the ids (or have one of the names) in `only`; by stage, then family."""
+    for name in FILES:
+        importlib.import_module(f"airloop.doctor.{name}")
+    for point in plugins("checks").values():
+        point.load()
+    wanted = {name.upper() for name in only}
+    found = [c for c in _CHECKS.values() if not wanted or wanted & {c.name.upper(), *(i.upper() for i in c.ids)}]
+    return sorted(found, key=lambda c: (STAGES.index(c.stage), c.ids[0][0], c.ids))

@@ -1,0 +1,179 @@
+"""Where proofs are made: what is changed there is undone exactly, and what is served is asked as a run would."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from airloop.engine.base import Generation, Sampling
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import Row
+from airloop.learn.checkpoints import random_states, set_random_states
+from airloop.learn.optimiser import assign
+from airloop.prefix import common_prefix
+
+if TYPE_CHECKING:
+    from airloop.assemble import Parts
+    from airloop.doctor.case import Case
+    from airloop.learn.learner import Report
+
+# Largest mean gap between the engine's and the trainer's log-probs of the same tokens. In float32 both sides differ by
+# 4e-6; 1e-3 leaves room for TF32 products. bfloat16 keeps 8 bits: 0.01 to 0.05 was measured, single tokens up to 0.3.
+# A wrong mask or a missing adapter gives 0.5 and more.
+GAP = {torch.float32: 1e-3, torch.bfloat16: 0.15}
+# Smallest change of a log-prob that counts as one. The same tokens in the same shapes give the same bits, so what is
+# not seen changes nothing at all; what is seen changed log-probs by 1e-2 and more in every model that was tried.
+CHANGE = 1e-4
+# A confident policy gives its tokens log-probs of nearly zero, which nothing moves. At this temperature, on both sides,
+# they have room: after a supervised start a changed prompt moved them by 1e-4 at 1, and by tenths at 3.
+HOT = 3.0
+# A reply of a proof: a few tokens show what a hundred would.
+REPLY_TOKENS = 8
+PROMPTS = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the engine sampled after a prompt."""
+
+    prompt: tuple[int, ...]
+    generation: Generation
+
+    def row(self, number: int, advantage: float = 1.0, weight: float = 1.0) -> Row:
+        tokens, n = self.generation.token_ids, len(self.prompt)
+        return Row(
+            f"proof-{number}#0",
+            self.prompt + tokens,
+            (False,) * n + (True,) * len(tokens),
+            (0.0,) * n + self.generation.logprobs,
+            advantage,
+            weight,
+        )
+
+
+def serve(case: Case, prompts: Sequence[Sequence[int]], tokens: int = REPLY_TOKENS, seed: int = 0) -> list[Answer]:
+    """A reply to each prompt at the learner's temperature, one after the other and without cached prefixes, so that
+    equal prompts are computed alike to the last bit. The weights are published first, as after an update."""
+    parts = case.parts
+    heat = parts.learner.settings.temperature
+
+    async def ask() -> list[Answer]:
+        answers = []
+        for number, prompt in enumerate(prompts):
+            await parts.engine.publish(parts.policy.version)
+            sampling = Sampling(tokens, heat, seed=seed + number)
+            answers.append(Answer(tuple(prompt), await parts.engine.generate(prompt, sampling, order=f"{number:03d}")))
+        await parts.engine.publish(parts.policy.version)
+        return answers
+
+    return case.wait(ask())
+
+
+def change(before: Answer, after: Answer) -> float:
+    """The largest change of a served log-prob, up to the first token that became another one. Drawn with the same
+    random numbers, it became so because its distribution changed: that counts, however alike the two log-probs."""
+    old, new = before.generation, after.generation
+    same = common_prefix(old.token_ids, new.token_ids)
+    moved = [abs(a - b) for a, b in zip(old.logprobs[: same + 1], new.logprobs[: same + 1], strict=False)]
+    return max(*moved, 2 * CHANGE) if same < len(old.token_ids) else max(moved)
+
+
+def gap(rows: Sequence[Row], trainer: dict[str, list[float]]) -> float:
+    """The mean distance of the trainer's log-probs from those that the rows were sampled with."""
+    sampler = [lp for row in rows for lp, train in zip(row.logprobs, row.train, strict=True) if train]
+    own = [lp for row in rows for lp in trainer[row.key]]
+    return statistics.fmean(abs(a - b) for a, b in zip(own, sampler, strict=True))
+
+
+def largest_gap(parts: Parts) -> float:
+    return GAP.get(parts.policy.dtype, GAP[torch.bfloat16])
+
+
+def first_prompts(case: Case, count: int = PROMPTS) -> list[tuple[int, ...]]:
+    """Prompts of the probe's episodes, of as many tasks as there are."""
+    rows = [branch for t in case.probe.trajectories for branch in t.branches[:1]] or case.probe.rows
+    return list(dict.fromkeys(row.tokens[: row.train.index(True)] for row in rows))[:count]
+
+
+def update(case: Case, rows: Sequence[Row]) -> Report:
+    """As in the loop: the key/value memory is given back meanwhile, and the result is published."""
+    parts = case.parts
+    batch = Batch(tuple(rows), {row.key: row.advantage for row in rows}, len(rows))
+
+    async def work() -> Report:
+        async with parts.engine.aside():
+            report = parts.learner.update(batch)
+        await parts.engine.publish(parts.policy.version)
+        return report
+
+    return case.wait(work())
+
+
+def learner_state(parts: Parts) -> dict[str, Any]:
+    """All that an update changes, copied to the CPU's memory."""
+    optimiser = parts.learner.optimiser
+    return {
+        "weights": [_copy(w) for w in optimiser.weights],
+        "masters": [None if m is w else _copy(m) for m, w in zip(optimiser.masters, optimiser.weights, strict=True)],
+        "optimiser": _copy(optimiser.adam.state_dict()),
+        "updates": parts.learner.updates,
+        "version": parts.policy.version,
+        "random": random_states(),
+    }
+
+
+@contextlib.contextmanager
+def undone(case: Case) -> Iterator[None]:
+    """What is done to the policy and its learner inside is as if it had never been: weights, optimiser, settings,
+    version, random states and what the engine has derived from them."""
+    parts = case.parts
+    before, settings = learner_state(parts), parts.learner.settings
+    served = parts.engine.version
+    try:
+        yield
+    finally:
+        parts.learner.settings = settings
+        put_back(parts, before)
+        case.wait(parts.engine.publish(served))
+
+
+@contextlib.contextmanager
+def heated(parts: Parts) -> Iterator[None]:
+    """Log-probs of the trainer, and those of `serve`, are at the temperature HOT."""
+    settings = parts.learner.settings
+    parts.learner.settings = replace(settings, temperature=HOT)
+    try:
+        yield
+    finally:
+        parts.learner.settings = settings
+
+
+def put_back(parts: Parts, state: dict[str, Any]) -> None:
+    learner, optimiser = parts.learner, parts.learner.optimiser
+    assign(optimiser.weights, state["weights"])
+    for master, saved in zip(optimiser.masters, state["masters"], strict=True):
+        if saved is not None:
+            master.data.copy_(saved)
+    optimiser.adam.load_state_dict(state["optimiser"])
+    if learner.shards:
+        learner.shards.gather()
+    learner.updates = state["updates"]
+    parts.policy.version = state["version"]
+    set_random_states(state["random"])
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return copy.copy(value)

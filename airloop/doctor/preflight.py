@@ -1,0 +1,132 @@
+"""The doctor at the beginning of a run: what `air train` asks it before it spends anything.
+
+Fast checks come before there is a run directory: what they refuse leaves nothing behind. Probes and proofs need the
+loaded model; they come when it is loaded, and what they say is kept in the run (doctor.json, and `proofs` in
+status.json). Failures stop the run, warnings are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airloop.config import Config, to_toml
+from airloop.doctor.case import Case
+from airloop.doctor.examine import examine
+from airloop.doctor.report import as_json, exit_code, refusal, summary, warnings
+from airloop.errors import AirError
+from airloop.files import write_json
+from airloop.run import Run
+from airloop.watch.base import Watcher
+
+if TYPE_CHECKING:
+    from airloop.assemble import Parts
+
+SKIPPED = "skipped (--skip-proofs)"
+# Loading a large model, then probes and proofs: minutes. After this it hangs.
+APART_S = 1800.0
+LAST_LINES = 12
+# What this check warns of is also said by every run, with the notes on its parts.
+SAID_ELSEWHERE = ("settings_are_usual",)
+
+
+def look(config: Config, watcher: Watcher) -> None:
+    """The fast checks; AirError with what stops the run."""
+    watcher.phase("checking the config, the model's small files and the tasks")
+    with Case(config) as case:
+        report = as_json(examine(case, ("fast",)))
+    _judge(report, watcher)
+
+
+async def prove(parts: Parts, run: Run, watcher: Watcher) -> None:
+    """Probes and proofs with a run's own parts, which are afterwards as they were before."""
+    watcher.phase("probing and proving, before the first step")
+    case = Case(parts.config, watcher.say, parts=parts, loop=asyncio.get_running_loop())
+    # In a thread: checks wait for episodes, which are played in this event loop.
+    work = asyncio.to_thread(
+        examine, case, ("probe", "proof"), watch=lambda check: watcher.phase(f"checking that {check.title}")
+    )
+    try:
+        results = await work
+    except asyncio.CancelledError:
+        case.stop()  # Ctrl-C: what the checks wait for is cancelled with this loop's other tasks
+        raise
+    watcher.say(f"doctor: {summary(results)}")
+    _keep(run, as_json(results), "passed" if exit_code(results) < 2 else "failed", watcher)
+
+
+def prove_apart(run: Run, watcher: Watcher) -> None:
+    """The same for a run of several processes, in one process that ends before they start. Replicas are alike, so one
+    speaks for all; weights in shards cannot be looked at by one."""
+    config = run.config
+    if config.trainer.model.train == "full":
+        why = f"not run: the weights are in shards on {config.ranks} processes"
+        run.note(proofs=why)
+        watcher.say(f"doctor: probes and proofs were {why}; `air doctor` with one GPU and a smaller model runs them")
+        return
+    watcher.phase("probing and proving in one process, before the others start")
+    report = _examined_apart(_for_one(config), run)
+    # The fast checks of one process say nothing new.
+    report["checks"] = [check for check in report["checks"] if check["stage"] != "fast"]
+    _keep(run, report, "failed" if _fails(report) else "passed", watcher)
+
+
+def wanted(run: Run) -> bool:
+    """Once for a run: a resumed one has been through it, or its owner has decided against it."""
+    return run.status().get("proofs", "failed") == "failed"
+
+
+def skip(run: Run, watcher: Watcher) -> None:
+    run.note(proofs=SKIPPED)
+    watcher.say("doctor: probes and proofs are skipped, and the run says so")
+
+
+def _for_one(config: Config) -> Config:
+    trainer = config.trainer.model_copy(update={"processes": None})
+    ids = [config.gpu] if config.gpu is not None else None
+    return config.model_copy(update={"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer})
+
+
+def _examined_apart(config: Config, run: Run) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="air-doctor-") as folder:
+        file = Path(folder) / "config.toml"
+        file.write_text(to_toml(config), encoding="utf-8")
+        command = [sys.executable, "-m", "airloop.cli", "doctor", "@", str(file), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=APART_S, check=False)
+    run.log(done.stderr)
+    try:
+        report: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:])
+        raise AirError(
+            f"The doctor ended with exit code {done.returncode} and no report:\n{last}",
+            "mend what it names, or start without it: --skip-proofs is recorded in the run.",
+        ) from None
+    return report
+
+
+def _keep(run: Run, report: Mapping[str, Any], proofs: str, watcher: Watcher) -> None:
+    write_json(run.path / "doctor.json", report)
+    run.note(proofs=proofs)
+    try:
+        _judge(report, watcher)
+    except AirError as error:
+        anyway = f"to train anyway: `air train --resume {run.path} --skip-proofs`, which the run records."
+        raise AirError(error.problem, f"{error.fix}\n  {anyway}" if error.fix else anyway) from None
+
+
+def _fails(report: Mapping[str, Any]) -> bool:
+    return any(check["verdict"] == "fail" for check in report["checks"])
+
+
+def _judge(report: Mapping[str, Any], watcher: Watcher) -> None:
+    if (error := refusal(report)) is not None:
+        raise error
+    for text in warnings(report, leave_out=SAID_ELSEWHERE):
+        watcher.say(f"warning: {text}")

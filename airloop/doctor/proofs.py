@@ -1,0 +1,319 @@
+"""Does an update change what is served, the right way, and does a checkpoint hold it? Each proof is undone exactly."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airloop.doctor.base import Finding, check, passed
+
+if TYPE_CHECKING:
+    from airloop.assemble import Parts
+    from airloop.doctor.case import Case
+    from airloop.doctor.ground import Answer
+    from airloop.learn.batches import Row
+
+# Of an adapter's second matrix, which is zero at first, and of any other weight relative to its own spread: enough to
+# change log-probs by about one, far more than rounding does, little enough that they stay finite.
+PERTURBATION, RELATIVE_PERTURBATION = 0.1, 0.1
+# Summed over all steps of a run that push the same way, log-probs of the chosen tokens must move by this much: 0.1 is
+# 10 % more likely, and no evaluation shows less.
+VISIBLE = 0.1
+# An update too small to tell from rounding is made again at these multiples of lr, until it shows: whether the
+# machinery works is one question, whether lr is too small another.
+LARGER = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
+# Adam's first step changes every number that has a gradient. Where fewer than half of them change, the others were
+# rounded back to what they were.
+FOLLOWS = 0.5
+# The toy: 32 replies of two tokens, so that a reply's reward says something about each of its tokens. Of 64 tokens the
+# share that is even has a noise of 0.06; a rise of 0.15 over three updates' mean is twice that of the difference.
+TOY_UPDATES, TOY_GROUP, TOY_TOKENS, TOY_PROMPT = 20, 32, 2, 8
+TOY_RISE, TOY_WINDOW = 0.15, 3
+# The config's lr is proved elsewhere; the toy finds its own, from one that hurts no model: three times as much while an
+# update changes its tokens' log-probs by less than the first of these, a third when by more than the second.
+TOY_LR, TOY_LR_FACTOR, TOY_PACE = {"lora": 2e-3, "full": 1e-5}, 3.0, (0.1, 1.0)
+
+
+@check("F2", stage="proof", title="the engine serves the trained weights")
+def adapter_arrives(case: Case) -> Finding:
+    from airloop.doctor.ground import CHANGE, change, first_prompts, gap, heated, largest_gap, serve, undone
+
+    parts, prompts = case.parts, first_prompts(case)
+    with undone(case), heated(parts):
+        before = serve(case, prompts)
+        _perturb(parts)
+        after = serve(case, prompts)
+        rows = [answer.row(i) for i, answer in enumerate(after)]
+        apart = gap(rows, parts.learner.logprobs(rows))
+        # What the trainer thinks of the replies that were sampled before: whether there was anything to serve.
+        old = [answer.row(i) for i, answer in enumerate(before)]
+        own = gap(old, parts.learner.logprobs(old))
+    moved = max(change(a, b) for a, b in zip(before, after, strict=True))
+    most = largest_gap(parts)
+    seen = f"weights perturbed: served log-probs moved by up to {moved:.2g}, the trainer's by {own:.2g} in the mean"
+    if moved >= CHANGE and apart <= most:
+        return passed(f"{seen}; both sides agree to {apart:.2g}")
+    if moved < CHANGE:
+        why = "the engine goes on serving the old weights: every rollout would come from the model of step 0"
+    else:
+        why = f"engine and trainer disagree by {apart:.2g} (at most {most:g}) after it: they have different weights"
+    return Finding(
+        "fail",
+        f"{seen}; afterwards both sides are {apart:.2g} apart",
+        why,
+        "publish() must bring the trained weights to whatever the engine computes with: see refresh() of its runner, "
+        "and that engine and learner have the same policy.",
+    )
+
+
+def _perturb(parts: Parts) -> None:
+    import torch
+
+    learner = parts.learner
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, weight in zip(learner.optimiser.names, learner.optimiser.weights, strict=True):
+            if "lora_A" in name:
+                continue
+            size = PERTURBATION if "lora_B" in name else RELATIVE_PERTURBATION * float(weight.float().std())
+            weight.add_(torch.randn_like(weight), alpha=size)
+    if learner.shards:
+        learner.shards.gather()
+
+
+@dataclass(frozen=True)
+class Push:
+    """What one update with advantage +1 on a few replies did."""
+
+    trainer: float  # mean change of the replies' log-probs
+    apart: float  # mean gap between the two sides, on what the engine samples after it
+    grad_norm: float
+    followed: float  # share of the numbers that changed, in the middle one of the tensors that have a gradient
+    trained: int  # tokens that the update counted
+    sampled: int
+
+
+@check("F5", "A10", stage="proof", title="an update moves log-probs, the right way")
+def update_moves(case: Case) -> Finding:
+    from airloop.doctor.ground import largest_gap
+
+    config, noise = case.parts.config, largest_gap(case.parts) / 10
+    for scale in LARGER:
+        push = _push(case, scale)
+        if (broken := _stuck(push, scale * config.trainer.optim.lr)) is not None:
+            return broken
+        if abs(push.trainer) >= noise:
+            break
+    most = largest_gap(case.parts)
+    seen = (
+        f"one update at lr = {scale * config.trainer.optim.lr:g} with advantage +1: log-probs of the {push.sampled} "
+        f"chosen tokens {push.trainer:+.3g} in the trainer; the engine agrees to {push.apart:.2g}"
+    )
+    if push.trainer < noise or push.apart > most:
+        return Finding(
+            "fail",
+            seen,
+            "tokens with a positive advantage must become more likely: the sign of the loss or of the advantage is "
+            "wrong, or the update does not reach what computes log-probs"
+            if push.trainer < noise
+            else f"more than {most:g} apart: the update does not reach the engine",
+            "report it with this line; training would not learn, or unlearn.",
+            ids=("F5",),
+        )
+    total = push.trainer / scale * config.max_steps
+    if total < VISIBLE and config.max_steps:
+        lr = float(f"{config.trainer.optim.lr * VISIBLE / max(total, 1e-12) * 10:.0e}")
+        return Finding(
+            "warn",
+            seen,
+            f"if all {config.max_steps} steps pushed the same way, log-probs would move by {total:.2g} in the whole "
+            f"run; below {VISIBLE:g} nobody sees a difference",
+            "a larger learning rate.",
+            {"trainer.optim.lr": lr},
+            ids=("A10",),
+        )
+    return passed(seen)
+
+
+def _stuck(push: Push, lr: float) -> Finding | None:
+    """A gradient that is not there, weights that do not follow it, tokens that should not count."""
+    seen = (
+        f"one update at lr = {lr:g}: gradient norm {push.grad_norm:.3g}, {push.followed:.1%} of the trained numbers "
+        "changed"
+    )
+    if push.trained != push.sampled:
+        return Finding(
+            "fail",
+            f"the update counted {push.trained} tokens where {push.sampled} were sampled",
+            "the loss is on other tokens than those that were sampled",
+            "report it: the learner's mask is not the rows'.",
+            ids=("F3",),
+        )
+    if push.grad_norm == 0:
+        why = "no gradient reaches the trained weights: they are frozen, or not part of the forward pass"
+        fix = "the parameters that the optimiser holds must have requires_grad = true and be used by the model."
+    elif push.followed < FOLLOWS:
+        why = "steps of this size are rounded away: the weights are stored in too few bits, without float32 masters"
+        fix = "trained weights, or the masters that the optimiser works on, must be in float32."
+    else:
+        return None
+    return Finding("fail", seen, why, fix, ids=("F5",))
+
+
+def _push(case: Case, scale: float) -> Push:
+    from airloop.doctor.ground import first_prompts, gap, heated, serve, undone, update
+
+    learner = case.parts.learner
+    with undone(case), heated(case.parts):
+        before = serve(case, first_prompts(case))
+        tokens = sum(len(a.generation.token_ids) for a in before)
+        rows = [a.row(i, advantage=1.0, weight=1 / tokens) for i, a in enumerate(before)]
+        if not any(p.requires_grad for p in learner.parameters):
+            return Push(0.0, 0.0, 0.0, 0.0, tokens, tokens)  # its loss could not even be differentiated
+        old, masters = learner.logprobs(rows), [m.detach().clone() for m in learner.optimiser.masters]
+        learner.updates = learner.settings.warmup_steps  # at the full rate
+        learner.settings = replace(learner.settings, lr=learner.settings.lr * scale)
+        report = update(case, rows)
+        new, after = learner.logprobs(rows), [a.row(i) for i, a in enumerate(serve(case, first_prompts(case)))]
+        apart = gap(after, learner.logprobs(after))
+        shares = [float((a != b).float().mean()) for a, b in zip(masters, learner.optimiser.masters, strict=True)]
+    return Push(
+        statistics.fmean(b - a for key in old for a, b in zip(old[key], new[key], strict=True)),
+        apart,
+        report.metrics["grad_norm"],
+        statistics.median([share for share in shares if share] or [0.0]),
+        int(report.metrics["tokens_trained"]),
+        tokens,
+    )
+
+
+@check("F5", "F2", stage="proof", title="a toy reward rises")
+def toy_reward_rises(case: Case) -> Finding:
+    """Sampling, advantages, updates and publishing together: the share of even token ids among those sampled. About
+    half of them are at first, whatever the model, so there is always something to learn."""
+    from airloop.doctor.ground import undone
+
+    with undone(case):
+        rewards = _toy(case)
+    start, end = rewards[0], statistics.fmean(rewards[-TOY_WINDOW:])
+    seen = f"share of even token ids {start:.2f} → {end:.2f} in {len(rewards) - 1} updates"
+    if end - start >= TOY_RISE:
+        return passed(seen)
+    return Finding(
+        "fail",
+        seen,
+        f"{len(rewards) - 1} updates on a reward that any model can earn did not raise it by {TOY_RISE:g}: what is "
+        "sampled, trained and served does not fit together",
+        "see the other proofs (F1, F2, F5) first; if they pass, trainer.loss and trainer.optim.max_norm.",
+        {} if case.parts.config.trainer.optim.max_norm >= 0.1 else {"trainer.optim.max_norm": 1.0},
+        detail=" ".join(f"{reward:.2f}" for reward in rewards),
+    )
+
+
+def _toy(case: Case) -> list[float]:
+    """The mean reward before each update; ends when it has risen without doubt."""
+    from airloop.doctor.ground import gap, update
+
+    parts, learner = case.parts, case.parts.learner
+    loss = replace(learner.settings.loss_settings, kl_beta=0.0)
+    kind = "full" if parts.policy.peft is None else "lora"
+    learner.settings = replace(
+        learner.settings, lr=TOY_LR[kind], temperature=1.0, warmup_steps=0, passes=1, loss_settings=loss
+    )
+    # Text that no model has seen: it has no opinion on how this goes on, so its replies differ.
+    vocabulary = random.Random(0).choices(range(parts.loaded.tokenizer.vocab_size), k=TOY_PROMPT)
+    rewards: list[float] = []
+    for number in range(TOY_UPDATES + 1):
+        answers = _toy_answers(case, vocabulary, seed=1000 * (number + 1))
+        own = [statistics.fmean(token % 2 == 0 for token in a.generation.token_ids) for a in answers]
+        rewards.append(statistics.fmean(own))
+        if len(rewards) > TOY_WINDOW and statistics.fmean(rewards[-TOY_WINDOW:]) > rewards[0] + 1.5 * TOY_RISE:
+            break
+        if number < TOY_UPDATES:
+            rows = _toy_rows(answers, own, learner.settings.loss)
+            update(case, rows)
+            pace = gap(rows, learner.logprobs(rows))
+            factor = TOY_LR_FACTOR if pace < TOY_PACE[0] else 1 / TOY_LR_FACTOR if pace > TOY_PACE[1] else 1.0
+            learner.settings = replace(learner.settings, lr=learner.settings.lr * factor)
+    return rewards
+
+
+def _toy_rows(answers: Sequence[Answer], rewards: Sequence[float], loss: str) -> list[Row]:
+    from airloop.learn.advantages import group_advantages
+
+    advantages = group_advantages(rewards, scale=True, leave_one_out=loss == "rloo")
+    tokens = sum(len(a.generation.token_ids) for a in answers)
+    return [a.row(i, advantages[i], 1 / tokens) for i, a in enumerate(answers)]
+
+
+def _toy_answers(case: Case, prompt: Sequence[int], seed: int) -> list[Answer]:
+    import asyncio
+
+    from airloop.doctor.ground import Answer
+    from airloop.engine.base import Sampling
+
+    engine = case.parts.engine
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(
+            *(engine.generate(prompt, Sampling(TOY_TOKENS, 1.0, seed=seed + i), f"{i:03d}") for i in range(TOY_GROUP))
+        )
+
+    return [Answer(tuple(prompt), generation) for generation in case.wait(ask())]
+
+
+@check("G2", stage="proof", title="a checkpoint brings everything back")
+def checkpoint_restores(case: Case) -> Finding:
+    import torch
+
+    from airloop.doctor.ground import first_prompts, learner_state, put_back, serve, undone, update
+    from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
+
+    parts = case.parts
+    with undone(case), tempfile.TemporaryDirectory(prefix=".air-doctor-", dir=_place(parts)) as directory:
+        start = learner_state(parts)
+        answers = serve(case, first_prompts(case, 1))
+        update(case, [a.row(i, weight=1 / len(a.generation.token_ids)) for i, a in enumerate(answers)])
+        wanted = learner_state(parts)
+        path = save_checkpoint(Path(directory), parts.learner, 7)
+        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        put_back(parts, start)
+        random.random(), torch.rand(1)  # no state is by chance as it was
+        step = load_checkpoint(path, parts.learner)
+        found = learner_state(parts)
+    lost = [name for name, value in wanted.items() if not _same(value, found[name])]
+    lost += [] if step == 7 else ["step"]
+    if not lost:
+        return passed(f"{size / 2**20:.1f} MiB saved, loaded and compared: {', '.join(wanted)} and step are the same")
+    return Finding(
+        "fail",
+        f"after loading a checkpoint, not as they were saved: {', '.join(lost)}",
+        "a resumed run would go on from another state than the one it was stopped in",
+        "report it: save_checkpoint and load_checkpoint must hold all that an update changes.",
+    )
+
+
+def _place(parts: Parts) -> Path:
+    """Where checkpoints will be written, or the nearest directory above it that is there."""
+    place = Path(parts.config.output_dir).expanduser().resolve()
+    return next(p for p in (place, *place.parents) if p.is_dir())
+
+
+def _same(a: Any, b: Any) -> bool:
+    import numpy as np
+    import torch
+
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and bool(np.array_equal(a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(v, b[k]) for k, v in a.items())
+    if isinstance(a, list | tuple):
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)

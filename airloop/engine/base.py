@@ -1,0 +1,74 @@
+"""The contract of an engine. No text, no templates, no tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from airloop.errors import AirError
+from airloop.types import StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample one reply. The seed and the position fix every random draw, whatever else is in the batch."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    seed: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    token_ids: tuple[int, ...]  # the stop token is included
+    logprobs: tuple[float, ...]
+    stop: StopReason
+    version: int  # of the policy that sampled it
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    queue_s: float = 0.0
+    model_s: float = 0.0  # from its start to its last token
+    prefill_s: float = 0.0  # of that, to its first token
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    context: int
+    batch: int
+    memory_bytes: int
+    detail: dict[str, str] = field(default_factory=dict)
+
+
+class ContextFull(Exception):
+    """The prompt leaves no room for a single new token. Says both lengths."""
+
+
+class EngineFailed(AirError):
+    """The engine cannot go on: nothing is sampled any more. Whoever waits for a reply gets this, at once."""
+
+
+class Engine(Protocol):
+    @property
+    def version(self) -> int: ...
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, order: str = "") -> Generation:
+        """One reply. Raises ContextFull when the prompt does not fit. Cancelling the awaiting task frees
+        everything at once. `order` names the request for lock-step scheduling: requests of a step are
+        admitted in this order, not in order of arrival."""
+        ...
+
+    async def publish(self, version: int) -> None:
+        """Serve the current weights as `version`; cached prefixes of other versions are void."""
+        ...
+
+    def describe(self) -> Limits: ...
+
+    async def close(self) -> None: ...

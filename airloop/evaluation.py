@@ -1,0 +1,36 @@
+"""Held-out evaluation: the same tasks, seeds and sampling each time, saved episode by episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airloop.assemble import Parts, held_out_tasks
+from airloop.lab.rows import interval_json, means
+from airloop.run import Run
+from airloop.types import Trajectory
+from airloop.watch.families import by_family
+
+
+async def evaluate_policy(parts: Parts, run: Run, step: int, name: str, split: str) -> list[Trajectory]:
+    """The current policy on a split; the run's metrics get a line with means and intervals."""
+    settings = parts.config.orchestrator.eval
+    plan = held_out_tasks(parts.envs, split, settings.num_examples)
+    sampler = parts.sampler(lambda trajectory, _: run.save_evaluation(trajectory, name))
+    result = await sampler.evaluate(
+        plan,
+        rollouts=settings.rollouts_per_example,
+        temperature=settings.temperature,
+        version=parts.policy.version,
+        step=step,
+        finished=run.evaluated(name),
+    )
+    found = {**summarise(result.trajectories), "task": by_family(result.trajectories)}
+    run.record_evaluation(step, name, {"split": split, "lost": len(result.lost), **found})
+    return list(result.trajectories)
+
+
+def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Mean and 95 % interval, over tasks, of the reward and of every metric."""
+    found = means(trajectories)
+    return {"episodes": len(trajectories), **{name: interval_json(interval) for name, interval in found.items()}}

@@ -1,0 +1,335 @@
+"""The paired runs of a hypothesis: every side on every seed, each an ordinary run in a process of its own.
+
+    outputs/lab/mask/
+      lab.json                         the hypothesis as it was when its first run began, seeds, minutes spent
+      exp1.0-arith-base-seed0-1115/    ordinary runs; `lab` in status.json says which side and seed
+      exp1.1-arith-changed-seed0-1115/
+      warmstart-arith-…/               shared by the sides of a seed
+      report.png
+
+The same command goes on where it was stopped: a run that is complete is not repeated, one that is not is resumed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import airloop
+from airloop.errors import AirError, Stopped
+from airloop.files import write_json
+from airloop.lab.damaged import is_held
+from airloop.lab.hypotheses import BASE, Hypothesis, Variant, Written, check_steps, flat, make_hypothesis
+from airloop.lab.hypothesis_worker import evaluated_fault_free
+from airloop.run import Run
+from airloop.watch.display import Display
+
+FILE = "lab.json"
+SCHEMA_VERSION = 1
+# Between two looks at the runs under way.
+POLL_S = 0.2
+# What has been spent is written down this often: a kill costs no more of the budget's count.
+NOTED_S = 5.0
+# After being told to stop, an update that has begun is finished and a checkpoint written.
+STOP_S = 120.0
+LAST_LINES = 3
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of the plan; `path` is None until it has begun for the first time."""
+
+    variant: Variant
+    seed: int
+    path: Path | None = None
+
+    @property
+    def label(self) -> str:
+        return f"seed {self.seed}, {self.variant.name}"
+
+    @property
+    def finished(self) -> bool:
+        if self.path is None or Run.open(self.path).status()["status"] != "completed":
+            return False
+        return not self.variant.fault or evaluated_fault_free(self.path)
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not finished, for the report; empty where it has not begun."""
+        if self.path is None:
+            return ""
+        status = Run.open(self.path).status()
+        if is_held(self.path / ".lock"):
+            return "is under way"
+        if status["status"] in ("planned", "running", "completed"):  # nobody wrote down how it ended
+            return _last_words(self.path)
+        why = str(status["why"]).partition("\n")[0]  # its first sentence; the run has all of it
+        return f"{status['status']}: {why}".rstrip(": ")
+
+
+@dataclass
+class Lab:
+    """A hypothesis' directory."""
+
+    path: Path
+    hypothesis: Hypothesis
+    seeds: list[int]
+    sessions: list[dict[str, Any]]  # when seeds were asked for, and which air made their runs
+    configs: dict[str, Any]  # of the base, resolved, as it was first
+    spent_s: float = 0.0
+    written: float = field(default=0.0, compare=False)
+
+    def members(self) -> list[Member]:
+        """The plan, seed by seed, so that what a budget leaves are pairs."""
+        found: dict[tuple[str, int], Path] = {}
+        for path in sorted(self.path.glob("exp*"), key=lambda p: p.stat().st_mtime):
+            noted = Run.open(path).status().get("lab") if (path / "config.toml").is_file() else None
+            if noted:
+                found[noted["variant"], noted["seed"]] = path
+        variants = self.hypothesis.variants
+        return [Member(v, seed, found.get((v.name, seed))) for seed in self.seeds for v in variants]
+
+    def save(self) -> None:
+        self.written = time.monotonic()
+        data = {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.hypothesis.name,
+            "folder": str(self.hypothesis.folder),
+            "hypothesis": self.hypothesis.written.model_dump(),
+            "seeds": self.seeds,
+            "sessions": self.sessions,
+            "configs": self.configs,
+            "spent_s": self.spent_s,
+            "air_version": airloop.__version__,
+        }
+        write_json(self.path / FILE, data)
+
+
+def open_lab(path: Path) -> Lab:
+    if not (path / FILE).is_file():
+        raise AirError(f"{path} holds no runs of a hypothesis: it has no {FILE}.", "name what `air lab run` made.")
+    data = json.loads((path / FILE).read_text(encoding="utf-8"))
+    written = Written.model_validate(data["hypothesis"])
+    hypothesis = make_hypothesis(data["name"], written, Path(data["folder"]))
+    return Lab(path, hypothesis, data["seeds"], data["sessions"], data["configs"], data["spent_s"])
+
+
+def run_hypothesis(hypothesis: Hypothesis, seeds: Sequence[int], out: Path, jobs: int, display: Display) -> Lab:
+    """Every run that is not complete yet, within the budget. What is done stays done, however this ends."""
+    check_steps(hypothesis, seeds)  # what is refused leaves nothing behind
+    _check_comparable(hypothesis)
+    out = out.expanduser().resolve()
+    with _only_lab(out):
+        lab = _begin(hypothesis, seeds, out)
+        _Runs(lab, jobs, display).work()
+    return lab
+
+
+@contextmanager
+def _only_lab(out: Path) -> Iterator[None]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AirError(f"{out} cannot be made: {error}.", "give another --out.") from None
+    with (out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AirError(f"Another `air lab run` works in {out}.", "wait for it, or give another --out.") from None
+        yield
+
+
+def _begin(hypothesis: Hypothesis, seeds: Sequence[int], out: Path) -> Lab:
+    """A new lab, or the one that is there if it has the same hypothesis: a rule is not changed after its runs."""
+    configs = {k: v for k, v in flat(hypothesis.config(hypothesis.variants[0]).model_dump(mode="json")).items()}
+    configs = {key: value for key, value in configs.items() if key not in ("seed", "output_dir")}
+    if (out / FILE).is_file():
+        lab = open_lab(out)
+        _check_same(lab, hypothesis, configs)
+    else:
+        if strangers := [p.name for p in out.iterdir() if p.name.startswith("exp")]:
+            raise AirError(f"{out} holds other runs, such as {strangers[0]}.", "give another --out, new or empty.")
+        lab = Lab(out, hypothesis, [], [], configs)
+    added = [seed for seed in seeds if seed not in lab.seeds]
+    check_steps(hypothesis, [*lab.seeds, *added])
+    lab.seeds = [*lab.seeds, *added]
+    lab.sessions.append({"time": time.time(), "added": added, "air_version": airloop.__version__})
+    lab.save()
+    return lab
+
+
+def _check_same(lab: Lab, hypothesis: Hypothesis, configs: dict[str, Any]) -> None:
+    old, new = (flat(h.written.model_dump(exclude={"seeds", "budget"})) for h in (lab.hypothesis, hypothesis))
+    differ = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+    differ += sorted(f"{key} (config)" for key in {*lab.configs, *configs} if lab.configs.get(key) != configs.get(key))
+    if differ:
+        raise AirError(
+            f"{lab.path} has runs of {lab.hypothesis.name!r} as it was then; since, changed: {', '.join(differ[:5])}.",
+            "a hypothesis is not changed after its runs: start anew with another --out.",
+        )
+    lab.hypothesis = hypothesis  # its budget may have been raised
+
+
+def _check_comparable(hypothesis: Hypothesis) -> None:
+    """What the change does to the way in which held-out tasks are played is known before anything is spent."""
+    from airloop.assemble import load_environments
+    from airloop.lab.conditions import conditions, differences
+
+    def made(variant: Variant) -> Any:
+        config = hypothesis.config(variant)
+        envs = load_environments(config)
+        try:
+            temperature = config.orchestrator.eval.temperature
+            return conditions(config, envs, temperature, samples=True, policy=True)
+        finally:
+            for env in envs.values():
+                env.abandon()
+
+    base = made(hypothesis.variants[0])
+    for variant in hypothesis.changed:
+        if variant.key and (found := differences(base, made(variant))):
+            raise AirError(
+                f"{hypothesis.name}: {variant.text} changes how held-out tasks are played "
+                f"({str(found[0]).replace(' in A', ' for the base').replace(' in B', ' for the changed')}), "
+                "so their scores could not be compared.",
+                "change what is trained, not what is measured.",
+            )
+
+
+class _Runs:
+    """The processes under way. A worker never outlives us: it watches the pipe it was started with."""
+
+    def __init__(self, lab: Lab, jobs: int, display: Display) -> None:
+        self._lab = lab
+        self._jobs = jobs
+        self._display = display
+        self._under_way: dict[subprocess.Popen[bytes], tuple[Member, float]] = {}
+        self._clock = time.monotonic()
+
+    def work(self) -> None:
+        todo = [member for member in self._lab.members() if not member.finished]
+        total = len(self._lab.members())
+        if len(todo) < total:
+            self._display.say(f"{total - len(todo)} of {total} runs are complete already")
+        try:
+            while (todo or self._under_way) and self._in_time():
+                while todo and len(self._under_way) < self._jobs:
+                    self._start(todo.pop(0))
+                time.sleep(POLL_S)
+                self._look()
+        except KeyboardInterrupt:
+            self._stop()
+            raise Stopped(
+                f"Stopped. What is done is in {self._lab.path}.", "the same command goes on from there."
+            ) from None
+        finally:
+            self._stop()
+            self._spend()
+            self._lab.save()
+        if todo or any(not member.finished for member in self._lab.members()):
+            self._tell_of_the_rest()
+
+    def _in_time(self) -> bool:
+        self._spend()
+        if time.monotonic() - self._lab.written > NOTED_S:
+            self._lab.save()
+        return self._lab.spent_s < 60 * self._lab.hypothesis.written.budget.minutes
+
+    def _spend(self) -> None:
+        now = time.monotonic()
+        self._lab.spent_s += now - self._clock
+        self._clock = now
+
+    def _start(self, member: Member) -> None:
+        path = member.path or self._create(member)
+        share = max(1, (os.cpu_count() or 1) // self._jobs)
+        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
+        with (path / "output.txt").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "airloop.lab.hypothesis_worker", str(path)],
+                stdin=subprocess.PIPE,  # never written to: its end tells the worker that we are gone
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we hand it on once
+            )
+        self._under_way[process] = (Member(member.variant, member.seed, path), time.monotonic())
+        done, total = sum(m.finished for m in self._lab.members()), len(self._lab.members())
+        now = "; ".join(member.label for member, _ in self._under_way.values())
+        self._display.phase(f"{done} of {total} runs complete; under way: {now}")
+
+    def _create(self, member: Member) -> Path:
+        """A planned run that knows its side, its fault and, if it is not the base, what it is compared with."""
+        lab, variant = self._lab, member.variant
+        config = lab.hypothesis.config(variant, member.seed, str(lab.path))
+        noted = {"goal": lab.hypothesis.written.claim}
+        base = next(m.path for m in lab.members() if m.variant.name == BASE and m.seed == member.seed)
+        if base is not None and variant.name != BASE:
+            noted["parent"] = base.name
+        config = config.model_copy(update={"logbook": config.logbook.model_copy(update=noted)})
+        run = Run.create(config, f"{config.task}-{variant.slug}-seed{member.seed}", planned=True)
+        facts = {"variant": variant.name, "seed": member.seed, "fault": variant.fault}
+        run.note(lab={"hypothesis": lab.hypothesis.name, **facts})
+        return run.path
+
+    def _look(self) -> None:
+        for process in [p for p in self._under_way if p.poll() is not None]:
+            member, began = self._under_way.pop(process)
+            assert process.stdin is not None
+            process.stdin.close()
+            took = f"{time.monotonic() - began:.0f} s"
+            if member.finished:
+                self._display.say(f"{member.label}: complete in {took}{_outcome(member)}")
+            else:
+                self._display.say(f"{member.label}: FAILED after {took}: {member.trouble}")
+
+    def _stop(self) -> None:
+        """Ask every run under way to stop, and kill what does not. Everything sampled is on disk either way."""
+        for process in self._under_way:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        until = time.monotonic() + STOP_S
+        for process in self._under_way:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        self._under_way.clear()
+
+    def _tell_of_the_rest(self) -> None:
+        minutes = self._lab.hypothesis.written.budget.minutes
+        if self._lab.spent_s >= 60 * minutes:
+            left = sum(not member.finished for member in self._lab.members())
+            self._display.say(
+                f"the budget of {minutes:g} minutes is spent with {left} runs not complete; what is done is kept. "
+                "Raise budget.minutes and give the same command to go on."
+            )
+
+
+def _outcome(member: Member) -> str:
+    assert member.path is not None
+    found = {m["name"]: m["reward"]["mean"] for m in Run.open(member.path).metrics("eval") if m["episodes"]}
+    return f", held-out reward {found['before']:.3f} → {found['after']:.3f}" if {"before", "after"} <= {*found} else ""
+
+
+def _last_words(path: Path) -> str:
+    file = path / "output.txt"
+    lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines() if file.is_file() else []
+    if said := [line for line in lines if line.startswith("air: ")]:
+        return said[-1].removeprefix("air: ")
+    if not lines:
+        return "is about to begin, or was killed before it did"
+    return f"was killed; its last words: {' / '.join(line.strip() for line in lines[-LAST_LINES:])}"[:400]

@@ -1,0 +1,60 @@
+"""The rows of an evaluation: one episode each, of a task, under a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from airloop.lab.intervals import Interval, bootstrap_mean
+from airloop.types import Trajectory
+
+RowKey = tuple[str, str, int]  # environment, task, seed
+
+
+def row_key(trajectory: Trajectory) -> RowKey:
+    return trajectory.task.env, trajectory.task.id, trajectory.seed
+
+
+def scored_rows(trajectories: Iterable[Trajectory]) -> tuple[dict[RowKey, Trajectory], set[RowKey]]:
+    """Episodes by row, the latest where an episode was repeated, and the rows that infrastructure trouble
+    left without a score."""
+    scored: dict[RowKey, Trajectory] = {}
+    lost: set[RowKey] = set()
+    for trajectory in sorted(trajectories, key=lambda t: t.started):
+        if trajectory.ending == "infra_error":
+            lost.add(row_key(trajectory))
+        else:
+            scored[row_key(trajectory)] = trajectory
+    return scored, lost - scored.keys()
+
+
+def value(trajectory: Trajectory, name: str) -> float | None:
+    return trajectory.reward if name == "reward" else trajectory.metrics.get(name)
+
+
+def value_names(trajectories: Iterable[Trajectory]) -> list[str]:
+    # "seconds_…" say how busy the machine was, not how good the agent is
+    names = {name for t in trajectories for name in t.metrics if not name.startswith("seconds_")}
+    return ["reward", *sorted(names)]
+
+
+def per_task(values: Iterable[tuple[RowKey, float]]) -> list[float]:
+    """The mean of each task's episodes: they are not independent, so an interval is over tasks."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for (env, task, _), number in values:
+        found.setdefault((env, task), []).append(number)
+    return [sum(numbers) / len(numbers) for numbers in found.values()]
+
+
+def means(trajectories: Sequence[Trajectory]) -> dict[str, Interval]:
+    """Mean and 95 % interval, over tasks, of the reward and of every metric, where it was measured."""
+    found = {}
+    for name in value_names(trajectories):
+        measured = [(row_key(t), v) for t in trajectories if (v := value(t, name)) is not None]
+        if measured:
+            found[name] = bootstrap_mean(per_task(measured))
+    return found
+
+
+def interval_json(interval: Interval) -> dict[str, Any]:
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "tasks": interval.n}

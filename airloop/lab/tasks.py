@@ -1,0 +1,255 @@
+"""What there is to train on: the registered environments, their tasks, and how a model sees one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from airloop.envs.base import Environment, load_environment
+from airloop.errors import AirError
+from airloop.models.chat import ONLY_TEXT, ChatTokenizer
+from airloop.plugins import plugins
+from airloop.types import Message, Task
+
+if TYPE_CHECKING:
+    from airloop.envs.mlgym.tasks_report import Check, Watcher
+
+SPLITS = ("train", "eval", "test")
+RESEARCH = "mlgym"
+SOURCES: tuple[Literal["auto", "builtin", "checkout"], ...] = ("auto", "builtin", "checkout")
+
+
+def list_environments(
+    names: Sequence[str] = (), mlgym_root: str | None = None, with_tasks: bool = False
+) -> list[dict[str, Any]]:
+    """A row per environment, with its default arguments. One that cannot be used says why in `problem`, and
+    hides no other. `with_tasks`: research tasks, which have names, are in `catalogue`, runnable or not."""
+    registered = sorted(plugins("envs"))
+    with _warnings_unsaid():
+        rows = [_environment(name, asked=bool(names)) for name in names or registered]
+        if with_tasks and (research := next((row for row in rows if row["id"] == RESEARCH), None)):
+            from airloop.envs.mlgym.tasks_report import catalogue
+
+            research["catalogue"] = catalogue(mlgym_root)
+    return rows
+
+
+@contextmanager
+def _warnings_unsaid() -> Iterator[None]:
+    """A run logs what is odd about its tasks; here it stands in what is printed."""
+    log = logging.getLogger("airloop.envs.mlgym.library")
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = False
+
+
+def _environment(name: str, asked: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": name, "about": "", "tasks": {}, "problem": ""}
+    try:
+        env = load_environment(name)
+        row |= {
+            "about": _about(env),
+            "action_format": env.action_format,
+            "max_turns": env.max_turns,
+            "args": {key: _argument(field) for key, field in type(env).Args.model_fields.items()},
+            "reward_weights": dict(env.reward_weights),
+            "tasks": {split: len(env.tasks(split)) for split in SPLITS},
+        }
+    except (AirError, ImportError) as error:
+        if asked:
+            raise
+        row["problem"] = str(error)
+    return row
+
+
+def _argument(field: Any) -> dict[str, Any]:
+    return {"default": field.get_default(call_default_factory=True), "about": field.description or ""}
+
+
+def _about(env: Environment) -> str:
+    """The first sentence of the class, or of the module or package it is in."""
+    module = sys.modules[type(env).__module__]
+    package = sys.modules.get(module.__package__ or "")
+    texts = [type(env).__dict__.get("__doc__"), module.__doc__, package.__doc__ if package else ""]
+    text = next((inspect.cleandoc(t) for t in texts if t), "")
+    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
+
+
+def show_tasks(
+    name: str, split: str, n: int, args: Mapping[str, Any] | None = None, model: str | None = None
+) -> list[dict[str, Any]]:
+    """The first n tasks of a split as the model will see them: `prompt` is what the chat template makes of the first
+    messages and tools, to the character, and `tokens` its length. Without a tokenizer here: messages, characters."""
+    env = load_environment(name, args)
+    found = env.tasks(split)
+    if not found:
+        counts = ", ".join(f"{s}: {len(env.tasks(s))}" for s in SPLITS)
+        raise AirError(f"{name} has no tasks in the split {split!r}.", f"choose another split ({counts}).")
+    tokenizer = tokenizer_of(model) if model else cached_tokenizer()
+    return asyncio.run(_openings(env, found[:n], tokenizer))
+
+
+async def _openings(env: Environment, chosen: Sequence[Task], tokenizer: ChatTokenizer | None) -> list[dict[str, Any]]:
+    rows = []
+    try:
+        for task in chosen:
+            async with env.open(task, 0) as session:
+                opening = await session.begin()
+            messages, tools = list(opening.messages), list(opening.tools)
+            row: dict[str, Any] = {
+                "task": task.id,
+                "split": task.split,
+                "curve": task.curve,
+                "messages": messages,
+                "tools": tools,
+            }
+            if tokenizer is not None:
+                text = tokenizer.render(messages, tools, True)
+                notes = [*tokenizer.notes, *(tokenizer.tool_notes if tools else ())]
+                row |= {"model": tokenizer.name, "notes": notes, "tokens": len(tokenizer.encode(text))}
+                row["prompt"] = text.replace(ONLY_TEXT, "")
+            row["characters"] = sum(len(m["content"]) for m in messages)
+            rows.append(row)
+    finally:
+        await env.close()
+    return rows
+
+
+def parse_args(given: Sequence[str]) -> dict[str, Any]:
+    """`key=value` pairs as an environment's args: values as TOML writes them, and what is no TOML is a text."""
+    args: dict[str, Any] = {}
+    for pair in given:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise AirError(f"--arg {pair!r} has no name and value.", "write it like --arg max_turns=6.")
+        try:
+            args[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            args[key.strip()] = value
+    return args
+
+
+def check_task(name: str, mlgym_root: str | None, source: str, watcher: Watcher) -> Check:
+    """A research task, tried out from end to end. AirError if there is none of that name."""
+    from airloop.envs.mlgym import tasks_report
+
+    if name in plugins("envs"):
+        raise AirError(f"{name!r} is an environment, not one of its tasks.", f"air tasks show {name}")
+    for known in SOURCES:
+        if known == source:
+            with _warnings_unsaid():
+                return asyncio.run(tasks_report.check_task(name, mlgym_root, known, watcher, _count_tokens))
+    raise AirError(f"--source {source!r} is not known.", f"use {', '.join(SOURCES)}.")
+
+
+def _count_tokens(messages: Sequence[Message]) -> int | None:
+    tokenizer = cached_tokenizer()
+    return len(tokenizer.encode(tokenizer.render(list(messages), [], True))) if tokenizer else None
+
+
+def cached_tokenizer() -> ChatTokenizer | None:
+    """The default model's tokenizer, if it is on this machine already: to look at tasks fetches nothing."""
+    from airloop.models import DEFAULT_MODEL, list_models
+
+    path = next((row.path for row in list_models() if row.default), None)
+    if path is None or not (path / "tokenizer.json").is_file():
+        return None
+    return _read_tokenizer(path, DEFAULT_MODEL)
+
+
+def tokenizer_of(model: str) -> ChatTokenizer:
+    """The tokenizer and chat template of a directory or of a hub id, whose weights are not fetched."""
+    from huggingface_hub import snapshot_download
+
+    from airloop.models import DEFAULT_MODEL, list_models
+
+    if model == DEFAULT_MODEL and (tokenizer := cached_tokenizer()):
+        return tokenizer
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        here = next((row.path for row in list_models() if row.name == model and row.path), None)
+        try:
+            path = here or Path(snapshot_download(model, allow_patterns=["*token*.json", "*.jinja"], etag_timeout=10))
+        except Exception as error:  # no network, no such model, no access: the library's sentence says which
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise AirError(
+                f"The tokenizer of {model} is not on this machine and cannot be fetched: {reason}",
+                "give a directory with its tokenizer.json, or leave --model out.",
+            ) from error
+    if not (path / "tokenizer.json").is_file():
+        raise AirError(f"{path} has no tokenizer.json.", "give the directory of a model.")
+    return _read_tokenizer(path, model)
+
+
+def _read_tokenizer(path: Path, name: str) -> ChatTokenizer:
+    from airloop.models import quiet
+
+    with quiet():
+        from transformers import PreTrainedTokenizerFast
+
+        return ChatTokenizer(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True), name=name)
+
+
+def format_environments(rows: Sequence[dict[str, Any]], with_args: bool) -> str:
+    lines = []
+    for row in rows:
+        lines.append(f"{row['id']}: {row['about']}" if row["about"] else row["id"])
+        if row["problem"]:
+            lines.append(f"  cannot be used: {row['problem']}")
+        else:
+            lines += _facts(row, with_args)
+        if "catalogue" in row:
+            from airloop.envs.mlgym.tasks_report import format_catalogue
+
+            lines += [f"  {line}" for line in format_catalogue(row["catalogue"]).splitlines()]
+    return "\n".join(lines) or "no environment is registered"
+
+
+def _facts(row: dict[str, Any], with_args: bool) -> list[str]:
+    counts = ", ".join(f"{count} {split}" for split, count in row["tasks"].items())
+    form = {"command": "a command", "tools": "tool calls", "text": "plain text"}[row["action_format"]]
+    lines = [f"  tasks: {counts}; turns: at most {row['max_turns']}; a reply is {form}"]
+    if with_args:
+        lines += [f"  args.{k} = {v['default']!r}  {v['about']}" for k, v in row["args"].items()]
+    return lines
+
+
+def format_tasks(rows: Sequence[dict[str, Any]]) -> str:
+    blocks = []
+    for row in rows:
+        length = f"{row['tokens']} tokens" if "tokens" in row else f"{row['characters']} characters"
+        tools = f", tools: {', '.join(_tool_name(t) for t in row['tools'])}" if row["tools"] else ""
+        curve = f", curve {row['curve']}" if row["curve"] != row["task"] else ""
+        lines = [f"=== {row['task']} ({row['split']}{curve}), {length}{tools}"]
+        if "prompt" in row:
+            lines.append(row["prompt"])
+        else:
+            for message in row["messages"]:
+                lines += [f"--- {message['role']}", message["content"]]
+        blocks.append("\n".join(lines))
+    return "\n\n".join([*blocks, _told(rows)])
+
+
+def _told(rows: Sequence[dict[str, Any]]) -> str:
+    first = rows[0]
+    if "prompt" not in first:
+        return (
+            "The default model is not on this machine, so these are the messages, without a chat template; "
+            "name one with --model, or fetch it with any run."
+        )
+    lengths = sorted(row["tokens"] for row in rows)
+    total = f"{lengths[0]} to {lengths[-1]} tokens" if lengths[0] < lengths[-1] else f"{lengths[0]} tokens"
+    return "\n".join([f"{total} by the chat template of {first['model']}", *first["notes"]])
+
+
+def _tool_name(tool: dict[str, Any]) -> str:
+    return str((tool.get("function") or tool).get("name", "?"))

@@ -1,0 +1,181 @@
+"""Rewards become advantages: pure functions from groups to the rows of a batch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from airloop.learn.batches import Row
+from airloop.types import Group, Trajectory
+
+# Added to a standard deviation: as in TRL, so that nearly equal rewards are not blown up.
+EPSILON = 1e-4
+
+
+@dataclass(frozen=True)
+class Batch:
+    rows: tuple[Row, ...]
+    # By trajectory, also of those that have no row because theirs is zero; credited by turn, the mean over tokens.
+    advantages: dict[str, float]
+    trajectories: int
+
+
+@dataclass(frozen=True)
+class CreditedRow(Row):
+    """A row whose turns earned differently: `credits` are the advantages of its trained tokens, in their order."""
+
+    credits: tuple[float, ...] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class TurnWeights:
+    """How an environment's per-turn components count: their weights, and which are a mean over turns."""
+
+    weights: Mapping[str, float]
+    modes: Mapping[str, str]
+
+
+def token_advantages(row: Row) -> Sequence[float]:
+    """Of each trained token of a row."""
+    return row.credits if isinstance(row, CreditedRow) else [row.advantage] * sum(row.train)
+
+
+def trajectory_of(row: Row) -> str:
+    """The id of the trajectory that a row is a branch of."""
+    return row.key.rpartition("#")[0]
+
+
+def group_advantages(
+    rewards: Sequence[float], scale: bool, spread: float | None = None, leave_one_out: bool = False
+) -> list[float]:
+    """Each reward less the group's mean or, to leave one out, less the mean of the others; divided, if `scale`, by
+    `spread`, which is the group's standard deviation unless given."""
+    mean, count = statistics.fmean(rewards), len(rewards)
+    divisor = 1.0
+    if scale:
+        divisor = pooled_spread([rewards]) if spread is None else spread
+    factor = (count / (count - 1) if leave_one_out else 1.0) / divisor
+    return [(r - mean) * factor if abs(r - mean) > 1e-9 else 0.0 for r in rewards]
+
+
+def pooled_spread(columns: Sequence[Sequence[float]]) -> float:
+    """The standard deviation within a column, its square averaged over the columns."""
+    return math.sqrt(statistics.fmean(statistics.variance(column) for column in columns)) + EPSILON
+
+
+def assign_advantages(
+    groups: Sequence[Group],
+    *,
+    loss: str,
+    scale_rewards: bool,
+    token_constant: int,
+    keep_zero: bool = False,
+    scale_by: str = "group",
+    turn_weights: Mapping[str, TurnWeights] | None = None,
+) -> Batch:
+    """One advantage per trajectory for each of its sampled tokens or, given `turn_weights` by environment, one per
+    turn.
+
+    Trajectories without advantage have no gradient and are left out, but count in every mean; with a KL term
+    they have one (`keep_zero`). `groups` are all of a batch: means and spreads are taken over them.
+    """
+    everyone = [t for g in groups for t in g.trajectories]
+    over_batch = (
+        pooled_spread(return_columns(everyone, turn_weights)) if scale_rewards and scale_by == "batch" else None
+    )
+    weigh = token_weights(loss, everyone, token_constant)
+    rows: list[Row] = []
+    advantages: dict[str, float] = {}
+    for group in groups:
+        columns = return_columns(group.trajectories, turn_weights)
+        spread = over_batch or (pooled_spread(columns) if scale_rewards else None)
+        by_turn = [group_advantages(column, scale_rewards, spread, loss == "rloo") for column in columns]
+        for member, trajectory in enumerate(group.trajectories):
+            own = [column[member] for column in by_turn]
+            advantages[trajectory.id] = _mean_advantage(trajectory, own)
+            if any(own) or keep_zero:
+                rows += trajectory_rows(trajectory, own, weigh[trajectory.id])
+    return Batch(tuple(rows), advantages, len(everyone))
+
+
+def token_weights(loss: str, trajectories: Sequence[Trajectory], token_constant: int) -> dict[str, float]:
+    """What a sampled token of each trajectory counts in the batch's loss.
+
+    GRPO and GSPO average over a trajectory's tokens and then over trajectories; Dr. GRPO divides every token by
+    the same constant, so that length earns nothing; DAPO and CISPO average over all tokens of the batch; RLOO
+    takes the trajectory's log-prob whole, a sum over its tokens, and averages over trajectories.
+    """
+    count, tokens = len(trajectories), {t.id: max(1, t.sampled_tokens) for t in trajectories}
+    total = sum(tokens.values())
+    match loss:
+        case "dr_grpo":
+            return {key: 1 / (count * token_constant) for key in tokens}
+        case "dapo" | "cispo":
+            return {key: 1 / total for key in tokens}
+        case "rloo":
+            return {key: 1 / count for key in tokens}
+        case _:
+            return {key: 1 / (count * own) for key, own in tokens.items()}
+
+
+def return_columns(
+    trajectories: Sequence[Trajectory], turn_weights: Mapping[str, TurnWeights] | None
+) -> list[list[float]]:
+    """What the tokens of each trajectory are credited with: a single column of rewards or, by turn, one column for
+    each turn that any of them reached.
+
+    A turn's return is the reward from that turn on: what it and later turns earned, and the reward of the whole
+    episode, which no single turn earned. An episode that has ended earns no more and keeps the latter, so every
+    column has every trajectory in it; and without per-turn rewards all columns are the rewards.
+    """
+    if turn_weights is None:
+        return [[t.reward for t in trajectories]]
+    returns = [turn_returns(t, turn_weights[t.task.env]) for t in trajectories]
+    reached = [1 + max((turn for b in t.branches for turn in b.turns), default=0) for t in trajectories]
+    turns = max(reached + [len(own) - 1 for own in returns])
+    return [[own[min(turn, len(own) - 1)] for own in returns] for turn in range(turns)]
+
+
+def turn_returns(trajectory: Trajectory, weights: TurnWeights) -> list[float]:
+    """The return of each turn; the last element, after all turns, is the reward of the whole episode."""
+    turns = len(trajectory.turn_rewards)
+    earned = [
+        math.fsum(
+            weights.weights[name] * value / (turns if weights.modes.get(name, "sum") == "mean" else 1)
+            for name, value in rewards.items()
+        )
+        for rewards in trajectory.turn_rewards
+    ]
+    whole = trajectory.reward - math.fsum(earned)
+    return [whole + later for later in reversed([0.0, *itertools.accumulate(reversed(earned))])]
+
+
+def trajectory_rows(trajectory: Trajectory, advantages: Sequence[float], weight: float) -> list[Row]:
+    """A row per branch; `advantages` by turn, or a single one for all turns."""
+    rows: list[Row] = []
+    for i, b in enumerate(trajectory.branches):
+        key = f"{trajectory.id}#{i}"
+        if len(advantages) == 1:
+            rows.append(Row(key, b.tokens, b.train, b.logprobs, advantages[0], weight))
+        else:
+            credits = tuple(advantages[turn] for turn, train in zip(b.turns, b.train, strict=True) if train)
+            mean = statistics.fmean(credits) if credits else 0.0
+            rows.append(CreditedRow(key, b.tokens, b.train, b.logprobs, mean, weight, credits=credits))
+    return rows
+
+
+def _mean_advantage(trajectory: Trajectory, advantages: Sequence[float]) -> float:
+    if len(advantages) == 1:
+        return advantages[0]
+    found = [a for row in trajectory_rows(trajectory, advantages, 1.0) for a in token_advantages(row)]
+    return statistics.fmean(found) if found else 0.0
+
+
+def demonstration_batch(trajectories: Sequence[Trajectory]) -> Batch:
+    """Supervised rows: every demonstrated token counts the same."""
+    tokens = max(1, sum(t.sampled_tokens for t in trajectories))
+    rows = [row for t in trajectories for row in trajectory_rows(t, [1.0], 1 / tokens)]
+    return Batch(tuple(rows), {t.id: 1.0 for t in trajectories}, len(trajectories))

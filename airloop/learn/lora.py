@@ -1,0 +1,82 @@
+"""LoRA through PEFT: its configuration, its file format and its module tree, with our own forward pass.
+
+PEFT runs fp32 adapters in fp32, which on a bf16 model casts every activation up and every sum down. Here the fp32
+weights are the truth that the optimiser changes, and the two small products run in the activations' type, in
+sampling and in training alike. Measured with bench/episodes.py --turns 1 on two AMX cores, 2026-11-15: 151 against
+137 new tokens/s in our engine, 71 against 47 in transformers.generate (--lora peft).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airloop.models import lean  # noqa: F401
+
+# isort: split
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import Linear as PeftLinear
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from airloop.errors import AirError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"
+
+
+class LoraLinear(PeftLinear):
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        result = self.base_layer(x)
+        if self.disable_adapters or self.merged:
+            return result
+        down: Tensor = self.lora_A[ADAPTER].weight.to(x.dtype)
+        up = (self.lora_B[ADAPTER].weight * self.scaling[ADAPTER]).to(x.dtype)
+        return result + linear(linear(x, down), up)
+
+
+def attach_lora(model: PreTrainedModel, rank: int, alpha: float, target_modules: Sequence[str]) -> PeftModel:
+    """Freeze the model and put a trainable adapter beside the named linear layers (in place)."""
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=list(target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    config._register_custom_module({nn.Linear: LoraLinear})
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        names = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
+        raise AirError(
+            f"trainer.model.lora.target_modules = {list(target_modules)} fits nothing in this model: {error}",
+            f"choose from {names}.",
+        ) from None
+
+
+def load_lora(model: PreTrainedModel, path: Path) -> PeftModel:
+    """Attach the adapter saved in PEFT's format at `path`, trainable."""
+    if not (path / "adapter_config.json").is_file():
+        raise AirError(
+            f"{path} is not a PEFT adapter: it has no adapter_config.json.",
+            "give the directory that holds adapter_config.json and adapter_model.safetensors.",
+        )
+    config = LoraConfig.from_pretrained(str(path))
+    config.inference_mode = False
+    config._register_custom_module({nn.Linear: LoraLinear})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return PeftModel.from_pretrained(model, str(path), is_trainable=True, config=config)
+
+
+def use_fp32_adapters(model: nn.Module) -> None:
+    """The optimiser must see steps far smaller than bf16 can hold."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)

@@ -1,0 +1,146 @@
+"""The whole algorithm. Sampling and training take turns on one copy of the weights: strictly on-policy.
+
+On several GPUs every rank runs this loop: it samples its share of the groups, gets all of them, and trains its share of
+the rows; the updates add up, so all ranks keep the same policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from airloop.assemble import Parts
+from airloop.evaluation import evaluate_policy
+from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
+from airloop.learn.checkpoints import prune, save_checkpoint
+from airloop.learn.overlong import Overlong, shape_overlong
+from airloop.rollout.sampler import Collected
+from airloop.rollout.schedule import TaskSchedule
+from airloop.run import Run
+from airloop.types import Trajectory
+from airloop.waits import waiting
+from airloop.watch.alarms import Alarms
+from airloop.watch.base import Watcher
+from airloop.watch.facts import step_facts, step_ledger
+from airloop.watch.latency import StepClock
+
+# Far more than an update takes that goes well: 10 minutes were the longest we have measured, on a CPU.
+UPDATE_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    before: list[Trajectory]
+    after: list[Trajectory]
+
+
+async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
+    alarms = Alarms(run, watcher)
+    with alarms.on_guard():
+        return await _train(parts, run, watcher, alarms)
+
+
+async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Outcome:
+    """sample → advantages → update → publish → record, with held-out evaluation before, during and after."""
+    config, policy, learner, engine = parts.config, parts.policy, parts.learner, parts.engine
+    evaluation = config.orchestrator.eval
+    schedule = TaskSchedule(parts.envs, "train", config.seed)
+    groups = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+
+    def save(trajectory: Trajectory, step: int) -> None:
+        run.save_trajectory(trajectory, step)
+        watcher.episode()
+
+    sampler = parts.sampler(save, schedule)
+    before = run.evaluation("before") if run.first_step else []
+    before = before or await _evaluate(parts, run, watcher, 0, "before", evaluation.test_split)
+    for step in run.remaining_steps():
+        clock = StepClock(engine.counters)
+        watcher.phase(f"step {step + 1}/{config.max_steps}: sampling", config.orchestrator.batch_size)
+        collected = await sampler.collect(
+            step, schedule.batch(step, groups), policy.version, await _finished(parts, run, step)
+        )
+        clock.sampled()
+        collected = _shaped(parts, collected)
+        batch = _advantages(parts, collected)
+        watcher.phase(f"step {step + 1}/{config.max_steps}: training")
+        await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
+        async with engine.aside():
+            with waiting("the update", "the learner", UPDATE_S):
+                report = learner.update(batch)
+        clock.trained()
+        await engine.publish(policy.version)
+        ledger = step_ledger(parts, collected, batch, report)
+        times, facts = clock.times(collected.groups), step_facts(parts, collected, report)
+        metrics = run.record(step, collected, batch, report, times, ledger, facts)
+        watcher.step(metrics)
+        halted = await alarms.look(metrics, parts.world)
+        if halted and halted.alarm.severity == "stop":
+            raise halted  # before a checkpoint: this update may be at fault, and resuming makes it anew
+        finished = step + 1
+        if evaluation.interval and finished % evaluation.interval == 0:
+            await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
+        if halted or finished % config.ckpt.interval == 0 or finished in (config.max_steps, best_step(run)):
+            _checkpoint(parts, run, finished)
+        if halted and finished < config.max_steps:
+            raise halted
+    after = await _evaluate(parts, run, watcher, config.max_steps, "after", evaluation.test_split)
+    return Outcome(before, after)
+
+
+async def _finished(parts: Parts, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
+    """Episodes a killed run left in this step. A deterministic run takes all of a step or nothing: in lock-step
+    the batch around an episode must be the same as in a run that was never killed."""
+    if parts.config.deterministic and not run.recorded(step):
+        run.set_aside(step)
+        await parts.world.meet("what a killed run left is set aside, before new episodes are saved")
+        return {}
+    return run.finished(step)
+
+
+def _shaped(parts: Parts, collected: Collected) -> Collected:
+    """With trainer.loss.overlong, length near its limit has a price in the rewards that are trained on."""
+    config, loss = parts.config, parts.config.trainer.loss
+    if loss.overlong == "off":
+        return collected
+    assert loss.overlong_share is not None and loss.overlong_penalty is not None
+    limit = config.orchestrator.sampling.max_tokens if loss.overlong == "reply" else config.context
+    overlong = Overlong(loss.overlong, limit, loss.overlong_share, loss.overlong_penalty)
+    return replace(collected, groups=shape_overlong(collected.groups, overlong))
+
+
+def _advantages(parts: Parts, collected: Collected) -> Batch:
+    loss = parts.config.trainer.loss
+    by_turn = {env.name: TurnWeights(env.reward_weights, env.turn_reward_mode) for env in parts.envs.values()}
+    return assign_advantages(
+        collected.groups,
+        loss=loss.type,
+        scale_rewards=loss.scale_rewards,
+        token_constant=parts.config.context,
+        keep_zero=loss.kl_beta > 0,
+        scale_by=loss.scale_by or "group",
+        turn_weights=by_turn if loss.credit == "turn" else None,
+    )
+
+
+async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str) -> list[Trajectory]:
+    watcher.phase(f"evaluating {name} on held-out tasks ({split})")
+    trajectories = await evaluate_policy(parts, run, step, name, split)
+    await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
+    watcher.evaluated(run.metrics("eval")[-1])
+    return trajectories
+
+
+def _checkpoint(parts: Parts, run: Run, step: int) -> None:
+    directory = run.path / "checkpoints"
+    save_checkpoint(directory, parts.learner, step)
+    if parts.world.first:
+        prune(directory, parts.config.ckpt.keep_last, best_step(run))
+
+
+def best_step(run: Run) -> int | None:
+    """The evaluated step with the best mean reward on the `eval` split, if any was evaluated. One with scores that
+    are too good to be true is withheld (D17)."""
+    scored = [m for m in run.metrics("eval") if m["name"].startswith("step_") and m["episodes"]]
+    scored = [m for m in scored if not m.get("too_good", {}).get("mean")]
+    return max(scored, key=lambda m: m["reward"]["mean"])["step"] if scored else None

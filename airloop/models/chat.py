@@ -1,0 +1,400 @@
+"""From messages to text to token ids and back: a tokenizer with its chat template, both put to the test.
+
+What a template can do is found by trial, not read from the model's name: it is rendered with a system
+message, with tools, with a tool's answer, with two calls, and what comes out (or fails) decides. What it
+cannot do is done here, in the form Hermes and Qwen models use, and told to the user in `notes`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from airloop.errors import AirError
+
+HERMES_TOOLS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+CHATML = (
+    """{%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% endif %}
+{%- if system is defined or tools %}
+    {{- '<|im_start|>system\\n' + (system if system is defined else '') }}
+    {%- if tools %}
+        {{- '\\n\\n' if system is defined else '' }}
+        {{- """
+    + json.dumps(HERMES_TOOLS.split("{tools}")[0])
+    + """ }}
+        {%- for tool in tools %}{{- tool | tojson }}{{- '' if loop.last else '\\n' }}{%- endfor %}
+        {{- """
+    + json.dumps(HERMES_TOOLS.split("{tools}")[1].replace("{{", "{").replace("}}", "}"))
+    + """ }}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message['role'] == 'tool' %}
+        {{- '\\n' if loop.index0 and messages[loop.index0 - 1]['role'] == 'tool' else '<|im_start|>user\\n' }}
+        {{- '<tool_response>\\n' + message['content'] + '\\n</tool_response>' }}
+        {{- '' if not loop.last and messages[loop.index0 + 1]['role'] == 'tool' else '<|im_end|>\\n' }}
+    {%- elif not (loop.first and message['role'] == 'system') %}
+        {{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}
+        {%- for call in message['tool_calls'] or [] %}
+            {{- '\\n' if message['content'] or not loop.first else '' }}
+            {%- set arguments = call['function']['arguments'] %}
+            {{- '<tool_call>\\n{"name": "' + call['function']['name'] + '", "arguments": ' }}
+            {{- arguments if arguments is string else arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+)
+"""ChatML with tools in Hermes form: for models whose files bring no template but know its two tokens."""
+
+GIVE_TEMPLATE = 'give a template that can do this: chat_template = "file.jinja" under [model]'
+
+# Inside the text of a special token it means: these are only characters (U+FDD0 is a non-character, for a
+# program's own use). render() puts it there, encode() cuts the text at it and leaves it out.
+ONLY_TEXT = "\ufdd0"
+
+# A word no template contains by chance.
+PROBE = "qzprobe"
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": f"{PROBE}_tool",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+
+
+def _call(word: str) -> dict[str, Any]:
+    # Mistral's templates want ids of nine letters or digits.
+    call_id = f"{PROBE}01{'a' if word.endswith('1') else 'b'}"[-9:]
+    function = {"name": f"{PROBE}_tool", "arguments": {"word": word}}
+    return {"type": "function", "id": call_id, "function": function}
+
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer and its chat template. Every id `encode` gives comes from text alone.
+
+    What an environment, a file or a user writes can never become a special token: where the content of a message
+    that is not the assistant's spells one (`<|im_end|>`), the model reads the same characters, as ordinary
+    tokens. So nobody but the template opens or closes a turn.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str = "the model",
+        extra_stop_ids: Sequence[int] = (),
+        chat_template: str | Path | None = None,
+    ) -> None:
+        self.hf = tokenizer
+        self.name = name
+        self.notes: list[str] = []
+        self.tool_notes: list[str] = []  # matter only to environments with tools
+        self._choose_template(chat_template)
+        self._check_renders()
+        self.stop_ids = self._find_stop_ids(extra_stop_ids)
+        if not self.supports_tools:
+            self.tool_notes.append(
+                f"the chat template of {name} has no place for tools: they are listed in the system message, "
+                'and calls are expected as <tool_call>{"name": …, "arguments": …}</tool_call>'
+            )
+        if not self.supports_system:
+            self.notes.append(
+                f"the chat template of {name} has no system role: "
+                "the system message is put before the first user message"
+            )
+        if not self.supports_parallel_calls:
+            self.tool_notes.append(f"the chat template of {name} allows one tool call in a reply, not more")
+
+    # --- tokens -------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text as it stands: nothing is added, special tokens written in it are recognised, unless
+        render() has marked them as being only text."""
+        return [i for piece in text.split(ONLY_TEXT) for i in self.hf.encode(piece, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int], *, skip_stop: bool = False) -> str:
+        """Text of the ids, special tokens included; `skip_stop` leaves out the stop tokens at the end."""
+        kept = list(ids)
+        while skip_stop and kept and kept[-1] in self.stop_ids:
+            kept.pop()
+        text = self.hf.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id, so added tokens count."""
+        return self._vocab_size
+
+    @cached_property
+    def _vocab_size(self) -> int:
+        return max(self.hf.get_vocab().values()) + 1
+
+    @property
+    def pad_id(self) -> int:
+        pad = self.hf.pad_token_id
+        return int(self.stop_ids[0] if pad is None else pad)
+
+    # --- messages -----------------------------------------------------------------------------------
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The chat as text. No tools and an empty list of tools are the same prompt. Special tokens in what
+        others than the assistant say are marked with ONLY_TEXT, for encode()."""
+        chat = [self._guarded(message) for message in messages]
+        if tools and not self.supports_tools:
+            chat = _with_tools_in_system(chat, tools)
+        if not self.supports_tool_role:
+            chat = _without_tool_role(chat)
+        if not self.supports_system:
+            chat = _without_system(chat)
+        if self.needs_alternation:
+            chat = _merge_same_role(chat)
+        given = [dict(tool) for tool in tools] if tools and self.supports_tools else None
+        try:
+            return self._apply(chat, given, add_generation_prompt)
+        except Exception as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise AirError(
+                f"the chat template of {self.name} cannot render the roles [{roles}]: {error}",
+                GIVE_TEMPLATE,
+            ) from error
+
+    def _guarded(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A tool's `name` is guarded too: it is whatever the agent called."""
+        if message.get("role") == "assistant" or not self._special:
+            return dict(message)
+        words = {key: message[key] for key in ("content", "name") if isinstance(message.get(key), str)}
+        return {**message, **{key: self._special.sub(rf"\g<0>{ONLY_TEXT}", word) for key, word in words.items()}}
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        """Finds the first character of each special token in a text. Tokens that the tokenizer itself calls
+        ordinary (Qwen's <tool_call>) are not among them: in them there is no power to guard against."""
+        declared = {token.content for token in self.hf.added_tokens_decoder.values() if token.special}
+        stops = self.hf.convert_ids_to_tokens(list(self.stop_ids))
+        words = sorted(w for w in {*declared, *self.hf.all_special_tokens, *stops} if w is not None and len(w) > 1)
+        return re.compile(rf"(?=(?:{'|'.join(map(re.escape, words))})).", re.DOTALL) if words else None
+
+    def _apply(
+        self,
+        chat: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        text = self.hf.apply_chat_template(
+            chat, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
+        )
+        return str(text)
+
+    def _try(self, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str | None:
+        """The rendered text, or None where the template refuses; templates refuse in any way they like."""
+        try:
+            return self._apply(chat, tools)
+        except Exception:
+            return None
+
+    # --- what the template can do, by trial -----------------------------------------------------------
+
+    @cached_property
+    def supports_system(self) -> bool:
+        text = self._try([{"role": "system", "content": PROBE}, {"role": "user", "content": "hi"}])
+        return text is not None and PROBE in text
+
+    @cached_property
+    def supports_tools(self) -> bool:
+        text = self._try([{"role": "user", "content": "hi"}], [PROBE_TOOL])
+        return text is not None and f"{PROBE}_tool" in text
+
+    @cached_property
+    def supports_tool_role(self) -> bool:
+        """Whether a tool's answer has a place of its own. A template that prints any role it is given
+        (SmolLM2's) does not count: its model has never seen a tool."""
+        return self.supports_tools and PROBE + "answer" in (self._try(self._chat_with_calls(1), [PROBE_TOOL]) or "")
+
+    @cached_property
+    def supports_parallel_calls(self) -> bool:
+        """Whether a reply may hold two calls (B5). Llama 3's templates allow one."""
+        if not self.supports_tools or not self.supports_tool_role:
+            return True  # calls are then written as text, by us
+        text = self._try(self._chat_with_calls(2), [PROBE_TOOL])
+        return text is not None and all(f"{PROBE}word{i}" in text for i in (1, 2))
+
+    @cached_property
+    def needs_alternation(self) -> bool:
+        user = {"role": "user", "content": "hi"}
+        return self._try([user, user]) is None
+
+    def _chat_with_calls(self, count: int) -> list[dict[str, Any]]:
+        calls = [_call(f"{PROBE}word{i + 1}") for i in range(count)]
+        answers = [
+            {
+                "role": "tool",
+                "name": f"{PROBE}_tool",
+                "content": f"{PROBE}answer{i}",
+                "tool_call_id": call["id"],
+            }
+            for i, call in enumerate(calls)
+        ]
+        return [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            *answers,
+        ]
+
+    # --- set-up -----------------------------------------------------------------------------------------
+
+    def _choose_template(self, given: str | Path | None) -> None:
+        if given is not None:
+            path = Path(given).expanduser()
+            try:
+                self.hf.chat_template = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise AirError(
+                    f"cannot read the chat template {path}: {error}",
+                    "chat_template under [model] is the path of a Jinja file",
+                ) from error
+        elif not self.hf.chat_template:
+            known = self.hf.get_vocab()
+            if not {"<|im_start|>", "<|im_end|>"} <= known.keys():
+                raise AirError(
+                    f"{self.name} has no chat template: it is probably a base model, not trained for chat",
+                    f"take its instruct version, or {GIVE_TEMPLATE}",
+                )
+            self.hf.chat_template = CHATML
+            self.notes.append(f"{self.name} brings no chat template; it knows ChatML's tokens, so ChatML is used")
+
+    def _check_renders(self) -> None:
+        import jinja2
+
+        try:
+            text = self._apply([{"role": "user", "content": PROBE}], None, True)
+        except jinja2.TemplateSyntaxError as error:
+            raise AirError(
+                f"the chat template of {self.name} is not valid Jinja, line {error.lineno}: {error.message}"
+            ) from error
+        except Exception as error:
+            raise AirError(
+                f"the chat template of {self.name} cannot render a single user message: {error}",
+                GIVE_TEMPLATE,
+            ) from error
+        if PROBE not in text:
+            raise AirError(f"the chat template of {self.name} leaves out the user's message")
+
+    def _find_stop_ids(self, extra: Sequence[int]) -> tuple[int, ...]:
+        """The end-of-turn token of the template first, then the tokenizer's and the model's own.
+
+        A template that closes no turn leaves the model nothing to learn to stop with: every reply would
+        run to max_tokens (B9).
+        """
+        reply = f"{PROBE}reply"
+        user = {"role": "user", "content": "hi"}
+        text = self._try([user, {"role": "assistant", "content": reply}])
+        if text is None or reply not in text:
+            raise AirError(
+                f"the chat template of {self.name} leaves out the assistant's message",
+                GIVE_TEMPLATE,
+            )
+        declared = [i for i in (*extra, self.hf.eos_token_id) if i is not None]
+        special = {*self.hf.all_special_ids, *self.hf.added_tokens_decoder, *declared}
+        closing = [i for i in self.encode(text.rsplit(reply, 1)[1]) if i in special]
+        if not closing:
+            raise AirError(
+                f"the chat template of {self.name} puts no stop token after the assistant's message, "
+                f"so no reply would ever end before max_tokens (stop tokens: {self._words(declared)})",
+                GIVE_TEMPLATE,
+            )
+        return tuple(dict.fromkeys([closing[0], *declared]))
+
+    def _words(self, ids: Sequence[int]) -> str:
+        return ", ".join(f"{self.hf.convert_ids_to_tokens(i)} ({i})" for i in dict.fromkeys(ids)) or "none"
+
+
+# --- the same chat for templates that can do less -----------------------------------------------------
+
+
+def _with_tools_in_system(chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    listing = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
+    text = HERMES_TOOLS.format(tools=listing)
+    if chat and chat[0]["role"] == "system":
+        return [{**chat[0], "content": f"{chat[0]['content']}\n\n{text}"}, *chat[1:]]
+    return [{"role": "system", "content": text}, *chat]
+
+
+def _without_tool_role(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Calls become text of the assistant, answers a user message; answers to one reply share a message."""
+    out: list[dict[str, Any]] = []
+    after_tool = False
+    for message in chat:
+        is_tool = message["role"] == "tool"
+        if is_tool:
+            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if after_tool:
+                out[-1]["content"] += "\n" + text
+            else:
+                out.append({"role": "user", "content": text})
+        elif message.get("tool_calls"):
+            out.append({"role": message["role"], "content": _calls_as_text(message)})
+        else:
+            out.append(message)
+        after_tool = is_tool
+    return out
+
+
+def _calls_as_text(message: Mapping[str, Any]) -> str:
+    parts = [message["content"]] if message.get("content") else []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = function["arguments"]
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        body = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
+        parts.append(f"<tool_call>\n{body}\n</tool_call>")
+    return "\n".join(parts)
+
+
+def _without_system(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not chat or chat[0]["role"] != "system":
+        return chat
+    system, rest = chat[0], chat[1:]
+    if rest and rest[0]["role"] == "user":
+        return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]]
+    return [{"role": "user", "content": system["content"]}, *rest]
+
+
+def _merge_same_role(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for message in chat:
+        mergeable = message["role"] in ("system", "user") and out and out[-1]["role"] == message["role"]
+        if mergeable:
+            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
+        else:
+            out.append(message)
+    return out

@@ -1,0 +1,193 @@
+"""A GGUF file turned, once, into a model directory in transformers form: dequantised, as bf16 safetensors.
+
+bf16 because that is what these models were trained and published in: rounding moves a weight by 0.13 % of
+its size, where 4-bit quantisation has already moved it by about 8 %; the directory is half as large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airloop.errors import AirError
+from airloop.models.chat import CHATML
+from airloop.models.checks import check_config
+
+MANIFEST = "air.json"
+FORM = 1  # of a conversion; a larger number makes old ones be done again
+Say = Callable[[str], None]
+
+# Transformers' GGUF reader gives every "gpt2" tokenizer of a Llama the split of GPT-2; these models' own:
+SPLITS = {
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+GPT2_SPLIT = ("default", "gpt-2", "gpt2")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A place in the cache, with a manifest written last: whole if every file is as the manifest says."""
+
+    path: Path
+
+    @property
+    def note(self) -> str:
+        return str(self._manifest().get("note", ""))
+
+    def _manifest(self) -> dict[str, Any]:
+        try:
+            manifest = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return manifest if isinstance(manifest, dict) else {}
+
+    def is_whole(self) -> bool:
+        manifest = self._manifest()
+        files = manifest.get("files")
+        if manifest.get("form") != FORM or not isinstance(files, dict) or "config.json" not in files:
+            return False
+        return all(_fingerprint(self.path / name) == seen for name, seen in files.items())
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held by the one process that fetches and converts."""
+        from filelock import FileLock  # torch and huggingface_hub bring it
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.path.parent / f".{self.path.name}.lock"):
+            yield
+
+
+def conversion(cache: Path, key: str) -> Conversion:
+    return Conversion(cache / "models" / key)
+
+
+def _fingerprint(path: Path) -> list[int] | None:
+    """Size and CRC-32: against cut-off and damaged files, at the speed of reading them."""
+    try:
+        with path.open("rb") as stream:
+            size = crc = 0
+            while chunk := stream.read(1 << 22):
+                size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    except OSError:
+        return None
+    return [size, crc]
+
+
+def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool = False) -> Conversion:
+    """Converts unless it is done already; the target appears whole or not at all."""
+    with contextlib.nullcontext() if locked else target.lock():
+        if target.is_whole():
+            return target
+        say(f"converting {gguf.name} to safetensors in {target.path} (once, under a minute for a small model)")
+        for leftover in target.path.parent.glob(f".{target.path.name}.tmp-*"):  # of a killed process
+            shutil.rmtree(leftover, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.path.parent, prefix=f".{target.path.name}.tmp-"))
+        try:
+            note = _write(gguf, scratch, name)
+            files = {file.name: _fingerprint(file) for file in sorted(scratch.iterdir())}
+            for file in scratch.iterdir():
+                file.chmod(0o644)  # as other caches are: readable by the machine's other users
+            manifest = {"form": FORM, "name": name, "source": str(gguf), "note": note, "files": files}
+            (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+            scratch.chmod(0o755)
+            shutil.rmtree(target.path, ignore_errors=True)
+            scratch.rename(target.path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _write(gguf: Path, scratch: Path, name: str) -> str:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from airloop.models import quiet
+
+    header = _read_header(gguf)
+    with quiet():
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
+                model: Any = AutoModelForCausalLM.from_pretrained(
+                    gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True
+                )
+        except Exception as error:
+            raise AirError(
+                f"transformers cannot read {gguf} (architecture {header['architecture']!r}): {error}",
+                "give the model in transformers form (a directory with config.json and safetensors)",
+            ) from error
+        tokenizer, note = _tokenizer(gguf, header)
+        # The weights are plain numbers now; an entry left in config.json would say they are not.
+        del model.config.quantization_config
+        model.is_quantized = False
+        model.hf_quantizer = None
+        model.config.architectures = [type(model).__name__]
+        check_config(model.config.to_dict(), name)
+        limit = getattr(model.config, "max_position_embeddings", None)
+        tokenizer.model_max_length = limit or tokenizer.model_max_length
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+    return f"its weights were {header['quantisation']} and are dequantised to bf16{note}"
+
+
+def _read_header(gguf: Path) -> dict[str, Any]:
+    """The few fields of the GGUF that transformers does not pass on."""
+    from gguf import GGUFReader, LlamaFileType
+
+    try:
+        fields = GGUFReader(gguf).fields
+    except Exception as error:
+        raise AirError(f"{gguf} is not a whole GGUF file: {error}", "fetch it again") from error
+
+    def value(key: str, default: Any) -> Any:
+        return fields[key].contents() if key in fields else default
+
+    file_type = value("general.file_type", None)
+    known = {int(kind): kind.name.removeprefix("MOSTLY_") for kind in LlamaFileType}
+    return {
+        "architecture": value("general.architecture", "?"),
+        "quantisation": known.get(file_type, "quantised"),
+        "tokenizer": value("tokenizer.ggml.model", "?"),
+        "split": value("tokenizer.ggml.pre", "default"),
+    }
+
+
+def _tokenizer(gguf: Path, header: dict[str, Any]) -> tuple[Any, str]:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except Exception as error:
+        raise AirError(f"transformers cannot read the tokenizer in {gguf}: {error}") from error
+    note = ""
+    if header["tokenizer"] == "gpt2" and not _set_split(tokenizer, header["split"]):
+        note = f"; its tokenizer splits text as {header['split']!r}, which transformers only approximates"
+    if not tokenizer.chat_template and {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
+        tokenizer.chat_template = CHATML
+        note += "; it brings no chat template, so ChatML is used"
+    return tokenizer, note
+
+
+def _set_split(tokenizer: Any, split: str) -> bool:
+    """Gives the tokenizer its model's own way of cutting text into words; False if we do not know it."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+    backend = tokenizer.backend_tokenizer
+    if split == "smollm":
+        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    elif split in SPLITS:
+        words = Split(Regex(SPLITS[split]), behavior="isolated")
+        backend.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+    return split == "smollm" or split in SPLITS or split in GPT2_SPLIT

@@ -1,0 +1,103 @@
+"""The memory plan of a run: `plan(config, shape, gpu_bytes)` says, per GPU, what each part takes at each of the
+moments that can be the peak, how many tokens of keys and values there is room for, and whether they can stay while
+training. A pure function: no GPU, no weights; `air plan` prints it and `air train` follows it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from airloop.config import Config
+from airloop.plan import memory
+from airloop.plan.memory import Memory, Sizes, read_sizes
+from airloop.plan.shape import Shape, find_shape, read_shape, shape_of
+
+__all__ = ["Memory", "Plan", "Shape", "find_shape", "plan", "read_shape", "shape_of"]
+
+
+MOMENTS = ("sampling", "log_probs", "backward", "update")
+
+
+@dataclass(frozen=True)
+class Plan:
+    gpu_bytes: int
+    gpus: int
+    tokens: int  # of the largest micro-batch
+    kv_tokens: int
+    keep_kv: bool  # the key/value memory stays while training; else it is given back before and taken again after
+    sampling: Memory
+    log_probs: Memory
+    backward: Memory
+    update: Memory
+    outside: int  # CUDA context and graphs: on the GPU, but not in torch's figures
+
+    @property
+    def sampling_peak(self) -> int:
+        return self.sampling.total
+
+    @property
+    def training_peak(self) -> int:
+        return max(self.log_probs.total, self.backward.total, self.update.total)
+
+    @property
+    def peak(self) -> int:
+        """What torch.cuda.max_memory_allocated will say."""
+        return max(self.sampling_peak, self.training_peak)
+
+    @property
+    def available(self) -> int:
+        """What torch can hand out before it must fail."""
+        return int(self.gpu_bytes * (1 - memory.SLACK)) - self.outside
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.available
+
+    @property
+    def moment(self) -> str:
+        """When the peak is."""
+        return max(MOMENTS, key=lambda name: getattr(self, name).total)
+
+    @property
+    def largest(self) -> tuple[str, int]:
+        """The largest part at the peak."""
+        parts = asdict(getattr(self, self.moment))
+        return max(parts.items(), key=lambda part: part[1])
+
+    def as_json(self) -> dict[str, Any]:
+        name, size = self.largest
+        return {
+            **asdict(self),
+            "sampling_peak": self.sampling_peak,
+            "training_peak": self.training_peak,
+            "peak": self.peak,
+            "available": self.available,
+            "fits": self.fits,
+            "peak_at": self.moment,
+            "largest": {"part": name, "bytes": size},
+        }
+
+
+def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None) -> Plan:
+    """The plan of `config` for GPUs of `gpu_bytes` each. Every GPU has the same: replicas and shards are equal.
+    `ranks`: how many processes there really are, by default as many as the config says."""
+    sizes = read_sizes(config, shape, ranks or config.ranks)
+    outside = memory.outside(0 if config.inference.model.enforce_eager else memory.graph_count(sizes.batch))
+    available = int(gpu_bytes * (1 - memory.SLACK)) - outside
+    sampling = memory.sampling(sizes)
+    training = (memory.log_probs(sizes), memory.backward(sizes), memory.update(sizes))
+    kv_tokens = _kv_tokens(config, sizes, available - sampling.total)
+    page = config.inference.page_size
+    kv = (-(-kv_tokens // page) + 1) * page * shape.kv_values * sizes.item  # one page is nobody's: padding writes there
+    keep = max(moment.total for moment in training) + kv <= available
+    log_probs, backward, update = (replace(moment, key_values=kv if keep else 0) for moment in training)
+    sampling = replace(sampling, key_values=kv)
+    return Plan(gpu_bytes, sizes.ranks, sizes.tokens, kv_tokens, keep, sampling, log_probs, backward, update, outside)
+
+
+def _kv_tokens(config: Config, sizes: Sizes, room: int) -> int:
+    """What is asked for; else enough for every sequence at full length, within the share of what is free."""
+    if config.inference.kv_tokens:
+        return config.inference.kv_tokens
+    share = int(max(0, room) * config.inference.gpu_memory_utilization) // (sizes.shape.kv_values * sizes.item)
+    return max(config.context, min(sizes.batch * config.context, share))

@@ -1,0 +1,12 @@
+"""What other packages add by entry points: environments in the group "airloop.envs", checks in "airloop.checks"."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+
+def plugins(kind: str) -> dict[str, EntryPoint]:
+    """Entry points of a kind ("envs", "checks") by name. Those under the package's former name, `air`, count too,
+    except what an old installation of this package itself has left behind: its modules are gone."""
+    old = {p.name: p for p in entry_points(group=f"air.{kind}") if not p.value.startswith("air.")}
+    return old | {p.name: p for p in entry_points(group=f"airloop.{kind}")}

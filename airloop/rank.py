@@ -1,0 +1,112 @@
+"""One rank of a run, as a process of its own: `python -m airloop.rank ORDER`, started by airloop/launch.py only.
+
+What it has to tell goes to the launcher as lines of JSON, in the words of a Watcher; whatever it or a library prints
+goes to the run's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from airloop import interrupts
+from airloop.errors import AirError
+from airloop.launch import Order, as_one_sees_it
+from airloop.run import Run
+from airloop.watch.alarms import Alarm
+
+
+class Reporter:
+    """A Watcher that tells the launcher. What every rank would say alike is said by the first."""
+
+    def __init__(self, events: int, rank: int) -> None:
+        self._file = os.fdopen(events, "w", encoding="utf-8")
+        self._rank = rank
+        self._lock = threading.Lock()
+
+    def phase(self, text: str, total: int = 0) -> None:
+        self._tell("phase", text, total)
+
+    def episode(self) -> None:
+        self._tell("episode")
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        if self._rank == 0:
+            self._tell("step", metrics)
+
+    def alarm(self, alarm: Alarm) -> None:
+        self._tell("alarm", asdict(alarm))
+
+    def evaluated(self, metrics: dict[str, Any]) -> None:
+        if self._rank == 0:
+            self._tell("evaluated", metrics)
+
+    def say(self, text: str) -> None:
+        self._tell("say" if self._rank == 0 else "log", text)
+
+    def warn(self, text: str) -> None:
+        """What this rank's parts log: seen, whichever rank it is."""
+        self._tell("say", f"rank {self._rank}: {text}")
+
+    def stopped(self) -> None:
+        self._tell("stopped")
+
+    def fail(self, error: AirError, noticed: bool) -> None:
+        self._tell("error", error.problem, error.fix, noticed)
+
+    def _tell(self, *told: Any) -> None:
+        with self._lock:
+            self._file.write(json.dumps(told) + "\n")
+            self._file.flush()
+
+
+def main() -> None:
+    order = Order(**json.loads(sys.argv[1]))
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    interrupts.heed_launcher()
+    reporter = Reporter(order.events, order.rank)
+    try:
+        _run(order, reporter)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        reporter.stopped()
+        sys.exit(130)
+    except AirError as error:
+        from airloop.world import RankLost
+
+        reporter.fail(error, isinstance(error, RankLost))
+        sys.exit(1)
+    except BaseException as error:
+        traceback.print_exc()
+        what = f"Rank {order.rank} failed: {type(error).__name__}: {error}"
+        reporter.fail(AirError(what, f"{Path(order.run) / 'log.txt'} has the traceback."), noticed=False)
+        sys.exit(1)
+
+
+def _run(order: Order, reporter: Reporter) -> None:
+    from airloop.train import send_logs_to, train_rank
+    from airloop.world import Ranks
+
+    run = Run.open(Path(order.run))
+    run.config = as_one_sees_it(run.config, order.device)
+    run.writes = order.rank == 0
+    send_logs_to(reporter.warn, run.config)
+    world = Ranks(order.rank, order.size, Path(order.store), order.device)
+    asyncio.run(train_rank(run, reporter, order.resuming, world))
+    world.close()
+
+
+def _end_with_launcher() -> None:
+    """The launcher writes nothing: the pipe's end means that it is gone, however it went."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

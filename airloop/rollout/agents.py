@@ -1,0 +1,247 @@
+"""Agents that are models: the policy under training, and any model behind an OpenAI-compatible URL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import ssl
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from airloop.engine.base import ContextFull, Engine, Sampling
+from airloop.errors import AirError, InfraError
+from airloop.rollout.schedule import turn_seed
+from airloop.rollout.transcript import Strategy, Tokenizer, Transcript, find_replies
+from airloop.types import Branch, Message, Sampled, Times
+
+
+class ModelAgent(ABC):
+    """An agent that can say, after each reply, how the reply came about."""
+
+    sampled: Sampled | None = None  # the last reply's tokens, if they are ours to train on
+    times: Times = Times()  # of the last reply
+    cut: bool = False  # whether the last reply ended by its length
+
+    @abstractmethod
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message: ...
+
+    def branches(self) -> tuple[Branch, ...]:
+        return ()
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+
+class PolicyAgent(ModelAgent):
+    """The policy under training: a transcript and an engine. `order` names the episode for lock-step."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        *,
+        seed: int,
+        order: str = "",
+        strategy: Strategy = "interleaved",
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._sampling = replace(sampling, stop_ids=sampling.stop_ids or tokenizer.stop_ids)
+        self._seed = seed
+        self._order = order
+        self._strategy = strategy
+        self._turn = 0
+        self._prompt_tokens = self._cached_tokens = self._sampled_tokens = self._cuts = 0
+        self.transcript: Transcript | None = None
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
+        if self.transcript is None:
+            self.transcript = Transcript(self._tokenizer, tools, self._strategy)
+        self.transcript.show(messages)
+        prompt = self.transcript.prompt()
+        sampling = replace(self._sampling, seed=turn_seed(self._seed, self._turn))
+        generation = await self._engine.generate(prompt, sampling, order=f"{self._order}-{self._turn:03d}")
+        self.sampled = Sampled(generation.token_ids, generation.logprobs, generation.stop, generation.version)
+        self.times = Times(queue=generation.queue_s, model=generation.model_s)
+        self.cut = generation.stop == "length"
+        reply = self.transcript.append_sampled(self.sampled)
+        self._turn += 1
+        self._prompt_tokens += len(prompt)
+        self._cached_tokens += generation.cached_tokens
+        self._sampled_tokens += len(generation.token_ids)
+        self._cuts += self.cut
+        return reply
+
+    def branches(self) -> tuple[Branch, ...]:
+        return self.transcript.branches() if self.transcript else ()
+
+    def metrics(self) -> Mapping[str, float]:
+        return {
+            "sampled_tokens": self._sampled_tokens,
+            "length_stops": self._cuts / max(self._turn, 1),
+            "cached_share": self._cached_tokens / max(self._prompt_tokens, 1),
+        }
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Reading the certificates takes longer than the rest of a request; once is enough."""
+    return ssl.create_default_context()
+
+
+class _Retry(Exception):
+    """Worth another try; `after` seconds if the server said so."""
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class UrlAgent(ModelAgent):
+    """A model behind an OpenAI-compatible URL, for baselines. Prices are per million tokens.
+
+    The episode's conversation is text, as for the policy. A server that reads tool calls out of the text
+    gets them back in its own form, and what it returns as `tool_calls` is written as Hermes text.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key_env: str | None = None,
+        price_in: float = 0.0,
+        price_out: float = 0.0,
+        temperature: float = 1.0,
+        max_tokens: int = 1024,
+        timeout_s: float = 120.0,
+        seed: int | None = None,
+        *,
+        attempts: int = 5,
+        backoff_s: float = 1.0,
+    ) -> None:
+        self._url = base_url.rstrip("/") + "/chat/completions"
+        self._options: dict[str, Any] = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+        if seed is not None:
+            self._options["seed"] = seed
+        self._headers = _authorisation(api_key_env)
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._backoff_s = backoff_s
+        self._price_in, self._price_out = price_in, price_out
+        self._native: list[tuple[str, dict[str, Any]]] = []  # each reply's text, and the server's own message
+        self._cuts = self._retries = 0
+        self.tokens_in = self.tokens_out = 0
+
+    @property
+    def cost(self) -> float:
+        return (self.tokens_in * self._price_in + self.tokens_out * self._price_out) / 1e6
+
+    def metrics(self) -> Mapping[str, float]:
+        return {
+            "tokens_in": self.tokens_in,
+            "tokens_out": self.tokens_out,
+            "cost": self.cost,
+            "length_stops": self._cuts / max(len(self._native), 1),
+            "request_retries": self._retries,
+        }
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
+        body = {**self._options, "messages": self._as_native(messages)}
+        if tools:
+            body["tools"] = [dict(tool) for tool in tools]
+        started = time.monotonic()
+        answer, choice = await self._ask_until_answered(body)
+        self.times = Times(model=time.monotonic() - started)
+        usage = answer.get("usage") or {}
+        self.tokens_in += int(usage.get("prompt_tokens") or 0)
+        self.tokens_out += int(usage.get("completion_tokens") or 0)
+        self.cut = choice.get("finish_reason") == "length"
+        self._cuts += self.cut
+        text = _as_text(choice["message"])
+        self._native.append((text, choice["message"]))
+        return Message(role="assistant", content=text)
+
+    async def _ask_until_answered(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        async with httpx.AsyncClient(timeout=self._timeout_s, headers=self._headers, verify=_tls()) as client:
+            for attempt in range(self._attempts):
+                try:
+                    return await self._ask(client, body)
+                except _Retry as error:
+                    reason = str(error)
+                    wait = self._backoff_s * 2**attempt if error.after is None else error.after
+                if attempt + 1 < self._attempts:
+                    self._retries += 1
+                    await asyncio.sleep(min(wait, self._timeout_s))
+        raise InfraError(f"{self._url} did not answer in {self._attempts} attempts; the last: {reason}")
+
+    async def _ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        try:
+            response = await client.post(self._url, json=body)
+        except httpx.TransportError as error:
+            raise _Retry(f"{type(error).__name__} {error}".strip()) from error
+        if response.status_code in (408, 409, 429) or response.status_code >= 500:
+            after = response.headers.get("retry-after", "")
+            raise _Retry(f"status {response.status_code}", float(after) if after.isdecimal() else None)
+        if response.status_code >= 400:
+            if "context_length" in response.text or "maximum context length" in response.text:
+                raise ContextFull(response.text[:500])
+            raise AirError(
+                f"{self._url} refused the request with status {response.status_code}: {response.text[:500]}",
+                "check the URL, the model's name and the API key",
+            )
+        try:
+            answer = response.json()
+            choice = answer["choices"][0]
+            choice["message"].get("content")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise _Retry(f"an answer that is not a chat completion: {response.text[:200]}") from error
+        return answer, choice
+
+    def _as_native(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Tool results answer the server's own calls by id; without such calls they go as user messages."""
+        out: list[dict[str, Any]] = []
+        open_calls: list[str] = []
+        own = find_replies(messages, [text for text, _ in self._native])
+        for place, message in enumerate(messages):
+            if place in own:
+                native = self._native[own[place]][1]
+                open_calls = [str(call.get("id", "")) for call in native.get("tool_calls") or []]
+                known = {k: native[k] for k in ("role", "content", "tool_calls") if native.get(k)}
+                out.append({"role": "assistant", "content": "", **known})
+            elif message["role"] != "tool":
+                out.append(dict(message))
+            elif open_calls:
+                out.append({"role": "tool", "tool_call_id": open_calls.pop(0), "content": message["content"]})
+            else:
+                out.append({"role": "user", "content": message["content"]})
+        return out
+
+
+def _authorisation(api_key_env: str | None) -> dict[str, str]:
+    if api_key_env is None:
+        return {}
+    key = os.environ.get(api_key_env)
+    if not key:
+        raise AirError(f"The environment variable {api_key_env} holds no API key.", f"export {api_key_env}=…")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _as_text(native: Mapping[str, Any]) -> str:
+    parts = [native["content"]] if native.get("content") else []
+    for call in native.get("tool_calls") or []:
+        function = call.get("function") or {}
+        arguments = function.get("arguments") or "{}"
+        with contextlib.suppress(TypeError, ValueError):  # broken JSON stays a string, and parse() says so
+            arguments = json.loads(arguments)
+        call_text = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
+        parts.append(f"<tool_call>\n{call_text}\n</tool_call>")
+    return "\n".join(parts)

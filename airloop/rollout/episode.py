@@ -1,0 +1,331 @@
+"""One episode, from the opening to the record of it.
+
+Whatever ends an episode, it takes the same path: play, finish, close, record. So a reward cannot be missed
+because of the way an episode ended, and every episode ends in exactly one trajectory. Trouble in the
+machinery is never scored; a defect in an environment is raised together with the trajectory so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+import time
+import traceback
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from airloop.engine.base import ContextFull, EngineFailed
+from airloop.envs.base import Environment, Session
+from airloop.errors import AirError, InfraError
+from airloop.rollout.actions import parse
+from airloop.rollout.agents import ModelAgent
+from airloop.types import Action, Agent, Ending, Message, Observation, Score, Task, Times, Trajectory, Turn, shown_anew
+from airloop.waits import waiting
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+FINISH_S = 600.0  # for grading, after the episode's own time
+CLOSE_S = 60.0  # for giving a session's resources back
+STUCK_S = 10.0  # from being told to stop until it is given up
+SHOWN = 60  # characters of an action that is waited for
+DEFECT_FIX = "mend the environment or the agent; the trajectory so far holds the whole traceback"
+
+
+class EpisodeDefect(AirError):
+    """An environment, a reward or an agent failed in a way that is not bad luck: save it, stop, mend it."""
+
+    def __init__(self, problem: str, fix: str, trajectory: Trajectory) -> None:
+        super().__init__(problem, fix)
+        self.trajectory = trajectory
+
+
+class OutOfTime(Exception):
+    pass
+
+
+class BadReward(Exception):
+    """`str()` says which component and why; `fix` what to change."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem)
+        self.fix = fix
+
+
+async def within(seconds: float, what: str, work: Coroutine[Any, Any, T]) -> T:
+    """The result, or OutOfTime; InfraError if the work does not even stop when it is told to.
+
+    Unlike asyncio.timeout this ends on time even when the work swallows its cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=max(seconds, 0.0))
+        in_time = task.done()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=STUCK_S)
+            if task.done() and not task.cancelled():
+                task.exception()  # seen, so that asyncio does not report it as forgotten
+    if not task.done():
+        raise InfraError(f"{what} took more than {seconds:.0f} s and could not be stopped")
+    if task.cancelled():
+        if in_time:
+            raise InfraError(f"{what} was cancelled from inside")
+        raise OutOfTime(f"{what} took more than {seconds:.0f} s")
+    return task.result()
+
+
+async def run_episode(
+    env: Environment,
+    task: Task,
+    agent: Agent,
+    *,
+    id: str,
+    seed: int,
+    version: int = 0,
+    max_turns: int | None = None,
+    deadline_s: float = 3600.0,
+    finish_s: float = FINISH_S,
+    reward_weights: Mapping[str, float] | None = None,
+    parser: str = "auto",
+) -> Trajectory:
+    """Plays one episode. Returns its trajectory for each of the five endings; raises EpisodeDefect for
+    anything that is not supposed to happen, and lets cancellation through, with the session closed."""
+    episode = _Episode(env, task, agent, parser, max_turns if max_turns is not None else env.max_turns)
+    blank = Trajectory(id, task, seed, version, (), (), "infra_error", {}, (), {}, 0.0, time.time(), 0.0)
+    weights = env.reward_weights if reward_weights is None else reward_weights
+    clock = time.monotonic()
+
+    def record(**outcome: Any) -> Trajectory:
+        return replace(blank, seconds=time.monotonic() - clock, **episode.so_far(), **outcome)
+
+    try:
+        ending, score = await episode.run(seed, deadline_s, finish_s)
+        reward = weighted_reward(score.rewards, episode.turn_rewards, weights, env.turn_reward_mode)
+    except InfraError as error:
+        return record(error=_with_place(error))
+    except EngineFailed as error:
+        raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error))
+        raise EpisodeDefect(
+            f"Environment {env.name!r}, task {task.id!r}: {type(error).__name__}: {error}",
+            getattr(error, "fix", "") or DEFECT_FIX,
+            record(error=f"defect: {trace}"),
+        ) from error
+    metrics = {**score.metrics, **episode.metrics()}
+    return record(ending=ending, rewards=dict(score.rewards), reward=reward, metrics=metrics)
+
+
+@dataclass
+class _Episode:
+    """The mutable middle of run_episode: what has happened so far."""
+
+    env: Environment
+    task: Task
+    agent: Agent
+    parser: str
+    max_turns: int
+    messages: list[Message] = field(default_factory=list)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    turns: list[Turn] = field(default_factory=list)
+    known: list[Message] = field(default_factory=list)  # the conversation as the agent has it
+    end: float = math.inf  # by time.monotonic(): when its time is up
+    opening_s: float = 0.0
+    scoring_s: float = 0.0
+
+    async def run(self, seed: int, deadline_s: float, finish_s: float) -> tuple[Ending, Score]:
+        began = time.monotonic()
+        self.end = began + deadline_s
+        session = self.env.open(self.task, seed)
+        try:
+            with self._waiting("the session", deadline_s):
+                session = await within(deadline_s, "opening the session", session.__aenter__())
+        except OutOfTime as error:
+            raise InfraError(str(error)) from error
+        self.opening_s = time.monotonic() - began
+        try:
+            ending = await self._play_in_time(session)
+            score = await self._score(session, finish_s)
+        except BaseException as error:
+            await self._close(session)
+            if isinstance(error, OutOfTime):
+                raise InfraError(str(error)) from error
+            raise
+        try:
+            await self._close(session)
+        except asyncio.CancelledError:
+            _cancel_at_next_await()  # the episode is over: its record comes first
+        return ending, score
+
+    async def _score(self, session: Session, finish_s: float) -> Score:
+        began = time.monotonic()
+        try:
+            with self._waiting("the score", finish_s):
+                return await within(finish_s, "finish()", session.finish())
+        finally:
+            self.scoring_s = time.monotonic() - began
+
+    def _waiting(self, what: str, deadline_s: float) -> AbstractContextManager[Any]:
+        return waiting(f"{what} of task {self.task.id}", f"environment {self.env.name}", deadline_s)
+
+    async def _play_in_time(self, session: Session) -> Ending:
+        try:
+            return await within(self.end - time.monotonic(), "the episode", self._play(session))
+        except ContextFull:
+            return "context_full"
+        except OutOfTime:
+            if not self.messages:
+                raise  # nothing was shown yet: there is nothing to score
+            return "deadline"
+
+    async def _play(self, session: Session) -> Ending:
+        opening = await session.begin()
+        self.messages, self.tools = list(opening.messages), opening.tools
+        while len(self.turns) < self.max_turns:
+            if await self._turn(session):
+                return "done"
+            if time.monotonic() > self.end:  # the turn went on although it was told to stop
+                return "deadline"
+        return "max_turns"
+
+    async def _turn(self, session: Session) -> bool:
+        started = time.monotonic()
+        conversation = list(session.view(tuple(self.messages)))
+        if not conversation:
+            raise ValueError("view() left nothing of the conversation: it must show at least one message")
+        reply = await self.agent.reply(conversation, self.tools)
+        replied = time.monotonic()
+        model = self.agent if isinstance(self.agent, ModelAgent) else None
+        shown, places = shown_anew(self.known, conversation)
+        self.messages.append(reply)
+        self.known = [*conversation, reply]
+        actions: list[Action] = []
+        seen: list[Observation] = []
+        try:
+            cut = model is not None and model.cut
+            actions, note = parse(reply["content"], self.env.action_format, self.parser, cut=cut)
+            return await self._act(session, actions, note, seen)
+        finally:  # a turn cut short is a turn too
+            times = model.times if model else Times(model=replied - started)
+            times = replace(times, tool=time.monotonic() - replied)
+            sampled = model.sampled if model else None
+            self.turns.append(Turn(shown, reply, sampled, tuple(actions), tuple(seen), times, places))
+
+    async def _act(self, session: Session, actions: list[Action], note: str, seen: list[Observation]) -> bool:
+        for action in actions:
+            observation = session.invalid(action) if action.kind == "invalid" else await self._answer(session, action)
+            seen.append(observation)
+            text = f"{note}\n{observation.text}" if note else observation.text
+            self.messages.append(_as_message(self.env, action, text))
+            note = ""
+            if observation.done:
+                return True
+        return False
+
+    async def _answer(self, session: Session, action: Action) -> Observation:
+        asked = " ".join((action.name or action.text).split())[:SHOWN]
+        with self._waiting(f"the answer to `{asked}`, turn {len(self.turns) + 1}", self.end - time.monotonic()):
+            return await session.act(action)
+
+    async def _close(self, session: Session) -> None:
+        """A session that does not close spoils no episode, but it must not hold the run either."""
+        try:
+            await within(CLOSE_S, "closing the session", session.__aexit__(*sys.exc_info()))
+        except (InfraError, OutOfTime) as error:
+            log.warning("task %s of %s: %s", self.task.id, self.env.name, error)
+
+    @property
+    def turn_rewards(self) -> tuple[dict[str, float], ...]:
+        return tuple(_summed(turn.observations) for turn in self.turns)
+
+    def so_far(self) -> dict[str, Any]:
+        branches = self.agent.branches() if isinstance(self.agent, ModelAgent) else ()
+        seen = {"turns": tuple(self.turns), "tools": tuple(self.tools)}
+        return {**seen, "branches": branches, "turn_rewards": self.turn_rewards}
+
+    def metrics(self) -> dict[str, float]:
+        actions = [action for turn in self.turns for action in turn.actions]
+        invalid = sum(action.kind == "invalid" for action in actions)
+        own = self.agent.metrics() if isinstance(self.agent, ModelAgent) else {}
+        seconds = {"seconds_opening": self.opening_s, "seconds_scoring": self.scoring_s}
+        return {"turns": len(self.turns), "invalid_actions": invalid / max(len(actions), 1), **seconds, **own}
+
+
+def _with_place(error: InfraError) -> str:
+    """What happened, and where: the frames outside of this file down to what failed first, on one line."""
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    frames = [f for e in dict.fromkeys((error, first)) for f in traceback.extract_tb(e.__traceback__)]
+    below = [f for f in frames if f.filename != __file__] or frames[-1:]
+    places = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in below)
+    return f"{str(error) or repr(error)} [at {places}]"
+
+
+def _cancel_at_next_await() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+    task.cancel()
+
+
+def _as_message(env: Environment, action: Action, text: str) -> Message:
+    if env.action_format != "tools":
+        return Message(role="user", content=text)
+    message = Message(role="tool", content=text)
+    if action.name:
+        message["name"] = action.name
+    if action.call_id:
+        message["tool_call_id"] = action.call_id
+    return message
+
+
+def _summed(observations: tuple[Observation, ...]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for observation in observations:
+        for name, value in observation.rewards.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def weighted_reward(
+    rewards: Mapping[str, float],
+    turn_rewards: Sequence[Mapping[str, float]],
+    weights: Mapping[str, float],
+    modes: Mapping[str, str],
+) -> float:
+    """The one number that training uses. A component that did not occur counts 0."""
+    totals = component_totals(rewards, turn_rewards, modes)
+    for name, value in totals.items():
+        if not math.isfinite(value):
+            raise BadReward(f"the reward component {name!r} is {value}", "a reward must be a finite number")
+        if name not in weights:
+            raise BadReward(
+                f"the reward component {name!r} has no weight (weights: {', '.join(weights) or 'none'})",
+                f"add {name!r} to the reward weights; 0 if it should only be watched",
+            )
+    return math.fsum(weights[name] * value for name, value in totals.items())
+
+
+def component_totals(
+    rewards: Mapping[str, float], turn_rewards: Sequence[Mapping[str, float]], modes: Mapping[str, str]
+) -> dict[str, float]:
+    """Each component of the whole episode, unweighted. Those given per turn are summed over the turns or, where the
+    environment says "mean", divided by the number of turns."""
+    totals: dict[str, float] = {}
+    for name in sorted({name for turn in turn_rewards for name in turn}):
+        if name in rewards:
+            raise BadReward(
+                f"the reward component {name!r} is given both per turn and for the whole episode",
+                "give the two different names, or it would count twice",
+            )
+        total = math.fsum(turn.get(name, 0.0) for turn in turn_rewards)
+        totals[name] = total / len(turn_rewards) if modes.get(name, "sum") == "mean" else total
+    return {**totals, **rewards}

@@ -1,0 +1,411 @@
+"""Many episodes at once: groups for training, runs for evaluation, one code path for both.
+
+Every episode that ends reaches `save` exactly once, before anything else is done with it. On several ranks each samples
+its share of the groups, and all of them return what all have sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from airloop.engine.base import Engine, Sampling
+from airloop.envs.base import Environment
+from airloop.errors import AirError
+from airloop.rollout.agents import PolicyAgent
+from airloop.rollout.episode import FINISH_S, BadReward, EpisodeDefect, run_episode, weighted_reward
+from airloop.rollout.schedule import Names, Planned, TaskSchedule, episode_seed
+from airloop.rollout.transcript import Strategy, Tokenizer
+from airloop.rollout.wave import Wave
+from airloop.types import Agent, Group, Task, Trajectory
+from airloop.waits import waiting
+from airloop.world import World
+
+Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
+AgentFactory = Callable[[Environment, Task, int], Agent]  # a fresh agent for a task and an episode's seed
+Place = tuple[int, int]  # the group's index in the step, the sample's number in the group
+
+# Between a share's last deadline and its results: scoring, saving, a busy machine.
+MARGIN_S = 300.0
+EVALUATION = -1  # in place of the step in an evaluation's seeds: every evaluation meets the same draws
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    sampling: Sampling
+    rollouts_per_example: int
+    seed: int = 0
+    max_concurrent: int = 64
+    strategy: Strategy = "interleaved"
+    parser: str = "auto"
+    deadline_s: float = 3600.0
+    finish_s: float = FINISH_S
+    retries: int = 2  # after an infra_error
+    retry_wait_s: float = 1.0  # doubled each time
+    online_difficulty_filtering: bool = False
+    oversampling_factor: float = 1.0  # at most this many times the planned groups are sampled
+    reward_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by environment
+
+
+@dataclass(frozen=True)
+class Dropped:
+    group: Group
+    reason: Literal["infra_error", "no_signal"]
+
+
+@dataclass(frozen=True)
+class Collected:
+    groups: tuple[Group, ...]
+    dropped: tuple[Dropped, ...]
+    stats: Mapping[str, float]
+    spoilt: tuple[Trajectory, ...] = ()  # attempts that ended in infra_error, those that were repeated included
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    trajectories: tuple[Trajectory, ...]  # scored ones, by task and then by sample
+    lost: tuple[Trajectory, ...]  # infra_error after all retries: they have no score
+    stats: Mapping[str, float]
+
+
+class Sampler:
+    """`schedule` is where replacements for groups without signal come from. A sampler without an engine can
+    still evaluate agents that it is given."""
+
+    def __init__(
+        self,
+        engine: Engine | None,
+        tokenizer: Tokenizer | None,
+        envs: Mapping[str, Environment],
+        settings: RolloutSettings,
+        save: Save,
+        schedule: TaskSchedule | None = None,
+        world: World | None = None,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._envs = envs
+        self._settings = settings
+        self._save = save
+        self._schedule = schedule
+        self._world = world or World()
+        self._names = Names()
+
+    async def collect(
+        self,
+        step: int,
+        plan: Sequence[Planned],
+        version: int,
+        finished: Mapping[Place, Trajectory] | None = None,
+    ) -> Collected:
+        """A group for each planned task. `finished` are the episodes of this step that a killed run has left;
+        one among them that ended in infra_error is lost for good, as it was in the step that is repeated.
+
+        With online_difficulty_filtering a group without signal is replaced by one of a spare task, until
+        each planned group has signal or oversampling_factor times as many have been sampled.
+        """
+        settings = self._settings
+        spares: list[Planned] = []
+        if settings.online_difficulty_filtering and self._schedule:
+            count = int(settings.oversampling_factor * len(plan)) - len(plan)
+            spares = self._schedule.spares(step, len(plan), max(count, 0))
+        round = _Round(self, settings, step, version, [*plan, *spares], finished or {}, seed_step=step)
+        replacements = iter(range(len(plan), len(plan) + len(spares)))
+        if self._world.size == 1:
+            round.spare = replacements  # taken as soon as a group has ended
+        wanted: Sequence[int] = range(len(plan))
+        while wanted:
+            await round.run(self._world.mine(wanted))
+            await self._pool(round, f"the episodes of step {step + 1}", wanted)
+            # Several ranks replace together, round by round: which tasks are used must not depend on their number.
+            lost = sum(index in round.dropped for index in wanted)
+            wanted = list(itertools.islice(replacements, lost)) if self._world.size > 1 else []
+        return round.collected()
+
+    async def evaluate(
+        self,
+        plan: Sequence[Planned],
+        agent: AgentFactory | None = None,
+        *,
+        rollouts: int = 1,
+        temperature: float | None = None,
+        seed: int = 0,
+        version: int = 0,
+        step: int = 0,
+        finished: Mapping[Place, Trajectory] | None = None,
+    ) -> Evaluated:
+        """`rollouts` episodes of each task by the policy, or by the agents that `agent` makes. `step` only
+        goes to `save`: the episodes' seeds are the same in every evaluation with the same `seed`."""
+        temperature = self._settings.sampling.temperature if temperature is None else temperature
+        sampling = replace(self._settings.sampling, temperature=temperature)
+        settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
+        round = _Round(self, settings, step, version, plan, finished or {}, seed_step=EVALUATION, agent=agent)
+        await round.run(self._world.mine(range(len(plan))))
+        await self._pool(round, "the episodes of an evaluation", range(len(plan)))
+        ended = [round.ended[place] for place in sorted(round.ended)]
+        return Evaluated(
+            tuple(t for t in ended if t.ending != "infra_error"),
+            tuple(t for t in ended if t.ending == "infra_error"),
+            round.stats(),
+        )
+
+    async def _pool(self, round: _Round, what: str, groups: Sequence[int]) -> None:
+        """Give every rank what all of them have sampled of these groups."""
+        deadline_s = round.longest_s(-(-len(groups) // self._world.size))
+        round.absorb(await self._world.gather(round.share(groups), what, deadline_s))
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one rank has sampled of some groups; its counts are of the whole round so far."""
+
+    ended: Mapping[Place, Trajectory]
+    groups: Mapping[int, Group]
+    dropped: Mapping[int, Dropped]
+    spoilt: Mapping[Place, list[Trajectory]]
+    counts: Counter[str]
+
+
+class _Round:
+    """The episodes of one collect() or evaluate().
+
+    Group number i is always task i of `plan` (spare tasks included), whatever the order in which groups end:
+    so a resumed run finds its finished episodes in the same places, with the same seeds.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        settings: RolloutSettings,
+        step: int,
+        version: int,
+        plan: Sequence[Planned],
+        finished: Mapping[Place, Trajectory],
+        *,
+        seed_step: int,
+        agent: AgentFactory | None = None,
+    ) -> None:
+        self._sampler = sampler
+        self._settings = settings
+        self._step = step
+        self._version = version
+        self._plan = plan
+        self._finished = finished
+        self._agent = agent
+        self._evaluating = seed_step == EVALUATION
+        self._seeds = _seeds(plan, settings, seed_step)
+        self._wave = Wave(settings.max_concurrent, None if agent else sampler._engine)
+        self._clock = time.monotonic()
+        self.spare = iter(range(0))
+        self.ended: dict[Place, Trajectory] = {}
+        self.groups: dict[int, Group] = {}
+        self.dropped: dict[int, Dropped] = {}
+        self.spoilt: dict[Place, list[Trajectory]] = {}
+        self.counts: Counter[str] = Counter()  # of this rank
+        self.totals: Counter[str] = Counter()  # of all ranks
+
+    async def run(self, groups: Sequence[int]) -> None:
+        for index in groups:
+            self._start(index)
+        abandoned = _abandoned(self._sampler._engine)
+        with waiting(f"{len(groups)} groups of episodes", "the sampler", self.longest_s(len(groups))):
+            await self._wave.run()
+        self.counts["abandoned_tokens"] += _abandoned(self._sampler._engine) - abandoned
+
+    def longest_s(self, groups: int) -> float:
+        """The time after which these groups have ended, whatever happened to their episodes."""
+        settings = self._settings
+        waits = settings.retry_wait_s * 2**settings.retries
+        episode = (settings.retries + 1) * (settings.deadline_s + settings.finish_s) + waits
+        waves = -(-groups * settings.rollouts_per_example // settings.max_concurrent)
+        return waves * episode + MARGIN_S
+
+    def share(self, groups: Sequence[int]) -> _Share:
+        wanted = set(groups)
+        return _Share(
+            {place: t for place, t in self.ended.items() if place[0] in wanted},
+            {i: group for i, group in self.groups.items() if i in wanted},
+            {i: dropped for i, dropped in self.dropped.items() if i in wanted},
+            {place: attempts for place, attempts in self.spoilt.items() if place[0] in wanted},
+            self.counts,
+        )
+
+    def absorb(self, shares: Sequence[_Share]) -> None:
+        for share in shares:
+            self.ended |= share.ended
+            self.groups |= share.groups
+            self.dropped |= share.dropped
+            self.spoilt |= share.spoilt
+        self.totals = sum((share.counts for share in shares), Counter())
+
+    def _start(self, index: int) -> None:
+        """Members of a group start next to each other, so that the engine computes their prompt once."""
+        for sample in range(self._settings.rollouts_per_example):
+            place = (index, sample)
+            old = self._finished.get(place)
+            if old is not None and self._reusable(old, place):
+                self.counts["reused"] += 1
+                if old.ending == "infra_error":
+                    self.spoilt.setdefault(place, []).append(old)
+                self._end(place, old)
+            else:
+                self._wave.add(lambda place=place: self._episode(place))  # type: ignore[misc]
+
+    def _reusable(self, old: Trajectory, place: Place) -> bool:
+        same = (old.version, old.seed, old.task.id)
+        return same == (self._version, self._seeds[place], self._plan[place[0]][1].id)
+
+    async def _episode(self, place: Place) -> None:
+        """Attempts with the same seed, each saved, until one is not spoilt by the machinery."""
+        settings = self._settings
+        for attempt in range(settings.retries + 1):
+            trajectory = await self._attempt(place)
+            self._sampler._save(trajectory, self._step)
+            if trajectory.ending != "infra_error":
+                break
+            self.counts["infra_errors"] += 1
+            self.spoilt.setdefault(place, []).append(trajectory)
+            if attempt < settings.retries:
+                self.counts["retried"] += 1
+                await asyncio.sleep(settings.retry_wait_s * 2**attempt)
+        self._end(place, trajectory)
+
+    async def _attempt(self, place: Place) -> Trajectory:
+        name, task = self._plan[place[0]]
+        env = self._sampler._envs[name]
+        settings = self._settings
+        try:
+            return await run_episode(
+                env,
+                task,
+                self._make_agent(env, task, place),
+                id=self._sampler._names.make(task.id, self._version, *place),
+                seed=self._seeds[place],
+                version=self._version,
+                deadline_s=settings.deadline_s,
+                finish_s=settings.finish_s,
+                reward_weights=self._weights(name),
+                parser=settings.parser,
+            )
+        except EpisodeDefect as defect:
+            self._sampler._save(defect.trajectory, self._step)
+            raise
+
+    def _weights(self, name: str) -> Mapping[str, float]:
+        return self._settings.reward_weights.get(name, self._sampler._envs[name].reward_weights)
+
+    def _make_agent(self, env: Environment, task: Task, place: Place) -> Agent:
+        seed, engine, tokenizer = self._seeds[place], self._sampler._engine, self._sampler._tokenizer
+        if self._agent is not None:
+            return self._agent(env, task, seed)
+        if engine is None or tokenizer is None:
+            raise ValueError("this sampler has no engine, so no policy: give evaluate() an agent")
+        order = f"{place[0]:06d}-{place[1]:04d}"
+        strategy = self._settings.strategy
+        return PolicyAgent(engine, tokenizer, self._settings.sampling, seed=seed, order=order, strategy=strategy)
+
+    def _end(self, place: Place, trajectory: Trajectory) -> None:
+        self.ended[place] = trajectory
+        index, rollouts = place[0], self._settings.rollouts_per_example
+        members = [self.ended[index, s] for s in range(rollouts) if (index, s) in self.ended]
+        if len(members) == rollouts:
+            self._group_ended(index, members)
+
+    def _group_ended(self, index: int, members: Sequence[Trajectory]) -> None:
+        """Before this, episodes are what they are by themselves; after it, what they are in their group."""
+        scored = tuple(t for t in members if t.ending != "infra_error")
+        too_few = len(scored) < min(2, len(members))
+        if not too_few and not self._evaluating:
+            scored = self._compared(self._plan[index][0], scored)
+        group = Group(self._plan[index][1], self._version, scored)
+        filtering = self._settings.online_difficulty_filtering
+        if too_few:
+            self.dropped[index] = Dropped(group, "infra_error")
+        elif filtering and not group.has_signal:
+            self.dropped[index] = Dropped(group, "no_signal")
+        else:
+            self.groups[index] = group
+            return
+        replacement = next(self.spare, None)
+        if replacement is not None:
+            self._start(replacement)
+
+    def _compared(self, name: str, scored: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+        """With the components that the environment gives within a group. The files on disk stay as they were."""
+        env = self._sampler._envs[name]
+        try:
+            found = env.group_rewards(scored)
+            if len(found) != len(scored):
+                raise BadReward(
+                    f"it gave {len(found)} mappings for {len(scored)} trajectories", "give one for each, in their order"
+                )
+            return tuple(
+                with_group_rewards(t, extra, self._weights(name), env.turn_reward_mode) if extra else t
+                for t, extra in zip(scored, found, strict=True)
+            )
+        except Exception as error:
+            raise AirError(
+                f"group_rewards() of environment {env.name!r}, task {scored[0].task.id!r}: "
+                f"{type(error).__name__}: {error}",
+                getattr(error, "fix", "") or "mend the environment; the episodes are saved, so the run can be resumed",
+            ) from error
+
+    def collected(self) -> Collected:
+        groups = tuple(self.groups[i] for i in sorted(self.groups))
+        spoilt = tuple(t for place in sorted(self.spoilt) for t in self.spoilt[place])
+        return Collected(groups, tuple(self.dropped[i] for i in sorted(self.dropped)), self.stats(), spoilt)
+
+    def stats(self) -> dict[str, float]:
+        endings = Counter(trajectory.ending for trajectory in self.ended.values())
+        reasons = Counter(dropped.reason for dropped in self.dropped.values())
+        return {
+            "episodes": len(self.ended),
+            "reused": self.totals["reused"],
+            "infra_errors": self.totals["infra_errors"],  # attempts that failed
+            "retried": self.totals["retried"],  # of these, how many were followed by another attempt
+            "abandoned_tokens": self.totals["abandoned_tokens"],  # of replies that were cut off while being written
+            "lost": endings["infra_error"],  # episodes that failed in every attempt: in no group and no mean
+            "groups": len(self.groups),
+            "dropped_infra_error": reasons["infra_error"],
+            "dropped_no_signal": reasons["no_signal"],
+            **{f"ended_{ending}": count for ending, count in sorted(endings.items())},
+            "seconds": time.monotonic() - self._clock,
+        }
+
+
+def _abandoned(engine: Engine | None) -> int:
+    """Tokens that the engine sampled for replies it could not return, if it counts them."""
+    return getattr(getattr(engine, "counters", None), "abandoned", 0)
+
+
+def with_group_rewards(
+    trajectory: Trajectory, extra: Mapping[str, float], weights: Mapping[str, float], modes: Mapping[str, str]
+) -> Trajectory:
+    """The trajectory with further components, weighted anew as a whole."""
+    for name in extra:
+        if name in trajectory.rewards:
+            raise BadReward(
+                f"the reward component {name!r} is given both by the episode and within its group",
+                "give the two different names, or one would hide the other",
+            )
+    rewards = {**trajectory.rewards, **extra}
+    return replace(
+        trajectory, rewards=rewards, reward=weighted_reward(rewards, trajectory.turn_rewards, weights, modes)
+    )
+
+
+def _seeds(plan: Sequence[Planned], settings: RolloutSettings, step: int) -> dict[Place, int]:
+    """A task that is planned twice gets further samples, not the same ones again."""
+    seen: Counter[tuple[str, str]] = Counter()
+    seeds: dict[Place, int] = {}
+    for index, (env, task) in enumerate(plan):
+        for sample in range(settings.rollouts_per_example):
+            number = seen[env, task.id]
+            seeds[index, sample] = episode_seed(settings.seed, step, env, task.id, number)
+            seen[env, task.id] += 1
+    return seeds

@@ -1,0 +1,120 @@
+"""What is sampled when, under which seed and which name: pure functions, so that a resumed run goes on as
+if it had never stopped."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from airloop.envs.base import Environment
+from airloop.errors import AirError
+from airloop.types import Task
+
+Planned = tuple[str, Task]  # an environment's name in the run, and a task of it
+MAX_NAMED = 6  # families named one by one
+
+
+def stable_hash(*parts: object) -> int:
+    """The same on every machine and in every process. 31 bits: every random generator takes it as a seed."""
+    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") & 0x7FFF_FFFF
+
+
+def episode_seed(run_seed: int, step: int, env: str, task_id: str, sample: int) -> int:
+    return stable_hash("episode", run_seed, step, env, task_id, sample)
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    return stable_hash("turn", seed, turn)
+
+
+class TaskSchedule:
+    """An endless stream: every epoch holds each task of each environment once, shuffled (E5: never sorted by
+    difficulty, whatever order an environment lists them in)."""
+
+    def __init__(self, envs: Mapping[str, Environment], split: str, seed: int) -> None:
+        self._seed = seed
+        self._tasks: list[Planned] = [(name, task) for name, env in envs.items() for task in env.tasks(split)]
+        if not self._tasks:
+            raise AirError(
+                f"The environments {', '.join(envs) or '(none)'} have no tasks in the split {split!r}.",
+                "choose another split, or other args of the environment",
+            )
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def families(self) -> Counter[str]:
+        """How many examples each family of tasks has."""
+        return Counter(task.curve for _, task in self._tasks)
+
+    def describe(self, batch_size: int, rollouts: int, steps: int) -> str:
+        """What a run of this schedule will see, in a person's words."""
+        examples, a_step = len(self), batch_size // rollouts
+        return (
+            f"{examples} examples{_of_families(self.families())}; {a_step} examples a step = {batch_size} rollouts / "
+            f"{rollouts} each; {examples / a_step:.4g} steps an epoch; {steps} steps = "
+            f"{steps * a_step / examples:.1f} epochs"
+        )
+
+    def batch(self, step: int, n: int) -> list[Planned]:
+        """The n tasks of a step."""
+        return [self._at(position) for position in range(step * n, (step + 1) * n)]
+
+    def spares(self, step: int, n: int, count: int) -> list[Planned]:
+        """Tasks to put in place of those of batch(step, n), in an order of the step's own: the stream itself
+        goes on untouched, so what was replaced in one step does not change the next."""
+        chosen = {(name, task.id) for name, task in self.batch(step, n)}
+        order = [self._tasks[i] for i in self._shuffled(f"spares of step {step}")]
+        fresh = [planned for planned in order if (planned[0], planned[1].id) not in chosen]
+        candidates = fresh or order  # of so few tasks, any may come again
+        return [candidates[i % len(candidates)] for i in range(count)]
+
+    def _at(self, position: int) -> Planned:
+        epoch, place = divmod(position, len(self._tasks))
+        return self._tasks[self._shuffled(f"epoch {epoch}")[place]]
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - one schedule per run
+    def _shuffled(self, name: str) -> list[int]:
+        keys = [stable_hash(self._seed, name, env, task.id, i) for i, (env, task) in enumerate(self._tasks)]
+        return sorted(range(len(keys)), key=lambda i: (keys[i], i))
+
+
+def _of_families(families: Counter[str]) -> str:
+    sizes = set(families.values())
+    if len(families) == 1:
+        return ""
+    if len(sizes) == 1:
+        return f" ({len(families)} tasks × {sizes.pop()})"
+    named = [f"{name} {count}" for name, count in families.most_common(MAX_NAMED)]
+    more = [f"{len(families) - MAX_NAMED} more"] if len(families) > MAX_NAMED else []
+    return f" of {len(families)} tasks ({', '.join(named + more)})"
+
+
+class Names:
+    """Ids of trajectories, which are also the stems of their files: unique by construction within a step (the
+    group's index and the sample's number are in it), and by memory within a process (G8)."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    def make(self, task_id: str, version: int, index: int, sample: int) -> str:
+        safe = re.sub(r"[^A-Za-z0-9.-]+", "-", task_id).strip("-.")[:80] or "task"
+        stem = f"{safe}_pi{version}_{time.strftime('%Y%m%dT%H%M%S')}_{index}-{sample}"
+        name, again = stem, 1
+        while name in self._used:
+            again += 1
+            name = f"{stem}-{again}"
+        self._used.add(name)
+        return name
+
+
+def place_in_step(trajectory_id: str) -> tuple[int, int]:
+    """The (index of the group, number of the sample) that Names.make put into an id."""
+    index, sample = trajectory_id.rpartition("_")[2].split("-")[:2]
+    return int(index), int(sample)

@@ -1,0 +1,335 @@
+"""A run's directory: open, record, resume.
+
+    exp1.3-tune-1115/
+      config.toml                     resolved; itself a valid config
+      status.json                     planned, running, completed, stopped or failed, and why; whether proofs were
+                                      run; sessions: when it was started and when it ended, each time
+      logbook.json                    its parent, and what people add: goal, notes, superseded by … (lab/entries.py)
+      doctor.json                     what probes and proofs found before the first step
+      metrics.jsonl                   a line per step, with its ledger, and per evaluation
+      alarms.jsonl                    alarms as they were raised and cleared
+      trajectories/step_0012/*.json   one file per episode, written at its end, never changed
+      tokens/step_0012.jsonl          what training made of each episode: rewards (those it has only within its
+                                      group included), advantage, trainer log-probs, entropies
+      evaluations/before/*.json       episodes on held-out tasks
+      checkpoints/step_20/            adapter, optimiser, random states, position, policy version
+      log.txt
+
+Resuming is replaying: from the last checkpoint on, a step's finished episodes are read back instead of
+sampled, the update is computed again, and sampling sets in where the run was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from airloop.config import Config, load_config, to_toml
+from airloop.errors import AirError
+from airloop.files import append_line, read_lines, write_json, write_text
+from airloop.lab.entries import add_entry, alone
+from airloop.lab.lineage import as_noted, given_parent, label, run_before
+from airloop.lab.results import last_sign
+from airloop.rollout.schedule import place_in_step
+from airloop.trajectory_file import from_json, to_json
+from airloop.types import Trajectory
+from airloop.watch.families import by_family
+
+if TYPE_CHECKING:  # importing the learner imports torch, which reading a run does not need
+    from airloop.learn.advantages import Batch
+    from airloop.learn.learner import Report
+    from airloop.rollout.sampler import Collected
+    from airloop.watch.alarms import Alarm
+    from airloop.watch.ledger import Ledger
+
+_NAME = re.compile(r"exp(\d+)\.(\d+)-")
+# Whoever asks whether a run is held holds its lock for a moment (airloop/lab/damaged.py): we try again for as long.
+LOCK_S = 0.2
+
+
+class Run:
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path = path
+        self.config = config
+        self.first_step = 0  # the first that is not in the checkpoint we start from
+        self.writes = True  # of several ranks, only the first keeps the books; all save their episodes
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, config: Config, task: str, major: int | None = None, planned: bool = False) -> Run:
+        """A new directory `exp{major}.{minor}-{task}-{MMDD}` with the next free minor. One that is planned waits to be
+        resumed."""
+        root = Path(config.output_dir).expanduser().resolve()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AirError(
+                f"output_dir = {config.output_dir!r} cannot be made: {error}.", "name another place."
+            ) from None
+        # Absolute in the saved config: a run is resumed from anywhere.
+        config = config.model_copy(update={"output_dir": str(root)})
+        major = config.logbook.major if major is None else major
+        given = config.logbook.parent
+        parent = given_parent(given, root) if given else None
+        run = cls(_next_free(root, major, task), config)
+        path = run.path
+        if not planned:
+            run.lock()
+        write_text(path / "config.toml", to_toml(config))
+        parent = parent or run_before(path)
+        add_entry(path, "parent", as_noted(parent, root) if parent else "")
+        run.set_status("planned" if planned else "running")
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """An existing run, to be resumed or read."""
+        if not (path / "config.toml").is_file():
+            raise AirError(f"{path} is not a run: it has no config.toml.", "name a directory that `air train` made.")
+        return cls(path.resolve(), load_config(["@", str(path / "config.toml")]))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def resume(self, step: int) -> None:
+        """Go on from a checkpoint that holds the first `step` updates."""
+        self.first_step = step
+        if not self.writes:
+            return
+        # A checkpoint holds the first `step` steps and follows the evaluation of the same number.
+        kept = [
+            m for m in self.metrics() if m["step"] < step or (m["step"] == step and m.get("name", "")[:5] == "step_")
+        ]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(m, ensure_ascii=False) + "\n" for m in kept))
+        self.set_status("running")
+
+    def remaining_steps(self) -> range:
+        return range(self.first_step, self.config.max_steps)
+
+    def set_status(self, status: str, why: str = "") -> None:
+        now = time.time()
+        sessions = self._sessions(ended=None if status == "running" else now)
+        why = why.encode("utf-8", "backslashreplace").decode()  # an error may name a file whose name is no UTF-8
+        self.note(status=status, why=why, pid=os.getpid(), time=now, sessions=sessions)
+
+    def _sessions(self, ended: float | None) -> list[list[float | None]]:
+        """When it was started and when it ended, each time; one that was killed could not write its end."""
+        return [[began, ended if end is None else end] for began, end in self.status().get("sessions", [])]
+
+    def note(self, **facts: Any) -> None:
+        """Facts that status.json keeps until they are noted anew, such as whether the doctor's proofs were run."""
+        with alone(self.path):
+            write_json(self.path / "status.json", {**self.status(), **facts})
+
+    def status(self) -> dict[str, Any]:
+        path = self.path / "status.json"
+        return json.loads(path.read_text()) if path.is_file() else {"status": "unknown", "why": ""}
+
+    def save_trajectory(self, trajectory: Trajectory, step: int) -> None:
+        write_json(self._episodes(step) / f"{trajectory.id}.json", to_json(trajectory))
+
+    def save_evaluation(self, trajectory: Trajectory, name: str) -> None:
+        write_json(self.path / "evaluations" / name / f"{trajectory.id}.json", to_json(trajectory))
+
+    def finished(self, step: int) -> dict[tuple[int, int], Trajectory]:
+        """Episodes of a step that are on disk, by their place in it. Those that infrastructure errors spoilt are
+        left out, to be tried again, unless the step's update was made without them: it is then repeated so."""
+        found = read_trajectories(self._episodes(step))
+        lost = {place_in_step(t.id): t for t in found} if self.recorded(step) else {}
+        return lost | _by_place(found)
+
+    def recorded(self, step: int) -> bool:
+        """Whether the step's update was made and written down."""
+        return (self.path / "tokens" / f"step_{step:04d}.jsonl").is_file()
+
+    def set_aside(self, step: int) -> None:
+        """Take the episodes of a step that will be sampled anew out of its way; nothing is deleted."""
+        if self.writes and self._episodes(step).is_dir():
+            tries = len(list(self._episodes(step).parent.glob(f"aside_{step:04d}_*")))
+            os.replace(self._episodes(step), self._episodes(step).with_name(f"aside_{step:04d}_{tries}"))
+
+    def evaluated(self, name: str) -> dict[tuple[int, int], Trajectory]:
+        """Scored episodes of an evaluation, by their place in it."""
+        return _by_place(read_trajectories(self.path / "evaluations" / name))
+
+    def evaluation(self, name: str) -> list[Trajectory]:
+        return list(self.evaluated(name).values())
+
+    def record(
+        self,
+        step: int,
+        collected: Collected,
+        batch: Batch,
+        report: Report,
+        times: Mapping[str, float],
+        ledger: Ledger,
+        facts: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """What training made of a step's episodes; returns the step's line of metrics."""
+        metrics = step_metrics(step, collected, report, times) | {"ledger": ledger.metrics} | dict(facts)
+        if not self.writes:
+            return metrics
+        lines = [
+            {
+                "id": t.id,
+                "reward": t.reward,
+                "rewards": dict(t.rewards),
+                "advantage": batch.advantages[t.id],
+                "fate": "trained" if f"{t.id}#0" in report.logprobs else "zero advantage",
+                "tokens": ledger.episodes[t.id],
+                "logprobs": [report.logprobs.get(f"{t.id}#{i}", []) for i in range(len(t.branches))],
+                "entropies": [_short(report.entropies.get(f"{t.id}#{i}", [])) for i in range(len(t.branches))],
+            }
+            for g in collected.groups
+            for t in g.trajectories
+        ]
+        lines += [
+            {
+                "id": t.id,
+                "reward": t.reward,
+                "rewards": dict(t.rewards),
+                "fate": d.reason,
+                "tokens": ledger.episodes[t.id],
+            }
+            for d in collected.dropped
+            for t in d.group.trajectories
+        ]
+        lines += [{"id": t.id, "fate": "infra_error", "tokens": ledger.episodes[t.id]} for t in collected.spoilt]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_text(self.path / "tokens" / f"step_{step:04d}.jsonl", text)
+        append_line(self.path / "metrics.jsonl", metrics)
+        return metrics
+
+    def record_alarm(self, event: str, alarm: Alarm) -> None:
+        """`event`: raised or cleared."""
+        if self.writes:
+            append_line(self.path / "alarms.jsonl", {"event": event, "time": time.time(), **asdict(alarm)})
+
+    def alarms(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "alarms.jsonl")
+
+    def record_evaluation(self, step: int, name: str, metrics: Mapping[str, Any]) -> None:
+        if self.writes:
+            append_line(self.path / "metrics.jsonl", {"kind": "eval", "step": step, "name": name, **metrics})
+
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [m for m in read_lines(self.path / "metrics.jsonl") if kind is None or m["kind"] == kind]
+
+    def log(self, text: str) -> None:
+        # A full disk is reported by whatever must not be lost; the log is not.
+        place = self.path / "log.txt"
+        with contextlib.suppress(OSError), place.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _episodes(self, step: int) -> Path:
+        return self.path / "trajectories" / f"step_{step:04d}"
+
+    def lock(self) -> None:
+        """Two processes must never write one run. The lock goes with the process, however it ends."""
+        handle = (self.path / ".lock").open("w")
+        if not _take(handle):
+            handle.close()
+            raise AirError(
+                f"{self.path} is in use by another process (pid {self.status().get('pid')}).",
+                "wait for it or stop it; a new run needs no name, it takes the next free one.",
+            )
+        self._lock = handle
+        now = time.time()
+        self.note(sessions=[*self._sessions(ended=last_sign(self.path) or now), [now, None]])
+
+
+def _next_free(root: Path, major: int, task: str) -> Path:
+    """A new directory. Alone between look and step: runs of two tasks differ in their names, so that both could be
+    made with one number, by which people call them."""
+    with alone(root):
+        while True:
+            found = [m for m in map(_NAME.match, os.listdir(root)) if m and int(m[1]) == major]
+            minor = max((int(m[2]) for m in found), default=-1) + 1
+            path = root / f"exp{major}.{minor}-{label(task)}-{time.strftime('%m%d')}"
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:  # made from another machine, whose lock is not seen here
+                continue
+
+
+def _take(lock: IO[str]) -> bool:
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+
+
+def read_trajectories(directory: Path) -> list[Trajectory]:
+    found = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            found.append(from_json(json.loads(path.read_text(encoding="utf-8"))))
+        except (ValueError, KeyError) as error:
+            raise AirError(f"{path} is not a trajectory of ours: {error}.", "move it away, then go on.") from error
+    return found
+
+
+def _by_place(trajectories: list[Trajectory]) -> dict[tuple[int, int], Trajectory]:
+    return {place_in_step(t.id): t for t in trajectories if t.ending != "infra_error"}
+
+
+def step_metrics(step: int, collected: Collected, report: Report, times: Mapping[str, float]) -> dict[str, Any]:
+    """One line of metrics.jsonl: plain numbers, nested by origin. Means are over every scored episode, also of
+    groups that were filtered out; null where there is none. `task` has them for each family of tasks."""
+    groups = [*collected.groups, *(d.group for d in collected.dropped)]
+    trajectories = [t for g in groups for t in g.trajectories]
+    return {
+        "kind": "train",
+        "step": step,
+        "reward": _mean([t.reward for t in trajectories]),
+        "rewards": [t.reward for t in trajectories],
+        "components": _means([t.rewards for t in trajectories]),
+        "best": _best([t.rewards for t in trajectories]),
+        "turn_components": _means([turn for t in trajectories for turn in t.turn_rewards]),
+        "metrics": _means([t.metrics for t in trajectories]),
+        "task": by_family(trajectories),
+        "groups_without_signal": sum(not g.has_signal for g in collected.groups),
+        "rollout": dict(collected.stats),
+        "learner": report.metrics,
+        "times": dict(times),
+    }
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    """Entropies are looked at, never computed with: four places keep the record small."""
+    return [round(value, 4) for value in values]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    return {
+        name: _mean([row[name] for row in rows if name in row]) for name in sorted({k for row in rows for k in row})
+    }
+
+
+def _best(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each component its highest: what one episode reached is lost in a mean."""
+    return {name: max(row[name] for row in rows if name in row) for name in sorted({k for row in rows for k in row})}

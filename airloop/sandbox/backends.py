@@ -1,0 +1,27 @@
+"""A backend by name. The next one is never taken by itself: where a sandbox is weaker, a person has chosen it."""
+
+from __future__ import annotations
+
+from airloop.errors import AirError
+from airloop.sandbox.base import Backend
+from airloop.sandbox.interpreter import PACKAGES, PRELOAD
+
+
+def make_backend(
+    name: str,
+    python: str = "",
+    packages: tuple[str, ...] = PACKAGES,
+    preload: tuple[str, ...] = PRELOAD,
+    rehearsal: str = "",
+) -> Backend:
+    """`packages` are those that agents see, `preload` what their warm Python has imported, `rehearsal` what it has
+    run once. A container has what its image has."""
+    if name == "bubblewrap":
+        from airloop.sandbox.bubblewrap import Bubblewrap
+
+        return Bubblewrap(python, packages, preload=preload, rehearsal=rehearsal)
+    if name == "container":
+        from airloop.sandbox.container import Container
+
+        return Container()
+    raise AirError(f"There is no sandbox {name!r}.", "use bubblewrap or container.")

@@ -1,0 +1,190 @@
+"""The contract of a sandbox.
+
+An Image says what a world is made of before any agent has touched it. A Backend starts Worlds from images; a
+World is a shell with files. Nothing an agent does inside a world can end the run, reach another world or keep
+a file: what it breaks is its own. `WorldLost` says who broke it: the agent (then the episode is scored on what
+is left, which is nothing) or the machine (then it is an InfraError and never scored).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from airloop.errors import InfraError
+
+HOME = "/home/agent"
+WORKSPACE = "/home/agent/workspace"
+CALL_SOURCE, CALL_INPUT = f"{HOME}/.call.py", f"{HOME}/.call.in"  # of World.python, where it goes through the shell
+# What every shell starts with, whatever carries it.
+ENVIRONMENT = {
+    "HOME": HOME,
+    "USER": "agent",
+    "LOGNAME": "agent",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "TMPDIR": "/tmp",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one world may use. Times are seconds, sizes are MiB unless named otherwise."""
+
+    memory_mb: int = 4096
+    processes: int = 256  # threads count
+    open_files: int = 1024
+    file_mb: int = 1024  # one file
+    disk_mb: int = 2048  # workspace and home together; /tmp has as much again
+    cpu_s: int = 3600  # of one process
+    output_bytes: int = 1_000_000  # of one command that are kept: the first and the last half
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a world starts as. Equal images may share warm worlds, so an image is plain, hashable data.
+
+    `files` go into the workspace (or to an absolute path below HOME), `(path, content, mode)`; `binds` are
+    host directories or files shown read-only at a path inside, `(host path, path inside)`. The shell starts in
+    WORKSPACE with `env` and nothing of the host's environment, after running `setup` (bash) once.
+    """
+
+    files: tuple[tuple[str, bytes, int], ...] = ()
+    binds: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    setup: str = ""
+    limits: Limits = Limits()
+    gpus: tuple[str, ...] = ()  # ids of GPUs that are visible inside
+    network: tuple[str, ...] = ()  # "host" or "host:port" that may be reached through the HTTP proxy inside
+    container: str = ""  # the image's name, for the container backend only
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did. `output` is stdout and stderr as they came, decoded with replacement."""
+
+    output: str
+    exit_code: int
+    cwd: str
+    seconds: float
+    timed_out: bool = False  # it was interrupted at its deadline; exit_code is then 124
+    cut_bytes: int = 0  # that were left out in the middle of `output`
+    shell_restarted: bool = False  # the shell ended or hung: a new one, in the same directory, without its variables
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An image and the state of workspace and home at one moment (a tar): restore() gives it back."""
+
+    image: Image
+    archive: bytes = field(repr=False)
+
+
+class WorldLost(Exception):
+    """The world has ended under the agent's own command (it killed or broke what carries it)."""
+
+
+class World(ABC):
+    """A started image. One command at a time; every call has a deadline.
+
+    Any method may raise InfraError (the machine failed) or WorldLost (the agent ended its own world).
+    """
+
+    image: Image
+
+    @abstractmethod
+    async def run(self, command: str, timeout: float) -> Result:
+        """Runs bash text in the persistent shell. At `timeout` what it started is interrupted and the shell
+        goes on. stdin is empty."""
+
+    async def python(self, source: str, given: bytes, timeout: float) -> Result:
+        """Runs Python text in a fresh process, with `given` on its stdin. Where a backend has a warm interpreter it
+        overrides this: then no shell is in between, the process group ends with the script, and shell variables
+        that an agent exported are not there."""
+        await self.put(CALL_SOURCE, source.encode())
+        await self.put(CALL_INPUT, given)
+        return await self.run(f"python {CALL_SOURCE} < {CALL_INPUT}", timeout)
+
+    @abstractmethod
+    async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """Writes a file, relative to the workspace; makes directories; replaces what is there, and never
+        follows a link out of the agent's world."""
+
+    @abstractmethod
+    async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
+        """The content of a regular file, as the agent's own world sees it; None if there is none (or it is a
+        directory, a device, a pipe, or larger than the limit)."""
+
+    @abstractmethod
+    async def list(self, pattern: str) -> list[str]:
+        """Regular files in the workspace matching a glob such as "*.py" or "**/*.yaml", sorted, relative."""
+
+    @abstractmethod
+    async def snapshot(self) -> Snapshot: ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends every process of this world and removes all it left. Never raises, may be called twice."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool: ...
+
+    def cpu_seconds(self) -> float | None:
+        """What everything in this world has used, counted from outside; None where nobody counts."""
+        return None
+
+
+class Backend(ABC):
+    name: str
+
+    @abstractmethod
+    async def start(self, image: Image | Snapshot) -> World:
+        """A fresh world, ready for its first command. AirError if the image cannot be had, InfraError if the
+        machine fails."""
+
+    @abstractmethod
+    def protections(self) -> Mapping[str, str]:
+        """What protects the host, by kind ("memory", "processes", …), in a few words each; weaker ones say so."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Ends everything at once, without an event loop."""
+
+
+def inside(path: str) -> str:
+    """An absolute path inside a world, from one relative to the workspace."""
+    return path if path.startswith("/") else f"{WORKSPACE}/{path}"
+
+
+def as_files(directory: Path) -> tuple[tuple[str, bytes, int], ...]:
+    """Everything below a host directory as `files` of an image."""
+    found = sorted(p for p in directory.rglob("*") if p.is_file())
+    return tuple((str(p.relative_to(directory)), p.read_bytes(), p.stat().st_mode & 0o777) for p in found)
+
+
+__all__ = [
+    "ENVIRONMENT",
+    "HOME",
+    "WORKSPACE",
+    "Backend",
+    "Image",
+    "InfraError",
+    "Limits",
+    "Result",
+    "Snapshot",
+    "World",
+    "WorldLost",
+    "as_files",
+    "inside",
+]

@@ -1,0 +1,405 @@
+"""One world made by bubblewrap: its first process, its shell, its files and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airloop.errors import InfraError
+from airloop.interrupts import default_signals
+from airloop.sandbox import cgroups, processes
+from airloop.sandbox.base import HOME, WORKSPACE, Image, Result, Snapshot, World, WorldLost, inside
+from airloop.sandbox.bubblewrap_command import PROXY_PORT, command_line, environment
+from airloop.sandbox.doorkeeper import FILES_LIMIT, archive
+from airloop.sandbox.network import Proxy
+from airloop.sandbox.shell import KILLED, Shell
+
+if TYPE_CHECKING:
+    from airloop.sandbox.bubblewrap import Bubblewrap
+
+log = logging.getLogger(__name__)
+
+START_S = 20.0
+CLOSE_S = 5.0
+
+
+class BubbleWorld(World):
+    def __init__(self, backend: Bubblewrap, image: Image, name: str) -> None:
+        self.backend = backend
+        self.image = image
+        self.name = name
+        self.groups: list[Path] = []
+        self.directory = backend.runtime.world(name)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.first = 0  # the host's number of the world's first process
+        self.namespace = 0
+        self.shell: Shell | None = None
+        self.proxy: Proxy | None = None
+        self._warming: asyncio.Task[object] | None = None
+        self._errors = os.memfd_create("bwrap", os.MFD_CLOEXEC)
+        self._unsent = b""
+        self._ended = asyncio.Event()
+        self._command_started = 0.0
+        self._closed = False
+
+    # --- opening ------------------------------------------------------------------------------------------
+
+    async def open(self, saved: Snapshot | None) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self.groups = self.backend.groups.make(f"{self.backend.runtime.token}-{self.name}", self.image.limits)
+        except OSError as error:
+            raise InfraError(f"no control group could be made for a sandbox: {error}") from error
+        mark = Shell.new_mark()
+        info, release = self._spawn(mark)
+        try:
+            async with asyncio.timeout(START_S):
+                self.first = await _child_pid(info)
+            cgroups.enter(self.groups, self.first)
+            for name, value in self._rlimits().items():
+                resource.prlimit(self.first, getattr(resource, name), (value, value))
+            os.write(release, b"x")
+        except (TimeoutError, OSError, ValueError) as error:
+            raise InfraError(f"bubblewrap did not start a world: {self._said() or error}") from error
+        finally:
+            os.close(info)
+            os.close(release)
+        process = self.process
+        assert process is not None and process.stdout is not None and process.stdin is not None
+        self.shell = Shell(self._send, self._interrupt, mark, self.image.limits.output_bytes)
+        loop.add_reader(process.stdout, self._read)
+        try:
+            await self.shell.begin(WORKSPACE, "")
+        except WorldLost as error:
+            raise InfraError(f"bubblewrap did not start a world: {self._said()}") from error
+        self.namespace = processes.namespace_of(self.first)
+        await self._register()
+        await self._fill(saved)
+        if self.image.network:
+            listening = self.backend.door("files").listen_inside(self.name, PROXY_PORT)
+            self.proxy = await Proxy.start(listening, self.image.network)
+        if self.image.setup:
+            await self.shell.prepare(WORKSPACE, self.image.setup)
+        self._pause()
+
+    def _spawn(self, mark: str) -> tuple[int, int]:
+        """Starts bwrap, which waits; gives back where it says its child's pid and how to let it go on."""
+        info_read, info_write = os.pipe2(os.O_CLOEXEC)
+        block_read, block_write = os.pipe2(os.O_CLOEXEC)
+        rules = os.memfd_create("filter", os.MFD_CLOEXEC)
+        os.write(rules, self.backend.filter or b"")
+        os.lseek(rules, 0, os.SEEK_SET)
+        fds = {"info": info_write, "block": block_read} | ({"seccomp": rules} if self.backend.filter else {})
+        try:
+            self.process = subprocess.Popen(
+                [*default_signals(), *command_line(self.backend, self.image, self.directory, mark, fds)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                pass_fds=list(fds.values()),
+                env={},
+                cwd="/",
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(info_read)
+            os.close(block_write)
+            raise InfraError(f"bubblewrap could not be started: {error}") from error
+        finally:
+            for fd in (info_write, block_read, rules):
+                os.close(fd)
+        for pipe in (self.process.stdin, self.process.stdout):
+            os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
+        return info_read, block_write
+
+    def _rlimits(self) -> dict[str, int]:
+        limits = self.image.limits
+        values = {
+            "RLIMIT_NOFILE": limits.open_files,
+            "RLIMIT_FSIZE": limits.file_mb << 20,
+            "RLIMIT_CPU": limits.cpu_s,
+            "RLIMIT_CORE": 0,
+        }
+        if not self.backend.groups.pids and os.geteuid() != 0:
+            values["RLIMIT_NPROC"] = limits.processes
+        if not self.backend.groups.memory:
+            values["RLIMIT_AS"] = limits.memory_mb << 20
+        return values
+
+    async def _register(self) -> None:
+        facts: dict[str, object] = {
+            "id": self.name,
+            "pid": self.first,
+            "groups": [str(group) for group in self.groups],
+            "limits": self._rlimits(),
+            "filter": base64.b64encode(self.backend.filter or b"").decode(),
+        }
+        await self.backend.door("files").ask("register", facts)
+        if self.backend.warm_python:  # importing takes seconds the first time: until then python starts cold
+            own: dict[str, object] = {"python_socket": str(self.directory / "python.sock")}
+            self._warming = asyncio.create_task(self.backend.door("python").ask("register", facts | own))
+
+    async def _fill(self, saved: Snapshot | None) -> None:
+        if saved is not None:
+            await self.backend.door("files").ask("put", {"id": self.name, "keep_times": True}, saved.archive)
+        elif self.image.files:
+            files = archive((inside(path), content, mode) for path, content, mode in self.image.files)
+            await self.backend.door("files").ask("put", {"id": self.name}, files)
+
+    # --- the shell's pipes --------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        assert self.process is not None and self.process.stdout is not None and self.shell is not None
+        try:
+            data = os.read(self.process.stdout.fileno(), 1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self.shell.received(data)
+            return
+        asyncio.get_running_loop().remove_reader(self.process.stdout)
+        self._ended.set()
+        self.shell.ended()
+
+    def _listen(self) -> None:
+        """Between commands nobody reads: what the background writes then has to wait, and is dropped here."""
+        assert self.process is not None and self.process.stdout is not None and self.shell is not None
+        left = 1 << 18
+        with contextlib.suppress(BlockingIOError):
+            while left > 0 and (data := os.read(self.process.stdout.fileno(), left)):
+                self.shell.received(data)
+                left -= len(data)
+        asyncio.get_running_loop().add_reader(self.process.stdout, self._read)
+
+    def _pause(self) -> None:
+        if not self._closed and self.process is not None and self.process.stdout is not None:
+            asyncio.get_running_loop().remove_reader(self.process.stdout)
+
+    def _send(self, data: bytes) -> None:
+        self._unsent += data
+        self._flush()
+
+    def _flush(self) -> None:
+        assert self.process is not None and self.process.stdin is not None
+        if self._ended.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            sent = os.write(self.process.stdin.fileno(), self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the world has ended: whoever waits for a mark is told by _read
+            loop.remove_writer(self.process.stdin)
+            self._unsent = b""
+            return
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            loop.add_writer(self.process.stdin, self._flush)
+        else:
+            loop.remove_writer(self.process.stdin)
+
+    async def _interrupt(self, how: str) -> None:
+        """Acts on what the running command has started; what earlier commands left running goes on."""
+        assert self.shell is not None
+        found = list(processes.of_namespace(self.namespace, self._candidates()))
+        shell = [p.pid for p in found if p.inside == self.shell.pid]
+        new = [p.pid for p in found if p.started >= self._command_started and p.inside not in (1, self.shell.pid)]
+        if how == "interrupt":
+            # The shell first: it ends the line when a child dies of an interrupt that it has had too. The other way
+            # round it may begin the line's next command in between.
+            processes.send([*shell, *new], signal.SIGINT)
+        elif how == "kill":
+            processes.send(new, signal.SIGKILL)
+            processes.send(shell, signal.SIGINT)
+        else:
+            processes.send([*new, *shell], signal.SIGKILL)
+
+    def _candidates(self) -> list[int] | None:
+        return cgroups.members(self.groups[0]) if self.groups else None
+
+    # --- the contract -------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and not self._ended.is_set() and not self._closed
+
+    def cpu_seconds(self) -> float | None:
+        return cgroups.cpu_seconds(self.groups)
+
+    async def run(self, command: str, timeout: float) -> Result:
+        self._check_open()
+        assert self.shell is not None
+        self._command_started = processes.now()
+        self._listen()
+        try:
+            return await self.shell.run(command, timeout, self.image.setup)
+        except WorldLost as lost:
+            raise await self._cause(lost) from None
+        finally:
+            self._pause()
+
+    async def python(self, source: str, given: bytes, timeout: float) -> Result:
+        self._check_open()
+        if self._warming is None:
+            return await super().python(source, given, timeout)
+        await asyncio.shield(self._warming)
+        started = time.monotonic()
+        door = self.backend.door("python")
+        place = {"id": self.name, "cwd": WORKSPACE, "env": environment(self.image)}
+        try:
+            ran = await door.call(place, source, given, timeout, self.image.limits.output_bytes)
+        except InfraError:
+            # Whoever waits for the script has the script's limits, and may be what the kernel ends.
+            if not (door.alive and self.alive and cgroups.ran_out_of_memory(self.groups)):
+                raise
+            ran = Result("", KILLED, WORKSPACE, 0.0)
+        return replace(ran, seconds=time.monotonic() - started)
+
+    def _check_open(self) -> None:
+        if not self.alive:
+            raise InfraError(f"the sandbox {self.name} is closed")
+
+    async def _cause(self, lost: WorldLost) -> Exception:
+        """Nothing inside can send its first process a deadly signal: one that died of a signal died from outside."""
+        assert self.process is not None
+        if self._closed:
+            return InfraError(f"the sandbox {self.name} was closed under a command")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = await asyncio.to_thread(self.process.wait, 2.0)
+            killed = code < 0 or code == 128 + signal.SIGKILL
+            if killed and not cgroups.ran_out_of_memory(self.groups):
+                return InfraError(f"the sandbox {self.name} was killed from outside (exit code {code}) {self._said()}")
+        return lost
+
+    async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        self._check_open()
+        await self.backend.door("files").ask("put", {"id": self.name}, archive([(inside(path), content, mode)]))
+
+    async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
+        self._check_open()
+        asked = {"id": self.name, "path": inside(path), "limit": limit_bytes}
+        facts, content = await self.backend.door("files").ask("get", asked)
+        return content if facts["found"] else None
+
+    async def list(self, pattern: str) -> list[str]:
+        self._check_open()
+        asked = {"id": self.name, "root": WORKSPACE, "pattern": pattern, "limit": 10_000}
+        _, found = await self.backend.door("files").ask("list", asked)
+        return [str(name) for name in json.loads(found)]
+
+    async def snapshot(self) -> Snapshot:
+        self._check_open()
+        skip = [place for _, place in self.image.binds]
+        limit = min(FILES_LIMIT, self.image.limits.disk_mb << 20)
+        asked = {"id": self.name, "paths": [HOME], "skip": skip, "limit": limit}
+        _, packed = await self.backend.door("files").ask("pack", asked)
+        return Snapshot(replace(self.image, files=()), packed)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.backend.worlds.discard(self)
+        if self.proxy is not None:
+            self.proxy.close()
+        if self.process is not None:
+            await self._end_process()
+        await self._forget()
+        os.close(self._errors)
+        await asyncio.to_thread(self._remove)
+
+    def abandon(self) -> None:
+        """As close(), when there is no event loop any more to wait with."""
+        if self._closed:
+            return
+        self._closed = True
+        self.backend.worlds.discard(self)
+        if self.process is not None:
+            self._kill()
+        self._remove()
+
+    async def _forget(self) -> None:
+        if self._warming is not None:
+            await asyncio.gather(self._warming, return_exceptions=True)
+        for door in self.backend.open_doors():
+            with contextlib.suppress(InfraError):
+                await door.ask("forget", {"id": self.name})
+
+    async def _end_process(self) -> None:
+        process = self.process
+        assert process is not None and process.stdout is not None and process.stdin is not None
+        loop = asyncio.get_running_loop()
+        for pipe in (process.stdout, process.stdin):
+            loop.remove_reader(pipe)
+            loop.remove_writer(pipe)
+        if self.shell is not None and not self._ended.is_set():
+            self._ended.set()
+            self.shell.ended()  # whoever waits for a command is told
+        await asyncio.to_thread(self._kill)
+        for pipe in (process.stdout, process.stdin):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _kill(self) -> None:
+        """Ends the first process, and with it all others; bwrap ends after it has seen them end. Until then the
+        first process's number cannot belong to another."""
+        assert self.process is not None
+        if self.first and self.process.poll() is None:
+            processes.send([self.first], signal.SIGKILL)
+        else:  # it was given up while starting: its child, which waits for our word, must not outlive it
+            processes.send(processes.children(self.process.pid), signal.SIGKILL)
+            self.process.kill()
+        try:
+            self.process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            log.warning("sandbox %s does not end although it was killed", self.name)
+            self.process.kill()
+
+    def _remove(self) -> None:
+        for group in self.groups:
+            processes.send(cgroups.members(group), signal.SIGKILL)
+        if not cgroups.remove(self.groups):
+            log.warning("the control groups of sandbox %s are still in use", self.name)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _said(self) -> str:
+        return os.pread(self._errors, 2000, 0).decode(errors="replace").strip()
+
+
+async def _child_pid(info: int) -> int:
+    """bwrap writes a JSON object, and nothing after it that we wait for."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(info, False)
+    text = b""
+    while b"}" not in text:
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(info, _once, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(info)
+        more = os.read(info, 4096)
+        if not more:
+            raise ValueError("bwrap ended")
+        text += more
+    return int(json.loads(text)["child-pid"])
+
+
+def _once(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

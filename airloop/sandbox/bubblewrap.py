@@ -1,0 +1,130 @@
+"""Worlds made by bubblewrap: own namespaces, a read-only system, files in memory that vanish with the world.
+
+Workspace, home and /tmp are file systems in memory with a size, mounted only inside the world: nothing has to be
+cleaned up, nothing of the host is written, and a full disk is the agent's own. The host reads and writes files
+there through a door (door.py) that enters the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import subprocess
+from collections.abc import Mapping
+from itertools import count
+
+from airloop.errors import AirError
+from airloop.sandbox import cgroups, seccomp
+from airloop.sandbox.base import Backend, Image, Snapshot, World
+from airloop.sandbox.bubble_world import BubbleWorld
+from airloop.sandbox.doorkeeper import Door
+from airloop.sandbox.interpreter import PACKAGES, PRELOAD, interpreter
+from airloop.sandbox.runtime import RuntimeDirectory
+
+log = logging.getLogger(__name__)
+
+NO_BWRAP = (
+    "install it (Debian and Ubuntu: `apt-get install bubblewrap`; Fedora: `dnf install bubblewrap`), or choose another "
+    'backend yourself: args = { sandbox = "container" } with Docker or Podman.'
+)
+NO_NAMESPACES = (
+    "allow user namespaces (`sysctl kernel.unprivileged_userns_clone=1`, on Ubuntu 24.04 also "
+    "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`; in Docker `--security-opt seccomp=unconfined`), "
+    'or choose another backend yourself: args = { sandbox = "container" }.'
+)
+
+
+def check() -> str:
+    """The path of a bwrap that works here, or an AirError that says what is missing."""
+    found = shutil.which("bwrap")
+    if found is None:
+        raise AirError("The bubblewrap sandbox needs the program `bwrap`, which is not installed.", NO_BWRAP)
+    trial = [found, "--unshare-all", "--unshare-user", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    ran = subprocess.run(trial, capture_output=True, text=True, timeout=20)
+    if ran.returncode != 0:
+        raise AirError(f"bubblewrap cannot make a sandbox here: {ran.stderr.strip()}", NO_NAMESPACES)
+    return found
+
+
+class Bubblewrap(Backend):
+    name = "bubblewrap"
+
+    def __init__(
+        self,
+        python: str = "",
+        packages: tuple[str, ...] = PACKAGES,
+        warm_python: bool = True,
+        preload: tuple[str, ...] = PRELOAD,
+        rehearsal: str = "",
+    ) -> None:
+        self.bwrap = check()
+        cgroups.reap()
+        self.runtime = RuntimeDirectory()
+        self.groups = cgroups.find()
+        self.filter = seccomp.program()
+        self.interpreter = interpreter(python, packages)
+        self.runtime.install_python(self.interpreter.executable)
+        self.runtime.install_first()
+        self._doors: dict[str, Door] = {}
+        self.warm_python = warm_python
+        self.warming_up = (preload, rehearsal)  # of the Python that agents' scripts are forked from
+        self._names = count()
+        self.worlds: set[BubbleWorld] = set()
+
+    def door(self, name: str) -> Door:
+        """ "files" moves files; "python" has the libraries of agents loaded. Started when first needed."""
+        door = self._doors.get(name)
+        if door is not None and not door.alive:
+            words = f"; its last words:\n{said}" if (said := door.last_words()) else ""
+            log.warning(
+                "the sandbox's door %r ended with %s; another is started%s", name, door.process.returncode, words
+            )
+            door.close()
+            door = None
+        if door is None:
+            warming_up = self.warming_up if name == "python" else ((), "")
+            door = self._doors[name] = Door(self.runtime.path, name, self.interpreter.executable, *warming_up)
+        return door
+
+    def open_doors(self) -> list[Door]:
+        return [door for door in self._doors.values() if door.alive]
+
+    async def start(self, image: Image | Snapshot) -> World:
+        saved = image if isinstance(image, Snapshot) else None
+        world = BubbleWorld(self, saved.image if saved else image, f"w{next(self._names)}")  # type: ignore[arg-type]
+        self.worlds.add(world)
+        try:
+            await world.open(saved)
+        except BaseException:
+            await world.close()
+            raise
+        return world
+
+    def protections(self) -> Mapping[str, str]:
+        memory = "control group" if self.groups.memory else "weaker: a limit per process (no control group is writable)"
+        pids = "control group" if self.groups.pids else "weaker: a limit per user namespace, none for root"
+        calls = "filter" if self.filter else "weaker: no filter is known for this architecture"
+        return {
+            "files": "own mount namespace, system read-only, workspace in memory with a size",
+            "network": "own network namespace, no way out unless a host is named",
+            "processes": pids,
+            "memory": memory,
+            "cpu": "limit per process, deadline per command",
+            "system calls": calls,
+        }
+
+    async def close(self) -> None:
+        await asyncio.gather(*(world.close() for world in list(self.worlds)))
+        for door in self._doors.values():
+            door.close()
+        self._doors.clear()
+        self.runtime.remove()
+
+    def abandon(self) -> None:
+        for world in list(self.worlds):
+            world.abandon()
+        for door in self._doors.values():
+            door.close()
+        self._doors.clear()
+        self.runtime.remove()

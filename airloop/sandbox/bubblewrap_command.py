@@ -1,0 +1,139 @@
+"""bwrap's command line for an image: what is seen inside, and what is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airloop.sandbox.base import ENVIRONMENT, HOME, WORKSPACE, Image
+from airloop.sandbox.interpreter import Interpreter
+from airloop.sandbox.shell import SUPERVISOR
+
+if TYPE_CHECKING:
+    from airloop.sandbox.bubblewrap import Bubblewrap
+
+SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Of /usr/share only what programs need to run: data sets may lie there, with their answers.
+SHARE = (
+    *("ca-certificates", "fontconfig", "fonts", "i18n", "locale", "mime"),
+    *("misc", "perl", "perl5", "python3", "terminfo", "zoneinfo"),
+)
+ETC = (
+    "alternatives",
+    "fonts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+)
+# Root inside may own these as far as the kernel is concerned: without this, it could set the host's parameters.
+PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "driver")
+PROC_HIDDEN = (
+    *("kcore", "keys", "key-users", "timer_list", "sched_debug", "kallsyms", "config.gz", "kmsg"),
+    *("kpagecgroup", "kpagecount", "kpageflags", "slabinfo", "vmallocinfo", "pagetypeinfo", "mtrr"),
+)
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+PATH = "/opt/air/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PROXY_PORT = 3128
+
+
+def command_line(backend: Bubblewrap, image: Image, directory: Path, mark: str, fds: Mapping[str, int]) -> list[str]:
+    """`directory` is the world's own on the host, shown as /opt/air/run."""
+    disk = str(image.limits.disk_mb << 20)
+    line = [backend.bwrap, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    line += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--hostname", "air", "--uid", "1000"]
+    line += ["--gid", "1000", "--cap-drop", "ALL", "--clearenv"]
+    line += _system(backend.runtime.path)
+    line += ["--proc", "/proc", *_proc(), "--dev", "/dev", "--size", disk, "--perms", "1777", "--tmpfs", "/dev/shm"]
+    for device in _devices(image):
+        line += ["--dev-bind", device, device]
+    line += ["--remount-ro", "/dev", "--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
+    line += ["--perms", "0755", "--dir", "/home", "--size", disk, "--perms", "0755", "--tmpfs", HOME]
+    line += ["--perms", "0755", "--dir", WORKSPACE]
+    line += _python(backend.interpreter)  # after /tmp: a virtual environment may lie there
+    line += ["--ro-bind", str(backend.runtime.path / "bin"), "/opt/air/bin"]
+    line += ["--ro-bind", str(directory), "/opt/air/run"]
+    for source, place in image.binds:
+        line += ["--ro-bind", source, place]
+    line += ["--remount-ro", "/", "--chdir", WORKSPACE]
+    for name, value in {**environment(image), "AIR_MARK": mark}.items():
+        line += ["--setenv", name, value]
+    line += ["--info-fd", str(fds["info"]), "--block-fd", str(fds["block"])]
+    if "seccomp" in fds:
+        line += ["--seccomp", str(fds["seccomp"])]
+    return [*line, "--", "/opt/air/bin/first", "-c", SUPERVISOR]
+
+
+def _system(runtime: Path) -> list[str]:
+    line = ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/share"]
+    for name in SHARE:
+        line += ["--ro-bind-try", f"/usr/share/{name}", f"/usr/share/{name}"]
+    line += ["--remount-ro", "/usr/share"]
+    for hidden in ("/usr/src", "/usr/local/share", "/usr/lib/R", "/usr/local/lib/R"):
+        if os.path.isdir(hidden):
+            line += ["--tmpfs", hidden, "--remount-ro", hidden]
+    for place in SYSTEM_LINKS:
+        if os.path.islink(place):
+            line += ["--symlink", os.readlink(place), place]
+        elif os.path.isdir(place):
+            line += ["--ro-bind", place, place]
+    for name in ETC:
+        line += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for file in sorted((runtime / "etc").iterdir()):
+        line += ["--ro-bind", str(file), f"/etc/{file.name}"]
+    return line
+
+
+def _python(python: Interpreter) -> list[str]:
+    """Directories that hold packages are covered first, then what may be seen is put back.
+
+    A cover needs a directory below it: one that is not shown already needs none.
+    """
+    line: list[str] = []
+    covered = [h for h in python.hidden if h.startswith("/usr/")]
+    inner = [h for h in python.hidden if any(h.startswith(s + "/") for s in python.shown)]
+    packages = [s for s in python.shown if any(s.startswith(h + "/") for h in python.hidden)]
+    for path in python.shown:
+        if path not in packages and not path.startswith("/usr/"):
+            line += ["--ro-bind", path, path]
+    for path in dict.fromkeys([*covered, *inner]):
+        line += ["--tmpfs", path]
+    for path in packages:
+        line += ["--ro-bind", path, path]
+    for path in dict.fromkeys([*covered, *inner]):
+        line += ["--remount-ro", path]
+    if python.executable != python.real and not python.executable.startswith("/usr/"):
+        folder = os.path.dirname(python.executable)
+        for name in dict.fromkeys([os.path.basename(python.executable), "python", "python3"]):
+            line += ["--symlink", python.real, f"{folder}/{name}"]
+    return line
+
+
+def _proc() -> list[str]:
+    line: list[str] = []
+    for name in PROC_READ_ONLY:
+        if os.path.exists(f"/proc/{name}"):
+            line += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+    for name in PROC_HIDDEN:
+        if os.path.exists(f"/proc/{name}"):
+            line += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    return line
+
+
+def _devices(image: Image) -> list[str]:
+    if not image.gpus:
+        return []
+    return [d for d in (*(f"/dev/nvidia{gpu}" for gpu in image.gpus), *GPU_DEVICES) if os.path.exists(d)]
+
+
+def environment(image: Image) -> dict[str, str]:
+    env = {"PATH": PATH, **ENVIRONMENT}
+    if image.network:
+        env |= dict.fromkeys(
+            ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), f"http://127.0.0.1:{PROXY_PORT}"
+        )
+    return env | dict(image.env)

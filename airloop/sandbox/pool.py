@@ -1,0 +1,218 @@
+"""Worlds kept ready, so that an episode waits for none.
+
+A lease is a world that somebody uses. It is never used twice: to go back to the beginning (or to a snapshot)
+takes another fresh world, and the old one is ended in the background. So a reset costs as much as taking a ready
+world, and nothing an agent did can reach the next episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from airloop.errors import InfraError
+from airloop.sandbox.base import Backend, Image, Result, Snapshot, World, WorldLost
+from airloop.waits import waiting
+
+log = logging.getLogger(__name__)
+
+PING_S = 2.0  # for a ready world to show that it lives
+KINDS = 16  # images that ready worlds are kept of
+STARTS = 4  # worlds started at one time
+ATTEMPTS = 3  # to start a world
+LEASE_S = 120.0  # a world starts in milliseconds to seconds; many at once wait for one another
+
+Start = Image | Snapshot
+
+
+class Pool:
+    """`standby` worlds are kept ready for each of the images used last. Everything has a deadline: a lease that is
+    held longer than `deadline_s` is closed under its holder."""
+
+    def __init__(self, backend: Backend, standby: int = 2, deadline_s: float = 4 * 3600.0) -> None:
+        self.backend = backend
+        self.standby = standby
+        self.deadline_s = deadline_s
+        self.counts: Counter[str] = Counter()  # started, warm, cold, broken, closed, overdue
+        self.leases: set[Lease] = set()
+        self._ready: OrderedDict[Start, deque[World]] = OrderedDict()
+        self._coming: Counter[Start] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._starts = asyncio.Semaphore(STARTS)
+        self._closed = False
+
+    async def lease(self, start: Start, deadline_s: float | None = None) -> Lease:
+        with waiting("a sandbox", f"the {self.backend.name} pool", LEASE_S):
+            world = await self.take(start)
+        lease = Lease(self, start, world, deadline_s or self.deadline_s)
+        self.leases.add(lease)
+        return lease
+
+    async def take(self, start: Start) -> World:
+        """A fresh world: a ready one if it still lives, else one started now."""
+        if self._closed:
+            raise InfraError("the pool of sandboxes is closed")
+        ready = self._ready.setdefault(start, deque())
+        self._ready.move_to_end(start)
+        while ready:
+            world = ready.popleft()
+            if await _lives(world):
+                self.counts["warm"] += 1
+                self._refill(start)
+                return world
+            self.counts["broken"] += 1
+            self.discard(world)
+        self.counts["cold"] += 1
+        world = await self._start(start)
+        self._refill(start)
+        return world
+
+    async def warm(self, start: Start, count: int | None = None) -> None:
+        """Waits until worlds of this image stand ready."""
+        ready = self._ready.setdefault(start, deque())
+        missing = (self.standby if count is None else count) - len(ready)
+        await asyncio.gather(*(self._add(start) for _ in range(missing)))
+
+    def discard(self, world: World) -> None:
+        self._spawn(world.close())
+        self.counts["closed"] += 1
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        worlds = [world for ready in self._ready.values() for world in ready]
+        await asyncio.gather(*(lease.close() for lease in list(self.leases)), *(world.close() for world in worlds))
+        self._ready.clear()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.backend.close()
+
+    def abandon(self) -> None:
+        """Lets go of everything at once, without an event loop."""
+        self._closed = True
+        self.backend.abandon()
+
+    async def _start(self, start: Start) -> World:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                async with self._starts:
+                    world = await self.backend.start(start)
+                self.counts["started"] += 1
+                return world
+            except InfraError as error:
+                self.counts["broken"] += 1
+                if attempt == ATTEMPTS or self._closed:
+                    raise
+                log.warning("a sandbox could not be started (%s); trying again", error)
+                await asyncio.sleep(0.1 * attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _refill(self, start: Start) -> None:
+        ready = self._ready.setdefault(start, deque())  # it may have made room for others meanwhile
+        while not self._closed and len(ready) + self._coming[start] < self.standby:
+            self._spawn(self._add(start))
+            self._coming[start] += 1
+        while len(self._ready) > KINDS:
+            _, old = self._ready.popitem(last=False)
+            for world in old:
+                self.discard(world)
+
+    async def _add(self, start: Start) -> None:
+        try:
+            world = await self._start(start)
+        except InfraError as error:
+            log.warning("no sandbox could be kept ready: %s", error)  # whoever needs one tries again, and is told
+            return
+        finally:
+            self._coming[start] -= self._coming[start] > 0
+        if self._closed or start not in self._ready:
+            await world.close()
+        else:
+            self._ready[start].append(world)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Lease:
+    """A world in use, and the way to get another in its place."""
+
+    def __init__(self, pool: Pool, start: Start, world: World, deadline_s: float) -> None:
+        self._pool = pool
+        self._start = start
+        self.world = world
+        self._overdue = False
+        self._closed = False
+        self._timer = asyncio.get_running_loop().call_later(deadline_s, self._expire)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(self, command: str, timeout: float) -> Result:
+        return await self._unless_overdue(self.world.run(command, timeout))
+
+    async def python(self, source: str, given: bytes, timeout: float) -> Result:
+        return await self._unless_overdue(self.world.python(source, given, timeout))
+
+    async def _unless_overdue(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            return await work
+        except (InfraError, WorldLost) as error:
+            if self._overdue:
+                raise InfraError("the sandbox was held longer than its deadline and was closed") from error
+            raise
+
+    async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        await self.world.put(path, content, mode)
+
+    async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
+        return await self.world.get(path, limit_bytes)
+
+    async def list(self, pattern: str) -> list[str]:
+        return await self.world.list(pattern)
+
+    async def snapshot(self) -> Snapshot:
+        return await self.world.snapshot()
+
+    async def restore(self, snapshot: Snapshot | None = None) -> None:
+        """Back to a snapshot, or to the very beginning: with fresh processes, whatever happened."""
+        if self._closed:
+            raise InfraError("the lease is closed")
+        fresh = await self._pool.take(snapshot or self._start)
+        self._pool.discard(self.world)
+        self.world = fresh
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._timer.cancel()
+        self._pool.leases.discard(self)
+        self._pool.counts["closed"] += 1
+        await self.world.close()
+
+    def _expire(self) -> None:
+        self._overdue = True
+        self._pool.counts["overdue"] += 1
+        log.warning("a sandbox was held longer than its deadline; it is closed")
+        self._pool.discard(self.world)
+
+
+async def _lives(world: World) -> bool:
+    with contextlib.suppress(InfraError, WorldLost):
+        result = await world.run(":", PING_S)
+        return result.exit_code == 0 and not result.timed_out and not result.shell_restarted
+    return False

@@ -1,0 +1,198 @@
+"""One training run, from config to summary: what `air train` does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airloop import interrupts
+from airloop.assemble import assemble, check_prompts, held_out_tasks
+from airloop.config import Config
+from airloop.doctor import preflight
+from airloop.errors import AirError, Stopped
+from airloop.lab.lineage import check_parent
+from airloop.launch import run_ranks
+from airloop.learn.checkpoints import checkpoints, load_checkpoint
+from airloop.loop import Outcome, train
+from airloop.rollout.schedule import TaskSchedule
+from airloop.run import Run
+from airloop.warmstart import started, warmstart
+from airloop.watch.alarms import Halted
+from airloop.watch.base import Watcher
+from airloop.watch.display import Clock, Display
+from airloop.watch.sinks import open_sinks
+from airloop.watch.summary import plot, summary
+from airloop.world import World
+
+# Prompts measured before the first step; tasks of one environment differ little in length.
+PROMPTS_MEASURED = 64
+# The first rank makes the supervised start, with its demonstrations, while the others wait.
+WARMSTART_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    run: Run
+    outcome: Outcome
+    text: str
+
+
+def start(config: Config, display: Display, resume: Path | None = None, skip_proofs: bool = False) -> Finished:
+    """Train, whatever happens leaving a run that says how it ended and can be resumed."""
+    if resume is None:
+        check_parent(config.logbook.parent, Path(config.output_dir))
+        preflight.look(config, display)  # what is refused here leaves no empty run behind
+        run = Run.create(config, config.task)
+    else:
+        run = Run.open(resume)
+        refuse_faulty(run)
+        preflight.look(run.config, display)
+        run.lock()
+    if skip_proofs:
+        preflight.skip(run, display)
+    display.run = run
+    send_logs_to(display.say, run.config)
+    try:
+        outcome = _train(run, display, resuming=resume is not None)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        run.set_status("stopped", "interrupted")
+        raise Stopped(
+            f"Stopped. Everything sampled so far is in {run.path}.", f"go on with `air train --resume {run.path}`"
+        ) from None
+    except Halted as halted:
+        run.set_status("paused" if halted.alarm.severity == "pause" else "stopped", halted.problem)
+        raise
+    except BaseException as error:
+        run.set_status("failed", str(error))
+        run.log("".join(traceback.format_exception(error)))
+        raise
+    else:  # while it is still ours: whoever looks in between would take it for killed, or resume it
+        run.set_status("completed")
+    finally:
+        run.close()
+    picture = plot(run, outcome.before, outcome.after, run.path / "learning.png")
+    text = summary(run, outcome.before, outcome.after) + f"\nplot: {picture}"
+    (run.path / "summary.txt").write_text(text + "\n", encoding="utf-8")
+    return Finished(run, outcome, text)
+
+
+def refuse_faulty(run: Run) -> None:
+    """Half with a fault and half without would be neither, and would still be called faulty."""
+    status = run.status()
+    if status.get("fault") or (status.get("lab") or {}).get("fault"):
+        raise AirError(
+            f"{run.path} has a fault that was put in on purpose, and going on here would train it without.",
+            "go on with `air lab run` in the hypothesis' directory; for a healthy run start a new one.",
+        )
+
+
+class _ToDisplay(logging.Handler):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._say(f"{record.levelname.lower()}: {record.getMessage()}")
+        except Exception:  # a terminal that is gone must not end what was only going to say something
+            self.handleError(record)
+
+
+def send_logs_to(say: Callable[[str], None], config: Config) -> None:
+    """What any part of air logs, worker processes' last words included, is seen where the run is watched (G1)."""
+    logger = logging.getLogger("airloop")
+    logger.handlers = [_ToDisplay(say)]
+    logger.setLevel(config.orchestrator.log.level.upper())
+    logger.propagate = False
+
+
+def _train(run: Run, display: Display, resuming: bool) -> Outcome:
+    """In this process, or in one for each rank."""
+    if run.config.ranks == 1:
+        return interrupts.run(train_rank(run, display, resuming, World()))
+    if preflight.wanted(run):
+        preflight.prove_apart(run, display)
+    run_ranks(run, display, resuming)
+    return Outcome(run.evaluation("before"), run.evaluation("after"))
+
+
+async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -> Outcome:
+    """What each rank of a run does, or its only process."""
+    # The engine's thread holds the interpreter for most of the time; episodes must not wait 5 ms at every await.
+    sys.setswitchinterval(0.001)
+    config, clock = run.config, Clock()
+    display.say(f"run {run.path}")
+    if config.warmstart and not config.model.adapter:
+        if world.first:
+            await warmstart(config, display)
+        await world.meet("the supervised start, which the first rank makes", WARMSTART_S)
+        config = started(config)
+    display.phase("loading the model")
+    parts = assemble(config, display.say, world)
+    try:
+        for note in parts.notes:
+            display.say(f"note: {note}")
+        if resuming:
+            steps = await world.gather(_resume(run, parts, display), "the checkpoint that each rank could read")
+            if len(set(steps)) > 1:
+                raise AirError(
+                    f"The ranks could read checkpoints of different steps: {steps}.",
+                    f"delete what is newer than step {min(steps)} in {run.path / 'checkpoints'} and resume again.",
+                )
+        if world.size == 1 and preflight.wanted(run):
+            await preflight.prove(parts, run, display)
+        if world.first:
+            await _check_and_open(parts, display)
+        await world.meet("the first prompts are measured by the first rank")
+        sinks = config if world.first else config.model_copy(update={"wandb": None})
+        with open_sinks(sinks, run, display) as watchers:
+            outcome = await train(parts, run, watchers)
+        display.say(f"finished in {clock}")
+        return outcome
+    finally:
+        await parts.close()
+
+
+async def _check_and_open(parts: Any, display: Watcher) -> None:
+    """The first and the held-out prompts fit; what the run will be, in a few lines."""
+    config = parts.config
+    schedule = TaskSchedule(parts.envs, "train", config.seed)
+    tasks = schedule.batch(0, min(PROMPTS_MEASURED, len(schedule)))
+    tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
+    longest = await check_prompts(parts, tasks)
+    display.say(_opening(config, parts, schedule, longest))
+
+
+def _resume(run: Run, parts: Any, display: Watcher) -> int:
+    """From the newest checkpoint that can be read, or from the start."""
+    step = 0
+    for _, path in reversed(checkpoints(run.path / "checkpoints")):
+        try:
+            step = load_checkpoint(path, parts.learner)
+            break
+        except AirError as error:
+            display.say(f"note: {error}")
+    parts.engine.set_version(parts.policy.version)
+    planned = run.status()["status"] == "planned"
+    run.resume(step)
+    display.say(f"starting {run.name} as planned" if planned else f"resuming {run.name} after step {step}")
+    return step
+
+
+def _opening(config: Config, parts: Any, schedule: TaskSchedule, longest: int) -> str:
+    o = config.orchestrator
+    trained = sum(p.numel() for _, p in parts.policy.trainable())
+    limits = parts.engine.describe()
+    ranks = f", {parts.world.size} processes" if parts.world.size > 1 else ""
+    return (
+        f"{config.model.name} on {parts.policy.device}{ranks} in {str(parts.policy.dtype).removeprefix('torch.')}, "
+        f"{trained / 1e6:.1f} M parameters trained; context {config.context}, longest prompt {longest}, "
+        f"key/value memory {limits.memory_bytes / 2**20:.0f} MiB\n"
+        + schedule.describe(o.batch_size, o.rollouts_per_example, config.max_steps)
+    )

@@ -1,0 +1,215 @@
+"""The supervised start: demonstrations become transcripts through the same code as sampled episodes, and
+the learner makes their tokens likely. The result is kept, named by all that went into it, and reused."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from airloop.assemble import Parts, assemble, learner_settings, load_environments, rollout_settings
+from airloop.config import Config, WarmstartConfig
+from airloop.errors import AirError
+from airloop.files import append_line, whole_directory, write_json
+from airloop.learn.advantages import demonstration_batch
+from airloop.rollout.sampler import Sampler
+from airloop.rollout.schedule import TaskSchedule
+from airloop.rollout.transcript import Transcript
+from airloop.run import read_trajectories
+from airloop.trajectory_file import to_json
+from airloop.types import Sampled, Task, Trajectory
+from airloop.watch.base import Watcher
+
+# Demonstrations of one task that go into a batch together: their prompt is computed once.
+SAME_TASK = 4
+
+
+def started(config: Config) -> Config:
+    """The config that starts from what the warm start has made; the same config where there is none to be made, or none
+    made yet."""
+    if config.warmstart is None or config.model.adapter:
+        return config
+    made = warmstart_directory(config)
+    if not (made / "done.json").is_file():
+        return config
+    whole = not (made / "adapter").is_dir()
+    change = {"name": str(made / "model")} if whole else {"adapter": str(made / "adapter")}
+    return config.model_copy(update={"model": config.model.model_copy(update=change)})
+
+
+def warmstart_directory(config: Config) -> Path:
+    """The same settings lead to the same directory, so a second run finds what the first one made."""
+    trainer = config.trainer.model
+    parts = {
+        "model": config.model.model_dump(),
+        "chat_template": Path(config.model.chat_template).read_text() if config.model.chat_template else None,
+        "deterministic": config.deterministic,
+        "optim": config.trainer.optim.model_dump(exclude={"lr", "warmup_steps"}),
+        "train": trainer.train,
+        "lora": trainer.lora.model_dump(),
+        "env": [e.model_dump() for e in config.orchestrator.env],
+        "warmstart": config.warmstart.model_dump() if config.warmstart else None,
+        "seq_len": config.context,
+        "seed": config.seed,
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+    task = "-".join(e.name or e.id for e in config.orchestrator.env)
+    return Path(config.output_dir).expanduser().resolve() / f"warmstart-{task}-{digest}"
+
+
+async def warmstart(config: Config, watcher: Watcher) -> Path:
+    """Directory of the warm-started weights: `adapter/`, or `model/` for full fine-tuning."""
+    assert config.warmstart is not None
+    directory = warmstart_directory(config)
+    if (directory / "done.json").is_file():
+        watcher.say(f"supervised start: reusing {directory}")
+        return directory
+    demonstrations = await collect_demonstrations(config, watcher)
+    parts = assemble(config, watcher.say)
+    try:
+        with whole_directory(directory) as beside:
+            for trajectory in demonstrations:
+                write_json(beside / "demonstrations" / f"{trajectory.id}.json", to_json(trajectory))
+            report = await fit_demonstrations(parts, demonstrations, beside, watcher)
+            _save(parts, beside)
+            write_json(beside / "done.json", report)
+    finally:
+        await parts.close()
+        del parts
+        gc.collect()  # a model is full of cycles; without this a second one is loaded beside it
+    watcher.say(
+        f"supervised start: {report['steps']} steps, loss {report['first_loss']:.3f} → {report['last_loss']:.3f}"
+    )
+    return directory
+
+
+async def collect_demonstrations(config: Config, watcher: Watcher) -> list[Trajectory]:
+    """Episodes of a scripted policy, or the trajectories of a directory, best first."""
+    settings = config.warmstart
+    assert settings is not None
+    source = Path(settings.source).expanduser()
+    found = best_first(_on_disk(source)) if source.is_dir() else await _scripted(config, settings, watcher)
+    kept = [t for t in found if t.ending != "infra_error"]
+    kept = [t for t in kept if settings.min_reward is None or t.reward >= settings.min_reward][: settings.episodes]
+    if not kept:
+        raise AirError(
+            f"No demonstration from {settings.source!r} is left: {len(found)} were found, none of them scored "
+            f"warmstart.min_reward = {settings.min_reward}.",
+            "lower warmstart.min_reward, or name a scripted policy or a run directory in warmstart.source.",
+        )
+    return kept
+
+
+def _on_disk(source: Path) -> list[Trajectory]:
+    """The training episodes of a run, or the trajectory files of a directory."""
+    episodes = source / "trajectories"
+    folders = sorted(episodes.glob("step_*")) if episodes.is_dir() else [source]
+    return [t for folder in folders for t in read_trajectories(folder)]
+
+
+def best_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Every task's best, then every task's second best, and so on: a task that pays more must not crowd out others."""
+    ranked: list[tuple[int, str, Trajectory]] = []
+    by_task: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_task.setdefault(trajectory.task.id, []).append(trajectory)
+    for task, members in by_task.items():
+        members.sort(key=lambda t: -t.reward)
+        ranked += [(rank, task, t) for rank, t in enumerate(members)]
+    return [t for _, _, t in sorted(ranked, key=lambda r: r[:2])]
+
+
+async def _scripted(config: Config, settings: WarmstartConfig, watcher: Watcher) -> list[Trajectory]:
+    envs = load_environments(config)
+    schedule = TaskSchedule(envs, "train", config.seed)
+    tasks = -(-settings.episodes // SAME_TASK)
+    watcher.phase(f"demonstrations by {settings.source!r}", tasks * SAME_TASK)
+    sampler = Sampler(None, None, envs, rollout_settings(config, envs), lambda *_: watcher.episode())
+
+    def agent(env: Any, task: Task, seed: int) -> Any:
+        return env.scripted(settings.source, task, seed)
+
+    try:
+        plan = schedule.batch(0, tasks)
+        result = await sampler.evaluate(plan, agent, rollouts=SAME_TASK, seed=config.seed)
+    finally:
+        for env in envs.values():
+            await env.close()
+    return list(result.trajectories)
+
+
+def as_transcript(trajectory: Trajectory, tokenizer: Any) -> Trajectory:
+    """Give a demonstration the tokens it would have had, had the policy said it."""
+    if trajectory.branches:
+        return trajectory  # sampled by a policy: its tokens are kept as they are
+    transcript = Transcript(tokenizer, trajectory.tools)
+    for turn, shown in zip(trajectory.turns, trajectory.conversations(), strict=True):
+        transcript.show(shown)
+        ids = [*tokenizer.encode(turn.reply["content"]), tokenizer.stop_ids[0]]
+        transcript.append_sampled(Sampled(tuple(ids), (0.0,) * len(ids), "stop", 0))
+    return replace(trajectory, branches=transcript.branches())
+
+
+def demonstration_order(
+    trajectories: Sequence[Trajectory], batch: int, steps: int, seed: int
+) -> list[list[Trajectory]]:
+    """Batches that hold several demonstrations of each of a few tasks, in a seeded order, epoch after epoch."""
+    by_task: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_task.setdefault(trajectory.task.id, []).append(trajectory)
+    rng = random.Random(seed)
+    stream: list[Trajectory] = []
+    while len(stream) < batch * steps:
+        pieces = []
+        for members in by_task.values():
+            shuffled = rng.sample(members, len(members))
+            pieces += [shuffled[i : i + SAME_TASK] for i in range(0, len(shuffled), SAME_TASK)]
+        rng.shuffle(pieces)
+        stream += [t for piece in pieces for t in piece]
+    return [stream[i * batch : (i + 1) * batch] for i in range(steps)]
+
+
+async def fit_demonstrations(
+    parts: Parts, trajectories: list[Trajectory], directory: Path, watcher: Watcher
+) -> dict[str, Any]:
+    from airloop.learn.learner import Learner
+
+    settings = parts.config.warmstart
+    assert settings is not None
+    rows = [as_transcript(t, parts.loaded.tokenizer) for t in trajectories]
+    base = learner_settings(parts.config)
+    warmup = max(1, settings.steps // 10)
+    parts.learner = Learner(
+        parts.policy,
+        replace(base, loss="sft", lr=settings.lr, warmup_steps=warmup, passes=1, temperature=1.0),
+    )
+    losses = []
+    watcher.phase("supervised start", settings.steps)
+    order = demonstration_order(rows, settings.batch_size, settings.steps, parts.config.seed)
+    async with parts.engine.aside():
+        for step, batch in enumerate(order):
+            report = parts.learner.update(demonstration_batch(batch))
+            losses.append(report.metrics["loss"])
+            append_line(directory / "metrics.jsonl", {"kind": "sft", "step": step, **report.metrics})
+            watcher.episode()
+            await asyncio.sleep(0)  # so that Ctrl-C is heard between steps
+    return {
+        "steps": settings.steps,
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+        "demonstrations": len(rows),
+    }
+
+
+def _save(parts: Parts, directory: Path) -> None:
+    from airloop.learn.checkpoints import save_weights
+
+    save_weights(parts.learner, directory)
+    if (directory / "model").is_dir():
+        parts.loaded.tokenizer.hf.save_pretrained(str(directory / "model"))

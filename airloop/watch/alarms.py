@@ -1,0 +1,201 @@
+"""Alarms: what is wrong while a run goes on. Each has evidence and a fix; severity decides what happens next.
+
+An alarm is a small object that is shown every step's metrics and ledger and says whether its condition holds. It is
+raised when the condition has held for `patience` steps in a row, and cleared when it has been gone for as long: so
+one odd step raises nothing, and a value that hovers around its threshold does not flicker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from airloop.engine.base import EngineFailed
+from airloop.errors import AirError
+from airloop.waits import Stall, Watchdog
+
+if TYPE_CHECKING:
+    from airloop.run import Run
+    from airloop.watch.base import Watcher
+    from airloop.world import World
+
+# note: the run goes on. pause: the run stops after this step, with everything saved, and can be resumed when mended.
+# stop: no further update may be made; what was sampled is saved.
+Severity = Literal["note", "pause", "stop"]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Raised at a step, as it goes to the terminal, to alarms.jsonl in the run's directory and to every sink."""
+
+    id: str  # of the failure catalogue
+    name: str
+    severity: Severity
+    step: int
+    seen: str  # with numbers
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a watch saw in one step that is not as it should be."""
+
+    seen: str
+    why: str
+    fix: str
+
+
+class Watch(Protocol):
+    """One thing that is looked at every step. The reason for a threshold stands beside it."""
+
+    id: str
+    name: str
+    severity: Severity
+    patience: int
+
+    def look(self, step: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> Sign | None:
+        """`step`: this step's metrics as in metrics.jsonl, ledger included; `before`: those of the steps before."""
+        ...
+
+
+Step = Mapping[str, Any]
+Condition = Callable[[Step, Sequence[Step]], Sign | None]
+
+
+@dataclass
+class Rule:
+    """A Watch whose condition is a function of the step's metrics and of those before."""
+
+    id: str
+    name: str
+    severity: Severity
+    patience: int
+    condition: Condition
+
+    def look(self, step: Step, before: Sequence[Step]) -> Sign | None:
+        return self.condition(step, before)
+
+
+_RULES: list[Rule] = []
+
+
+def watch(id: str, severity: Severity = "note", patience: int = 1) -> Callable[[Condition], Condition]:
+    """Registers a condition under the function's name."""
+
+    def register(condition: Condition) -> Condition:
+        _RULES.append(Rule(id, condition.__name__, severity, patience, condition))
+        return condition
+
+    return register
+
+
+def rules() -> list[Rule]:
+    """All that are looked at in every step."""
+    from airloop.watch import watches, watches_learner  # noqa: F401 - they register themselves
+
+    return sorted(_RULES, key=lambda rule: rule.id)
+
+
+class Halted(AirError):
+    """An alarm ended the run before its last step. `alarm` says which; everything is saved."""
+
+    def __init__(self, alarm: Alarm, run: str) -> None:
+        word = "paused" if alarm.severity == "pause" else "stopped"
+        super().__init__(
+            f"Alarm {alarm.id} {word} the run after step {alarm.step + 1}. {alarm.seen} {alarm.why}",
+            f"{alarm.fix} Then go on with `air train --resume {run}`; it goes on as it is, too.",
+        )
+        self.alarm = alarm
+
+
+class _State:
+    """Hysteresis of one watch: it is up or not, and for how many steps in a row its condition has been otherwise."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.up = False
+        self.otherwise = 0
+
+    def see(self, step: Step, before: Sequence[Step]) -> tuple[str, Sign | None] | None:
+        sign = self.watch.look(step, before)
+        self.otherwise = self.otherwise + 1 if (sign is not None) != self.up else 0
+        if self.otherwise < self.watch.patience:
+            return None
+        self.up, self.otherwise = not self.up, 0
+        return ("raised" if self.up else "cleared"), sign
+
+
+class Alarms:
+    """Looks at every step of a run. Its state is a function of the steps on disk: a resumed run knows what has been
+    raised, so a pause that somebody has looked at is not repeated, while a stop, whose step was undone, is."""
+
+    def __init__(self, run: Run, watcher: Watcher, watches: Sequence[Watch] | None = None) -> None:
+        self._run = run
+        self._watcher = watcher
+        chosen: Sequence[Watch] = rules() if watches is None else watches
+        self._states = [_State(watch) for watch in chosen]
+        self._before: list[Step] = []
+        for step in run.metrics("train"):
+            self._changes(step)
+
+    async def look(self, step: Step, world: World) -> Halted | None:
+        """Raises and clears alarms; what ends the run, if one of them does, decided by the first rank for all."""
+        worst: Alarm | None = None
+        if world.first:
+            for state, what, sign in self._changes(step):
+                rule = state.watch
+                if what == "cleared" or sign is None:
+                    self._cleared(rule, step["step"])
+                    continue
+                alarm = Alarm(rule.id, rule.name, rule.severity, step["step"], sign.seen, sign.why, sign.fix)
+                self.now(alarm)
+                if alarm.severity != "note" and (worst is None or alarm.severity == "stop"):
+                    worst = alarm
+        worst = (await world.gather(worst, "whether an alarm ends the run"))[0]
+        return Halted(worst, str(self._run.path)) if worst else None
+
+    def now(self, alarm: Alarm) -> None:
+        """To alarms.jsonl and to whoever looks on."""
+        self._run.record_alarm("raised", alarm)
+        self._watcher.alarm(alarm)
+
+    @contextlib.contextmanager
+    def on_guard(self) -> Iterator[None]:
+        """Between steps: waits that last too long are told of, and an engine that fails is an alarm."""
+        with Watchdog(self._stalled):
+            try:
+                yield
+            except AirError as error:
+                failed = next((e for e in (error, error.__cause__) if isinstance(e, EngineFailed)), None)
+                if failed:
+                    why = "Without the engine nothing can be sampled: the run stops now, not at its next deadline."
+                    self.now(Alarm("G7", "engine_failed", "stop", self._step, failed.problem, why, failed.fix))
+                raise
+
+    @property
+    def _step(self) -> int:
+        return self._before[-1]["step"] + 1 if self._before else self._run.first_step
+
+    def _changes(self, step: Step) -> list[tuple[_State, str, Sign | None]]:
+        found = [(state, *change) for state in self._states if (change := state.see(step, self._before))]
+        self._before.append(step)
+        return found
+
+    def _cleared(self, rule: Watch, step: int) -> None:
+        self._run.record_alarm("cleared", Alarm(rule.id, rule.name, rule.severity, step, "", "", ""))
+        self._watcher.say(f"        alarm {rule.id} {rule.name.replace('_', ' ')} is over")
+
+    def _stalled(self, stall: Stall) -> None:
+        """Called from the watchdog's thread."""
+        why = (
+            "Its owner should have answered by now; it is given up where it has a deadline of its own."
+            if stall.overdue
+            else "All else waits for it, so far within its deadline."
+        )
+        fix = (
+            f"look at {stall.owner}: is it alive, busy, or waiting itself? log.txt in the run has what children wrote."
+        )
+        self.now(Alarm("G1", "stall", "note", self._step, f"{stall}.", why, fix))

@@ -1,0 +1,24 @@
+"""What the display and every sink implement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from airloop.watch.alarms import Alarm
+
+
+class Watcher(Protocol):
+    """Whoever looks on: the terminal, a sink. It is told, and has no say."""
+
+    def phase(self, text: str, total: int = 0) -> None: ...
+
+    def episode(self) -> None: ...
+
+    def step(self, metrics: dict[str, Any]) -> None: ...
+
+    def evaluated(self, metrics: dict[str, Any]) -> None: ...
+
+    def alarm(self, alarm: Alarm) -> None: ...
+
+    def say(self, text: str) -> None: ...

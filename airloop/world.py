@@ -1,0 +1,174 @@
+"""The processes that train together: how many there are, which one this is, and how they meet.
+
+One process is a world of its own: it never waits and never imports torch.distributed, so the same code runs for one
+rank and for eight. Between ranks there are two kinds of waits, each with a deadline and a reason:
+
+- *meetings*, where one rank may be minutes behind another because it sampled other episodes. They poll a store and
+  give way to the event loop, so Ctrl-C is heard and the engine goes on;
+- *collectives*, which begin when all are known to be there or soon will be, and block.
+
+A rank that dies breaks its neighbours' collectives and is seen by the process that started the ranks (launch.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airloop.errors import AirError
+from airloop.waits import waiting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+# What all ranks do alike (loading a model, one checkpoint) takes no rank this much longer than another.
+MEET_S = 1800.0
+# Ranks share an update's tokens evenly; the slowest GPU, first compilations included, stays well within this.
+COLLECTIVE_S = 1800.0
+# Pauses between two looks at the store: short at first, as ranks that did the same work arrive together.
+PAUSES_S = (0.001, 0.05)
+# Gradients are summed in pieces of this size, so that a copy of all of them is never needed.
+BUCKET_BYTES = 64 << 20
+
+
+class RankLost(AirError):
+    """Another rank is gone or late. The cause is with that rank; this one only noticed."""
+
+
+class World:
+    """One process: it is the first rank, has all of the work, and nobody to wait for."""
+
+    rank = 0
+    size = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes what a run has one of: metrics, checkpoints, status."""
+        return self.rank == 0
+
+    def mine(self, items: Sequence[T]) -> list[T]:
+        """This rank's share: every size-th item. The shares of all ranks are all items, each once."""
+        return list(items[self.rank :: self.size])
+
+    async def meet(self, what: str, deadline_s: float = MEET_S) -> None:
+        """Returns once every rank has come to this meeting. All ranks hold the same meetings in the same order."""
+
+    async def gather(self, value: T, what: str, deadline_s: float = MEET_S) -> list[T]:
+        """Every rank's value, by rank, on every rank; for values that ranks reach at different times."""
+        return [value]
+
+    def gather_now(self, value: T, what: str) -> list[T]:
+        """The same, blocking: inside an update, where all ranks do the same thing at the same time."""
+        return [value]
+
+    def add(self, tensors: Sequence[Tensor], what: str) -> None:
+        """Replace each tensor by its sum over ranks; the same bits on every rank."""
+
+    def close(self) -> None: ...
+
+
+class Ranks(World):
+    """One of several processes on this machine. `store` is a file that all of them can reach."""
+
+    def __init__(self, rank: int, size: int, store: Path, device: str) -> None:
+        import torch.distributed as dist
+
+        self.rank = rank
+        self.size = size
+        self._meetings = 0
+        self._store = dist.FileStore(str(store), size)
+        wait = datetime.timedelta(seconds=COLLECTIVE_S)
+        group_store = dist.PrefixStore("group", self._store)
+        with _naming_losses("the ranks find each other"):
+            dist.init_process_group(
+                "nccl" if device == "cuda" else "gloo", store=group_store, rank=rank, world_size=size, timeout=wait
+            )
+            # Python objects travel through the CPU, also where tensors travel between GPUs.
+            self._objects = dist.new_group(backend="gloo", timeout=wait) if device == "cuda" else None
+
+    async def meet(self, what: str, deadline_s: float = MEET_S) -> None:
+        self._meetings += 1
+        self._store.set(self._key(self.rank), "")
+        with waiting(what, "the other ranks", deadline_s):
+            await self._all_here(what, deadline_s)
+
+    async def _all_here(self, what: str, deadline_s: float) -> None:
+        began, pause = time.monotonic(), PAUSES_S[0]
+        while missing := [r for r in range(self.size) if not self._here(r)]:
+            if time.monotonic() - began > deadline_s:
+                raise RankLost(
+                    f"Rank {self.rank} waited {deadline_s:.0f} s for rank {missing[0]} at: {what}.",
+                    "look in log.txt for what that rank did last; go on with `air train --resume RUN`.",
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, PAUSES_S[1])
+
+    async def gather(self, value: T, what: str, deadline_s: float = MEET_S) -> list[T]:
+        await self.meet(what, deadline_s)
+        return self.gather_now(value, what)
+
+    def gather_now(self, value: T, what: str) -> list[T]:
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        with _naming_losses(what):
+            dist.all_gather_object(found, value, group=self._objects)
+        return found
+
+    def add(self, tensors: Sequence[Tensor], what: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        for bucket in _buckets(tensors):
+            flat = torch.cat([t.detach().reshape(-1) for t in bucket])
+            with _naming_losses(what):
+                dist.all_reduce(flat)
+            for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                tensor.detach().copy_(total.view_as(tensor))
+
+    def close(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+    def _key(self, rank: int) -> str:
+        return f"meeting/{self._meetings}/{rank}"
+
+    def _here(self, rank: int) -> bool:
+        with _naming_losses("a meeting of all ranks"):
+            return bool(self._store.check([self._key(rank)]))
+
+
+@contextlib.contextmanager
+def _naming_losses(what: str) -> Iterator[None]:
+    """torch reports a lost neighbour as a broken connection: say which work it broke."""
+    try:
+        yield
+    except RuntimeError as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RankLost(
+            f"The other ranks could not be reached for {what}: {first}",
+            "look in log.txt for the rank that ended first; go on with `air train --resume RUN`.",
+        ) from error
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one type, together about BUCKET_BYTES."""
+    bucket: list[Tensor] = []
+    held = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if bucket and (held + size > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(tensor)
+        held += size
+    if bucket:
+        yield bucket
