@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from airloop.assemble import Parts, assemble, learner_settings, load_environments, rollout_settings
 from airloop.config import Config, WarmstartConfig
 from airloop.errors import AirError
@@ -47,20 +49,28 @@ def warmstart_directory(config: Config) -> Path:
     """The same settings lead to the same directory, so a second run finds what the first one made."""
     trainer = config.trainer.model
     parts = {
-        "model": config.model.model_dump(),
+        "model": _as_written(config.model),
         "chat_template": Path(config.model.chat_template).read_text() if config.model.chat_template else None,
         "deterministic": config.deterministic,
-        "optim": config.trainer.optim.model_dump(exclude={"lr", "warmup_steps"}),
+        "optim": _as_written(config.trainer.optim, exclude={"lr", "warmup_steps"}),
         "train": trainer.train,
-        "lora": trainer.lora.model_dump(),
+        "lora": _as_written(trainer.lora),
         "env": [e.model_dump() for e in config.orchestrator.env],
-        "warmstart": config.warmstart.model_dump() if config.warmstart else None,
+        "warmstart": _as_written(config.warmstart) if config.warmstart else None,
         "seq_len": config.context,
         "seed": config.seed,
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
     task = "-".join(e.name or e.id for e in config.orchestrator.env)
     return Path(config.output_dir).expanduser().resolve() / f"warmstart-{task}-{digest}"
+
+
+def _as_written(section: BaseModel, exclude: set[str] | None = None) -> dict[str, Any]:
+    """A section's values, each that is its default as the default is written: a resolved config has 32.0 where the
+    schema says 32, and must lead to the same directory."""
+    defaults = type(section)().model_dump(exclude=exclude)
+    given = section.model_dump(exclude=exclude)
+    return {name: defaults[name] if value == defaults[name] else value for name, value in given.items()}
 
 
 async def warmstart(config: Config, watcher: Watcher) -> Path:

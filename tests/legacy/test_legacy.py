@@ -1,5 +1,5 @@
-"""What an earlier version left on a disk is opened, resumed, viewed and reused by this one. `make.py` made the archives,
-each at the commit before something moved: air-0.1.0 is the last before the package was called airloop."""
+"""What an earlier version left on a disk is opened, resumed, viewed and reused by this one. `make.py` made each archive
+at the commit before something moved: air-0.1.0 is the last before the package was called airloop."""
 
 from __future__ import annotations
 
