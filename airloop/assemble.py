@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +158,7 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
         check_adapter(peft, config)
         use_fp32_adapters(model)
     else:
-        peft = attach_lora(model, lora.rank, lora.alpha, lora.target_modules)
+        peft = attach_lora(model, lora.rank, lora.alpha, lora.target_modules, lora.last_layers)
         use_fp32_adapters(model)
     if config.trainer.model.ac is not None:
         checkpoint_activations(model, config.trainer.model.ac.freq)
@@ -167,20 +167,39 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
 
 def check_adapter(peft: Any, config: Config) -> None:
     """The adapter that is started from decides its own shape; a config that says otherwise would be ignored."""
-    found, wanted = peft.peft_config["default"], config.trainer.model.lora
-    same = (found.r, found.lora_alpha, set(found.target_modules)) == (
-        wanted.rank,
-        wanted.alpha,
-        set(wanted.target_modules),
+    from airloop.config.toml import toml_value
+
+    wanted = config.trainer.model.lora
+    asked = {
+        "rank": wanted.rank,
+        "alpha": wanted.alpha,
+        "target_modules": sorted(wanted.target_modules),
+        "last_layers": wanted.last_layers,
+    }
+    found = shape_of_adapter(peft.peft_config["default"])
+    if found == asked:
+        return
+    lines = [f"{key} = {toml_value(value)}" for key, value in found.items() if value is not None]
+    stray = [key for key, value in found.items() if value is None and asked[key] is not None]
+    raise AirError(
+        f"The adapter {config.model.adapter} has {_words(found)}; the config says {_words(asked)}.",
+        "[trainer.model.lora] " + ", ".join(lines) + (f"; without {stray[0]}" if stray else ""),
     )
-    if not same:
-        raise AirError(
-            f"The adapter {config.model.adapter} has rank {found.r}, alpha {found.lora_alpha} and target_modules "
-            f"{sorted(found.target_modules)}; the config says rank {wanted.rank}, alpha {wanted.alpha:g} and "
-            f"{sorted(wanted.target_modules)}.",
-            f"[trainer.model.lora] rank = {found.r}, alpha = {found.lora_alpha}, "
-            f"target_modules = {sorted(found.target_modules)}",
-        )
+
+
+def shape_of_adapter(saved: Any) -> dict[str, Any]:
+    """The keys of [trainer.model.lora] that PEFT's own config of an adapter stands for."""
+    return {
+        "rank": saved.r,
+        "alpha": saved.lora_alpha,
+        "target_modules": sorted(saved.target_modules),
+        "last_layers": len(saved.layers_to_transform) if saved.layers_to_transform else None,
+    }
+
+
+def _words(shape: Mapping[str, Any]) -> str:
+    where = "every block" if shape["last_layers"] is None else f"the last {shape['last_layers']} blocks"
+    return f"rank {shape['rank']}, alpha {shape['alpha']:g} and target_modules {shape['target_modules']} in {where}"
 
 
 def checkpoint_activations(model: Any, freq: int) -> None:

@@ -28,6 +28,8 @@ from airloop.trajectory_file import to_json
 from airloop.types import Sampled, Task, Trajectory
 from airloop.watch.base import Watcher
 
+# Keys that earlier versions did not have: at their defaults they must not change the name of what was made then.
+LATER_KEYS = ("last_layers",)
 # Demonstrations of one task that go into a batch together: their prompt is computed once.
 SAME_TASK = 4
 
@@ -70,7 +72,8 @@ def _as_written(section: BaseModel, exclude: set[str] | None = None) -> dict[str
     schema says 32, and must lead to the same directory."""
     defaults = type(section)().model_dump(exclude=exclude)
     given = section.model_dump(exclude=exclude)
-    return {name: defaults[name] if value == defaults[name] else value for name, value in given.items()}
+    found = {name: defaults[name] if value == defaults[name] else value for name, value in given.items()}
+    return {name: value for name, value in found.items() if name not in LATER_KEYS or value != defaults[name]}
 
 
 async def warmstart(config: Config, watcher: Watcher) -> Path:

@@ -75,6 +75,11 @@ class LoraConfig(Section):
         min_length=1,
         description="Names of the linear layers that get an adapter.",
     )
+    last_layers: int | None = Field(
+        default=None,
+        ge=1,
+        description="Only the last so many blocks get an adapter, and the backward pass ends there; by default all.",
+    )
 
 
 class TrainerModelConfig(Section):

@@ -79,7 +79,7 @@ def checkpoint_bytes(case: Case) -> int:
         copies = 1 if case.model_config.get("tie_word_embeddings") else 2
         return count * FULL_BYTES * (copies * embeddings + layers * sum(a * b for a, b in linears.values()))
     chosen = [sum(sides) for name, sides in linears.items() if name in model.lora.target_modules]
-    return count * LORA_BYTES * model.lora.rank * layers * sum(chosen)
+    return count * LORA_BYTES * model.lora.rank * min(model.lora.last_layers or layers, layers) * sum(chosen)
 
 
 def _linears(settings: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

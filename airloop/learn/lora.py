@@ -40,12 +40,22 @@ class LoraLinear(PeftLinear):
         return result + linear(linear(x, down), up)
 
 
-def attach_lora(model: PreTrainedModel, rank: int, alpha: float, target_modules: Sequence[str]) -> PeftModel:
-    """Freeze the model and put a trainable adapter beside the named linear layers (in place)."""
+def attach_lora(
+    model: PreTrainedModel, rank: int, alpha: float, target_modules: Sequence[str], last_layers: int | None = None
+) -> PeftModel:
+    """Freeze the model and put a trainable adapter beside the named linear layers (in place), of all blocks or of the
+    last ones only: what lies before them then needs no backward pass."""
+    layers = model.config.num_hidden_layers
+    if last_layers is not None and last_layers > layers:
+        raise AirError(
+            f"trainer.model.lora.last_layers = {last_layers}, but the model has {layers} blocks.",
+            "delete the line: by default every block has an adapter.",
+        )
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
         target_modules=list(target_modules),
+        layers_to_transform=None if last_layers is None else list(range(layers - last_layers, layers)),
         bias="none",
         task_type="CAUSAL_LM",
     )

@@ -104,7 +104,7 @@ def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
     return Sizes(
         shape=shape,
         full=full,
-        trainable=shape.parameters if full else shape.adapter(lora.rank, lora.target_modules),
+        trainable=shape.parameters if full else shape.adapter(lora.rank, lora.target_modules, lora.last_layers),
         ranks=ranks,
         item=4 if config.deterministic or config.model.dtype == "float32" else 2,
         tokens=tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +33,21 @@ class Shape:
         """Numbers that one token leaves in the key/value memory."""
         return self.layers * 2 * self.kv_heads * self.dim
 
-    def adapter(self, rank: int, targets: list[str]) -> int:
+    def adapter(self, rank: int, targets: list[str], last_layers: int | None = None) -> int:
         """Parameters of a LoRA adapter; PEFT chooses modules by the end of their names."""
-        chosen = [size for name, size in self.linears if any(name == t or name.endswith(f".{t}") for t in targets)]
+        first = 0 if last_layers is None else self.layers - last_layers
+        chosen = [
+            size
+            for name, size in self.linears
+            if any(name == t or name.endswith(f".{t}") for t in targets) and _block(name) >= first
+        ]
         return rank * sum(chosen)
+
+
+def _block(name: str) -> int:
+    """The number in `model.layers.7.self_attn.q_proj`; 0 where a module is in no block."""
+    found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return int(found[1]) if found else 0
 
 
 def read_shape(model: Any) -> Shape:
