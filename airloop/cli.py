@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,8 @@ from airloop.commands.log import log
 from airloop.commands.tasks import replay, tasks
 from airloop.commands.view import view
 from airloop.errors import AirError, Stopped
+
+BEGAN = time.time()  # a budget of minutes counts what importing takes, too
 
 app = typer.Typer(
     name="air",
@@ -61,6 +64,7 @@ TRAIN_HELP = """air train @ a.toml @ b.toml --key value …   (or: air train --r
 Before the first step the doctor looks at the config, the model's small files and the tasks, then, with the model
 loaded, plays a few episodes and proves that training can work; its failures stop the run.
 
+  --minutes M          plan everything into this time, on whatever machine (budget.minutes)
   --resume RUN         go on with a run that was stopped or killed, or start a planned one, with its own config
   --skip-proofs        leave out the doctor's episodes and proofs; the run records it
   --json               print the result as JSON
@@ -86,7 +90,7 @@ def train(
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:
-        finished = start(config, display, resume, skip_proofs)
+        finished = start(config, display, resume, skip_proofs, BEGAN)
     if as_json:
         evals = {m["name"]: m for m in finished.run.metrics("eval")}
         print_json({"run": str(finished.run.path), "steps": len(finished.run.metrics("train")), "evaluations": evals})
@@ -106,7 +110,7 @@ def warmstart(context: typer.Context, as_json: Json = False) -> None:
     if config.warmstart is None:
         config = config.model_copy(update={"warmstart": WarmstartConfig()})
     with Display(quiet=as_json) as display:
-        path = interrupts.run(run(config, display))
+        path, _ = interrupts.run(run(config, display))
     weights = next(p for p in (path / "adapter", path / "model") if p.is_dir())
     if as_json:
         print_json({"directory": str(path), "weights": str(weights)})

@@ -7,9 +7,11 @@ the rows; the updates add up, so all ranks keep the same policy.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, replace
 
 from airloop.assemble import Parts
+from airloop.budget import keep_to_budget
 from airloop.evaluation import evaluate_policy
 from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
 from airloop.learn.checkpoints import prune, save_checkpoint
@@ -56,14 +58,15 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Ou
     before = before or await _evaluate(parts, run, watcher, 0, "before", evaluation.test_split)
     for step in run.remaining_steps():
         clock = StepClock(engine.counters)
-        watcher.phase(f"step {step + 1}/{config.max_steps}: sampling", config.orchestrator.batch_size)
+        replayed = run.recorded(step)
+        watcher.phase(f"step {step + 1}/{run.config.max_steps}: sampling", config.orchestrator.batch_size)
         collected = await sampler.collect(
             step, schedule.batch(step, groups), policy.version, await _finished(parts, run, step)
         )
         clock.sampled()
         collected = _shaped(parts, collected)
         batch = _advantages(parts, collected)
-        watcher.phase(f"step {step + 1}/{config.max_steps}: training")
+        watcher.phase(f"step {step + 1}/{run.config.max_steps}: training")
         await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
         async with engine.aside():
             with waiting("the update", "the learner", UPDATE_S):
@@ -78,13 +81,14 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Ou
         if halted and halted.alarm.severity == "stop":
             raise halted  # before a checkpoint: this update may be at fault, and resuming makes it anew
         finished = step + 1
+        await keep_to_budget(parts, run, watcher, finished, replayed)
         if evaluation.interval and finished % evaluation.interval == 0:
             await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
-        if halted or finished % config.ckpt.interval == 0 or finished in (config.max_steps, best_step(run)):
+        if halted or finished % config.ckpt.interval == 0 or finished in (run.config.max_steps, best_step(run)):
             _checkpoint(parts, run, finished)
-        if halted and finished < config.max_steps:
+        if halted and finished < run.config.max_steps:
             raise halted
-    after = await _evaluate(parts, run, watcher, config.max_steps, "after", evaluation.test_split)
+    after = await _evaluate(parts, run, watcher, run.config.max_steps, "after", evaluation.test_split)
     return Outcome(before, after)
 
 
@@ -125,9 +129,12 @@ def _advantages(parts: Parts, collected: Collected) -> Batch:
 
 async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str) -> list[Trajectory]:
     watcher.phase(f"evaluating {name} on held-out tasks ({split})")
+    began = time.monotonic()
     trajectories = await evaluate_policy(parts, run, step, name, split)
     await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
     watcher.evaluated(run.metrics("eval")[-1])
+    if parts.budget and name == "before":  # the one behind the last step takes as long
+        parts.budget.evaluated(time.monotonic() - began)
     return trajectories
 
 

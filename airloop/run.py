@@ -27,12 +27,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from airloop.config import Config, load_config, to_toml
+from airloop.config import Config, load_config, to_toml, with_changes
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, write_json, write_text
 from airloop.lab.entries import add_entry, alone
@@ -64,7 +64,9 @@ class Run:
         self._lock: IO[str] | None = None
 
     @classmethod
-    def create(cls, config: Config, task: str, major: int | None = None, planned: bool = False) -> Run:
+    def create(
+        cls, config: Config, task: str, major: int | None = None, planned: bool = False, since: float | None = None
+    ) -> Run:
         """A new directory `exp{major}.{minor}-{task}-{MMDD}` with the next free minor. One that is planned waits to be
         resumed."""
         root = Path(config.output_dir).expanduser().resolve()
@@ -82,7 +84,7 @@ class Run:
         run = cls(_next_free(root, major, task), config)
         path = run.path
         if not planned:
-            run.lock()
+            run.lock(since)
         write_text(path / "config.toml", to_toml(config))
         parent = parent or run_before(path)
         add_entry(path, "parent", as_noted(parent, root) if parent else "")
@@ -112,8 +114,24 @@ class Run:
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(m, ensure_ascii=False) + "\n" for m in kept))
         self.set_status("running")
 
-    def remaining_steps(self) -> range:
-        return range(self.first_step, self.config.max_steps)
+    def remaining_steps(self) -> Iterator[int]:
+        """Up to max_steps, which a budget of time may change while the run goes on."""
+        step = self.first_step
+        while step < self.config.max_steps:
+            yield step
+            step += 1
+
+    def change(self, changes: Mapping[str, Any]) -> Config:
+        """Replace some keys of the run's config, by their dotted names; the file follows. The new config."""
+        if self.writes and changes:
+            # A rank has a view of its own of the devices; what is on disk is the whole run's.
+            write_text(self.path / "config.toml", to_toml(with_changes(Run.open(self.path).config, changes)))
+        self.config = with_changes(self.config, changes)
+        return self.config
+
+    def spent_s(self) -> float:
+        """Seconds that its sessions took, this one included."""
+        return sum((time.time() if end is None else end) - began for began, end in self.status().get("sessions", []))
 
     def set_status(self, status: str, why: str = "") -> None:
         now = time.time()
@@ -238,8 +256,9 @@ class Run:
     def _episodes(self, step: int) -> Path:
         return self.path / "trajectories" / f"step_{step:04d}"
 
-    def lock(self) -> None:
-        """Two processes must never write one run. The lock goes with the process, however it ends."""
+    def lock(self, since: float | None = None) -> None:
+        """Two processes must never write one run. The lock goes with the process, however it ends. `since`: when the
+        work on this session of the run began, if that was earlier."""
         handle = (self.path / ".lock").open("w")
         if not _take(handle):
             handle.close()
@@ -249,7 +268,7 @@ class Run:
             )
         self._lock = handle
         now = time.time()
-        self.note(sessions=[*self._sessions(ended=last_sign(self.path) or now), [now, None]])
+        self.note(sessions=[*self._sessions(ended=last_sign(self.path) or now), [since or now, None]])
 
 
 def _next_free(root: Path, major: int, task: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from airloop import interrupts
-from airloop.assemble import assemble, check_prompts, held_out_tasks
-from airloop.config import Config
+from airloop.assemble import Parts, assemble, check_prompts, held_out_tasks
+from airloop.budget import Budget, size_by_config, size_of_demonstrations
+from airloop.config import Config, with_changes
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
 from airloop.lab.lineage import check_parent
@@ -22,7 +24,8 @@ from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.loop import Outcome, train
 from airloop.rollout.schedule import TaskSchedule
 from airloop.run import Run
-from airloop.warmstart import started, warmstart
+from airloop.types import Trajectory
+from airloop.warmstart import computed_tokens, started, warmstart
 from airloop.watch.alarms import Halted
 from airloop.watch.base import Watcher
 from airloop.watch.display import Clock, Display
@@ -32,6 +35,8 @@ from airloop.world import World
 
 # Prompts measured before the first step; tasks of one environment differ little in length.
 PROMPTS_MEASURED = 64
+# Of the first tasks, for the plan of a budget.
+PROMPTS_FOR_PLAN = 4
 # The first rank makes the supervised start, with its demonstrations, while the others wait.
 WARMSTART_S = 6 * 3600.0
 
@@ -43,17 +48,25 @@ class Finished:
     text: str
 
 
-def start(config: Config, display: Display, resume: Path | None = None, skip_proofs: bool = False) -> Finished:
-    """Train, whatever happens leaving a run that says how it ended and can be resumed."""
+def start(
+    config: Config,
+    display: Display,
+    resume: Path | None = None,
+    skip_proofs: bool = False,
+    began: float | None = None,
+) -> Finished:
+    """Train, whatever happens leaving a run that says how it ended and can be resumed. `began`: when the command was
+    given, if that was earlier than now."""
+    began = began or time.time()
     if resume is None:
         check_parent(config.logbook.parent, Path(config.output_dir))
         preflight.look(config, display)  # what is refused here leaves no empty run behind
-        run = Run.create(config, config.task)
+        run = Run.create(config, config.task, since=began)
     else:
         run = Run.open(resume)
         refuse_faulty(run)
         preflight.look(run.config, display)
-        run.lock()
+        run.lock(began)
     if skip_proofs:
         preflight.skip(run, display)
     display.run = run
@@ -126,15 +139,13 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     """What each rank of a run does, or its only process."""
     # The engine's thread holds the interpreter for most of the time; episodes must not wait 5 ms at every await.
     sys.setswitchinterval(0.001)
-    config, clock = run.config, Clock()
+    config, clock, budget = run.config, Clock(), Budget.of(run)
     display.say(f"run {run.path}")
     if config.warmstart and not config.model.adapter:
-        if world.first:
-            await warmstart(config, display)
-        await world.meet("the supervised start, which the first rank makes", WARMSTART_S)
-        config = started(config)
+        config = started(await _start_supervised(run, display, world, budget))
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
+    parts.budget = budget
     try:
         for note in parts.notes:
             display.say(f"note: {note}")
@@ -145,6 +156,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
                     f"The ranks could read checkpoints of different steps: {steps}.",
                     f"delete what is newer than step {min(steps)} in {run.path / 'checkpoints'} and resume again.",
                 )
+        await _plan_time(parts, run, display)
         if world.size == 1 and preflight.wanted(run):
             await preflight.prove(parts, run, display)
         if world.first:
@@ -157,6 +169,41 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
         return outcome
     finally:
         await parts.close()
+
+
+async def _start_supervised(run: Run, display: Watcher, world: World, budget: Budget | None) -> Config:
+    """Makes the supervised start, or finds it; the run's config, with what a budget of time changed in it."""
+
+    async def plan(parts: Parts, rows: list[Trajectory]) -> dict[str, Any]:
+        assert budget is not None
+        tokens = computed_tokens(parts.config, rows)
+        return await budget.plan(parts, display, size_of_demonstrations(rows), tokens, preflight.wanted(run))
+
+    changes: dict[str, Any] = {}
+    if world.first:
+        # A resumed run keeps to the plan it has.
+        planned = budget is None or "budget" in run.status()
+        _, changes = await warmstart(run.config, display, None if planned else plan)
+        if changes and budget is not None and "max_steps" in changes:
+            run.note(budget=budget.facts())
+    changes = (await world.gather(changes, "the supervised start, which the first rank makes", WARMSTART_S))[0]
+    return run.change(changes)
+
+
+async def _plan_time(parts: Parts, run: Run, display: Watcher) -> None:
+    """With a budget that the supervised start has not been planned with: there is none to make, or it was found."""
+    if parts.budget is None or "budget" in run.status():
+        return
+    schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
+    prompt = await check_prompts(parts, schedule.batch(0, min(PROMPTS_FOR_PLAN, len(schedule))))
+    turns = max(env.max_turns for env in parts.envs.values())
+    size = size_by_config(parts.config, prompt, turns)
+    changes = await parts.budget.plan(parts, display, size, None, preflight.wanted(run))
+    changes = (await parts.world.gather(changes, "the plan for the budget"))[0]
+    parts.config = with_changes(parts.config, changes)
+    run.change(changes)
+    if run.writes:
+        run.note(budget=parts.budget.facts())
 
 
 async def _check_and_open(parts: Any, display: Watcher) -> None:

@@ -8,7 +8,7 @@ import gc
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from airloop.assemble import Parts, assemble, learner_settings, load_environments, rollout_settings
-from airloop.config import Config, WarmstartConfig
+from airloop.config import Config, WarmstartConfig, with_changes
 from airloop.errors import AirError
 from airloop.files import append_line, whole_directory, write_json
 from airloop.learn.advantages import demonstration_batch
@@ -76,22 +76,44 @@ def _as_written(section: BaseModel, exclude: set[str] | None = None) -> dict[str
     return {name: value for name, value in found.items() if name not in LATER_KEYS or value != defaults[name]}
 
 
-async def warmstart(config: Config, watcher: Watcher) -> Path:
-    """Directory of the warm-started weights: `adapter/`, or `model/` for full fine-tuning."""
-    assert config.warmstart is not None
+# Given the assembled parts and the demonstrations, the changes of the config that make it fit a budget of time.
+Planner = Callable[[Parts, list[Trajectory]], Awaitable[dict[str, Any]]]
+
+
+def find_warmstart(config: Config) -> tuple[Path, dict[str, Any]] | None:
+    """A supervised start that was made for this config, and the changes that a budget of time asked for then."""
     directory = warmstart_directory(config)
     if (directory / "done.json").is_file():
-        watcher.say(f"supervised start: reusing {directory}")
-        return directory
+        return directory, {}
+    for done in directory.parent.glob(f"{directory.name.rpartition('-')[0]}-*/done.json"):
+        facts = json.loads(done.read_text())
+        if facts.get("asked") == directory.name and config.budget.minutes is not None:
+            return done.parent, {"warmstart.steps": facts["steps"]}
+    return None
+
+
+async def warmstart(config: Config, watcher: Watcher, plan: Planner | None = None) -> tuple[Path, dict[str, Any]]:
+    """The directory of the warm-started weights (`adapter/`, or `model/` for full fine-tuning), and what `plan` changed
+    in the config before it was made."""
+    assert config.warmstart is not None
+    if (found := find_warmstart(config)) is not None:
+        watcher.say(f"supervised start: reusing {found[0]}")
+        return found
+    asked = warmstart_directory(config).name
     demonstrations = await collect_demonstrations(config, watcher)
+    watcher.phase("loading the model")
     parts = assemble(config, watcher.say)
     try:
+        rows = [as_transcript(t, parts.loaded.tokenizer) for t in demonstrations]
+        changes = await plan(parts, rows) if plan else {}
+        config = parts.config = with_changes(config, changes)
+        directory = warmstart_directory(config)
         with whole_directory(directory) as beside:
             for trajectory in demonstrations:
                 write_json(beside / "demonstrations" / f"{trajectory.id}.json", to_json(trajectory))
-            report = await fit_demonstrations(parts, demonstrations, beside, watcher)
+            report = await fit_demonstrations(parts, rows, beside, watcher)
             _save(parts, beside)
-            write_json(beside / "done.json", report)
+            write_json(beside / "done.json", {**report, "asked": asked})
     finally:
         await parts.close()
         del parts
@@ -99,7 +121,7 @@ async def warmstart(config: Config, watcher: Watcher) -> Path:
     watcher.say(
         f"supervised start: {report['steps']} steps, loss {report['first_loss']:.3f} → {report['last_loss']:.3f}"
     )
-    return directory
+    return directory, changes
 
 
 async def collect_demonstrations(config: Config, watcher: Watcher) -> list[Trajectory]:
@@ -169,6 +191,16 @@ def as_transcript(trajectory: Trajectory, tokenizer: Any) -> Trajectory:
     return replace(trajectory, branches=transcript.branches())
 
 
+def computed_tokens(config: Config, rows: Sequence[Trajectory]) -> float:
+    """What one demonstration adds to a supervised step: shared beginnings are computed once."""
+    from airloop.learn.batches import micro_batches
+
+    assert config.warmstart is not None
+    size = config.warmstart.batch_size
+    first = demonstration_batch(demonstration_order(rows, size, 1, config.seed)[0])
+    return sum(part.computed_tokens for part in micro_batches(first.rows, config.trainer.token_budget)) / size
+
+
 def demonstration_order(
     trajectories: Sequence[Trajectory], batch: int, steps: int, seed: int
 ) -> list[list[Trajectory]]:
@@ -188,14 +220,11 @@ def demonstration_order(
     return [stream[i * batch : (i + 1) * batch] for i in range(steps)]
 
 
-async def fit_demonstrations(
-    parts: Parts, trajectories: list[Trajectory], directory: Path, watcher: Watcher
-) -> dict[str, Any]:
+async def fit_demonstrations(parts: Parts, rows: list[Trajectory], directory: Path, watcher: Watcher) -> dict[str, Any]:
     from airloop.learn.learner import Learner
 
     settings = parts.config.warmstart
     assert settings is not None
-    rows = [as_transcript(t, parts.loaded.tokenizer) for t in trajectories]
     base = learner_settings(parts.config)
     warmup = max(1, settings.steps // 10)
     parts.learner = Learner(

@@ -34,7 +34,7 @@ FLAGS = {
 def start(directory: Path, **changes: str) -> Path:
     flags = {**FLAGS, "output_dir": str(directory), **changes}
     config = load_config([word for key, value in flags.items() for word in (f"--{key}", value)])
-    return asyncio.run(warmstart(config, Display(Console(quiet=True), quiet=True)))
+    return asyncio.run(warmstart(config, Display(Console(quiet=True), quiet=True)))[0]
 
 
 def demonstration(task: str, reward: float, replies: list[str]) -> Trajectory:

@@ -6,10 +6,10 @@ where in a file a key stands, `mistakes` and `foreign` say what is wrong, `toml`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from airloop.config.foreign import ALIASES
 from airloop.config.keys import Key, describe_keys, format_keys
@@ -17,6 +17,7 @@ from airloop.config.mistakes import Refused, as_error, explain, explain_conflict
 from airloop.config.rules import Conflict, check_sinks, check_wandb, wandb_key
 from airloop.config.schema import (
     AcConfig,
+    BudgetConfig,
     BufferConfig,
     CkptConfig,
     Config,
@@ -44,6 +45,7 @@ from airloop.config.toml import to_toml
 __all__ = [
     "ALIASES",
     "AcConfig",
+    "BudgetConfig",
     "BufferConfig",
     "CkptConfig",
     "Config",
@@ -74,7 +76,23 @@ __all__ = [
     "load_config",
     "to_toml",
     "wandb_key",
+    "with_changes",
 ]
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with some keys replaced, by their dotted names."""
+    for name, value in changes.items():
+        config = _with(config, name.split("."), value)
+    return config
+
+
+def _with(section: T, path: Sequence[str], value: Any) -> T:
+    first, *rest = path
+    inner = _with(getattr(section, first), rest, value) if rest else value
+    return section.model_copy(update={first: inner})
 
 
 def load_config(argv: Sequence[str]) -> Config:

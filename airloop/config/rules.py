@@ -30,6 +30,10 @@ LOSS_KEYS: dict[str, dict[str, Any]] = {
 }
 
 
+# Steps of a run that has a budget of time and no max_steps of its own: more than any such run will have.
+MOST_STEPS = 1000
+
+
 @dataclass(frozen=True)
 class Conflict:
     """A value, or several, that cannot stand. `changes` are the corrected keys."""
@@ -55,7 +59,18 @@ class Caution:
 
 
 def conflicts(config: Config) -> list[Conflict]:
-    return [*_groups(config), *_lengths(config), *_loss(config), *_gpus(config), *_not_in_this_version(config)]
+    rules = (_groups, _lengths, _loss, _gpus, _budget, _not_in_this_version)
+    return [conflict for rule in rules for conflict in rule(config)]
+
+
+def _budget(config: Config) -> Iterator[Conflict]:
+    if config.budget.minutes is not None and config.deterministic:
+        yield Conflict(
+            ("budget.minutes", "deterministic"),
+            "deterministic = true promises the same run every time, and with budget.minutes the number of steps "
+            "follows from the clock",
+            {"deterministic": False},
+        )
 
 
 def _groups(config: Config) -> Iterator[Conflict]:
@@ -253,6 +268,13 @@ def spread_seq_len(data: dict[str, Any]) -> dict[str, Any]:
     ):
         if section:
             parent[name] = section
+    return data
+
+
+def fill_budget(data: dict[str, Any]) -> dict[str, Any]:
+    """A run that is given minutes and no number of steps has as many as fit."""
+    if isinstance(budget := data.get("budget"), dict) and budget.get("minutes") is not None:
+        return {"max_steps": MOST_STEPS, **data}
     return data
 
 

@@ -327,6 +327,14 @@ class WarmstartConfig(Section):
     )
 
 
+class BudgetConfig(Section):
+    minutes: float | None = Field(
+        default=None,
+        gt=0,
+        description="The whole run is planned into this time: fewer steps, episodes and evaluated tasks where need be.",
+    )
+
+
 class LogbookConfig(Section):
     goal: str | None = Field(default=None, description="What the run is to find out; `air log` shows it.")
     parent: str | None = Field(
@@ -358,6 +366,7 @@ class Config(Section):
     trainer_gpu_ids: list[int] | None = Field(
         default=None, min_length=1, description="The GPUs to use, as in [0]; on each, a process samples and trains."
     )
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; off without this table.")
     tensorboard: TensorboardConfig | None = Field(
@@ -404,8 +413,8 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _spread_seq_len(cls, data: Any) -> Any:
-        return rules.spread_seq_len(data) if isinstance(data, dict) else data
+    def _spread(cls, data: Any) -> Any:
+        return rules.fill_budget(rules.spread_seq_len(data)) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _no_conflicts(self, info: ValidationInfo) -> Self:

@@ -21,6 +21,8 @@ KeyPath = tuple[str | int, ...]
 
 CHECKOUT = Path(__file__).resolve().parents[2]  # so that `@ configs/quickstart.toml` works from anywhere
 _PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
+# Flags that are typed often.
+SHORT_FLAGS = {"minutes": "budget.minutes"}
 # a path only if it starts with a dot
 _PATH_OR_NAME_KEYS = (("model", "name"), ("warmstart", "source"), ("logbook", "parent"))
 
@@ -89,6 +91,7 @@ def read_sources(argv: Sequence[str], foreign: Sequence[str]) -> Settings:
     for file in files:
         _read_file(file, settings)
     for name, text in flags:
+        name = SHORT_FLAGS.get(name, name)
         bare = name.replace("-", "_")
         if bare in foreign:
             settings.foreign_flags[bare] = text

@@ -17,7 +17,16 @@ from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row
 from airloop.plan.shape import read_shape
 
-TINY = ["--model.name", "tiny:qwen2", "--orchestrator.env.0.id", "arith", "--seq_len", "64", "--orchestrator.sampling.max_tokens", "16"]
+TINY = [
+    "--model.name",
+    "tiny:qwen2",
+    "--orchestrator.env.0.id",
+    "arith",
+    "--seq_len",
+    "64",
+    "--orchestrator.sampling.max_tokens",
+    "16",
+]
 LAST = ["--trainer.model.lora.last_layers", "1"]
 
 

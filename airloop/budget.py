@@ -1,0 +1,298 @@
+"""A budget of time: a run is planned into the minutes it was given, and kept to them.
+
+Before anything long begins, the machine is measured (speed.py) and everything that takes time (the supervised start,
+steps of reinforcement learning, episodes a step, the evaluations) is made to fit, in an order of what matters least.
+While the run goes on, the number of steps follows from the steps that were measured, and the last evaluation always
+fits. Nothing is ever more than the config asked for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from airloop.config import with_changes
+from airloop.config.rules import MOST_STEPS
+from airloop.errors import AirError
+from airloop.speed import Speed, measure_speed
+
+if TYPE_CHECKING:
+    from airloop.assemble import Parts
+    from airloop.config import Config
+    from airloop.run import Run
+    from airloop.types import Trajectory
+    from airloop.watch.base import Watcher
+
+# Of the time that is left, this share is for what nobody can foresee: checkpoints, slower tasks, other work beside it.
+MARGIN = 0.08
+# A step is begun only if one and this share of it fit: steps differ, and the evaluation behind it must fit too.
+STEP_MARGIN = 0.25
+# Seconds for the last checkpoint, the summary and the plot.
+ENDING_S = 8.0
+# What the doctor's probes and proofs compute, roughly: episodes sampled, tokens trained.
+DOCTOR_EPISODES, DOCTOR_TRAINED = 24, 6000
+# The last so many steps say how long the next will take; the first of a run compiles and fills caches, and says little.
+RECENT = 4
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much of each thing that takes time."""
+
+    warmstart_steps: int
+    steps: int
+    batch_size: int
+    num_examples: int  # tasks of each of the two evaluations
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of one unit of each, and of what cannot be made smaller."""
+
+    warmstart_step: float
+    episode: float  # sampled in a step
+    trained_episode: float
+    evaluated_task: float
+    fixed: float = 0.0
+
+    def total(self, a: Amounts) -> float:
+        return self.fixed + self.warmstart(a) + a.steps * self.step(a) + 2 * self.evaluation(a)
+
+    def warmstart(self, a: Amounts) -> float:
+        return a.warmstart_steps * self.warmstart_step
+
+    def step(self, a: Amounts) -> float:
+        return a.batch_size * (self.episode + self.trained_episode)
+
+    def evaluation(self, a: Amounts) -> float:
+        return a.num_examples * self.evaluated_task
+
+
+def shrink_order(asked: Amounts, group: int) -> list[tuple[str, int, int]]:
+    """What is made smaller first, down to where, and in units of what. Steps beyond a dozen come first: a run without a
+    number of steps asks for more than can be had. Then what matters least: fewer held-out tasks widen an interval,
+    fewer steps learn less, a short supervised start leaves replies that cannot be read."""
+    return [
+        ("steps", min(asked.steps, 12), 1),
+        ("num_examples", min(asked.num_examples, 24), 1),
+        ("steps", min(asked.steps, 8), 1),
+        ("warmstart_steps", -(-asked.warmstart_steps // 2), 1),
+        ("batch_size", min(asked.batch_size, 2 * group), group),
+        ("num_examples", min(asked.num_examples, 12), 1),
+        ("steps", min(asked.steps, 3), 1),
+        ("warmstart_steps", -(-asked.warmstart_steps // 4), 1),
+        ("num_examples", min(asked.num_examples, 6), 1),
+        ("steps", min(asked.steps, 1), 1),
+    ]
+
+
+def fit(asked: Amounts, costs: Costs, seconds: float, group: int) -> Amounts:
+    """The most of what was asked for that fits into `seconds`; AirError with the time it would take otherwise."""
+    chosen = asked
+    for name, floor, unit in shrink_order(asked, group):
+        if costs.total(chosen) <= seconds:
+            break
+        now = getattr(chosen, name)
+        sizes = range(now, min(now, floor) - 1, -unit)
+        fitting = (a for a in (replace(chosen, **{name: size}) for size in sizes) if costs.total(a) <= seconds)
+        chosen = next(fitting, replace(chosen, **{name: sizes[-1]}))
+    least = costs.total(chosen)
+    if least > seconds:
+        raise AirError(
+            f"{seconds / 60:.1f} minutes of the budget are left, and on this machine even {chosen.steps} step of "
+            f"{chosen.batch_size} episodes with {chosen.warmstart_steps} supervised steps and two evaluations on "
+            f"{chosen.num_examples} tasks would take {least / 60:.1f}.",
+            f"--minutes {_needed(least, seconds)} more, a smaller model, or a shorter context.",
+        )
+    return chosen
+
+
+def _needed(least: float, seconds: float) -> int:
+    return max(1, round((least / (1 - MARGIN) - seconds) / 60 + 0.5))
+
+
+@dataclass(frozen=True)
+class EpisodeSize:
+    """Tokens of a typical episode: of its first prompt, sampled, and shown in between."""
+
+    prompt: float
+    sampled: float
+    shown: float
+
+
+def size_of_demonstrations(rows: Sequence[Trajectory]) -> EpisodeSize:
+    """Demonstrations are episodes of the same tasks, in the form that the policy will have."""
+    prompts, sampled, others = [], [], []
+    for trajectory in rows:
+        branch = trajectory.branches[-1]
+        own = sum(branch.train)
+        first = branch.train.index(True) if own else len(branch.train)
+        prompts.append(first)
+        sampled.append(own)
+        others.append(len(branch.tokens) - first - own)
+    return EpisodeSize(*(statistics.fmean(values) for values in (prompts, sampled, others)))
+
+
+def size_by_config(config: Config, prompt: int, turns: int) -> EpisodeSize:
+    """Without any episode to look at: half of what a reply and an episode may be."""
+    room = max(1, config.context - prompt)
+    sampled = min(turns * config.orchestrator.sampling.max_tokens, room) / 2
+    return EpisodeSize(prompt, sampled, min(sampled / 2, room - sampled))
+
+
+def costs_of(
+    config: Config, speed: Speed, size: EpisodeSize, demonstration_tokens: float, proofs: bool, ranks: int = 1
+) -> Costs:
+    """`demonstration_tokens` is what one demonstration adds to a supervised step, its share of prompts included.
+    `ranks` share episodes and rows; the supervised start is made by one of them."""
+    group = config.orchestrator.rollouts_per_example
+    episode = size.sampled / speed.decode + (size.prompt / group + size.shown) / speed.prompt
+    trained = (size.prompt / group + size.sampled + size.shown) / speed.train
+    alone = size.sampled / speed.decode + (size.prompt + size.shown) / speed.prompt
+    evaluation = config.orchestrator.eval
+    warmstart = config.warmstart.batch_size * demonstration_tokens / speed.train if config.warmstart else 0.0
+    doctor = DOCTOR_EPISODES * episode + DOCTOR_TRAINED / speed.train if proofs else 0.0
+    evaluated = evaluation.rollouts_per_example * alone
+    return Costs(warmstart, episode / ranks, trained / ranks, evaluated / ranks, doctor + ENDING_S)
+
+
+def asked_for(config: Config, warmstart: bool) -> Amounts:
+    o = config.orchestrator
+    steps = config.warmstart.steps if config.warmstart and warmstart else 0
+    return Amounts(steps, config.max_steps, o.batch_size, o.eval.num_examples)
+
+
+def changes_of(config: Config, chosen: Amounts) -> dict[str, Any]:
+    """The keys of the config that differ, by their dotted names."""
+    found: dict[str, Any] = {
+        "max_steps": chosen.steps,
+        "orchestrator.batch_size": chosen.batch_size,
+        "orchestrator.eval.num_examples": chosen.num_examples,
+    }
+    if config.warmstart and chosen.warmstart_steps:
+        found["warmstart.steps"] = chosen.warmstart_steps
+    return found
+
+
+class Budget:
+    """The clock of one run with a budget. Time that earlier sessions of the run took counts."""
+
+    def __init__(self, minutes: float, spent_s: float, asked: int) -> None:
+        self.minutes = minutes
+        self.asked = asked  # steps, before the machine was measured
+        self._until = time.monotonic() + 60 * minutes - spent_s
+        self._steps: list[float] = []  # seconds of those that were sampled, not replayed
+        self._evaluation_s = 0.0
+        self._mark = time.monotonic()
+
+    @classmethod
+    def of(cls, run: Run) -> Budget | None:
+        minutes = run.config.budget.minutes
+        if minutes is None:
+            return None
+        budget = cls(minutes, run.spent_s(), run.config.max_steps)
+        if facts := run.status().get("budget"):
+            budget.recall(facts)
+        return budget
+
+    @property
+    def left_s(self) -> float:
+        return self._until - time.monotonic()
+
+    async def plan(
+        self,
+        parts: Parts,
+        watcher: Watcher,
+        size: EpisodeSize,
+        demonstration_tokens: float | None,
+        proofs: bool,
+    ) -> dict[str, Any]:
+        """The changes that make the config fit, said in three lines. Without `demonstration_tokens` there is no
+        supervised start to be made."""
+        watcher.phase("measuring this machine with the model, for the budget")
+        speed = await measure_speed(parts)
+        config = parts.config
+        costs = costs_of(config, speed, size, demonstration_tokens or 0.0, proofs, parts.world.size)
+        asked = asked_for(config, warmstart=demonstration_tokens is not None)
+        group = config.orchestrator.rollouts_per_example
+        chosen = fit(asked, costs, self.left_s * (1 - MARGIN), group)
+        for line in self._explain(speed, asked, chosen, costs):
+            watcher.say(line)
+        return changes_of(config, chosen)
+
+    def _explain(self, speed: Speed, asked: Amounts, chosen: Amounts, costs: Costs) -> list[str]:
+        spent = 60 * self.minutes - self.left_s
+        most = chosen.steps if asked.steps >= MOST_STEPS else asked.steps
+        evaluation = f"2 evaluations on {_of(chosen.num_examples, asked.num_examples)} tasks"
+        if chosen.num_examples < asked.num_examples:
+            wider = (asked.num_examples / chosen.num_examples) ** 0.5
+            evaluation += f" (intervals {wider:.1f} times as wide)"
+        start = ""
+        if chosen.warmstart_steps:
+            steps = _of(chosen.warmstart_steps, asked.warmstart_steps)
+            start = f"supervised start of {steps} steps ({_span(costs.warmstart(chosen))}), "
+        return [
+            f"budget: {self.minutes:g} min, {_span(spent)} spent; this machine computes {speed} (measured in "
+            f"{speed.seconds:.0f} s)",
+            f"  {start}{evaluation} ({_span(2 * costs.evaluation(chosen))})",
+            f"  {_of(chosen.steps, most)} steps of {_of(chosen.batch_size, asked.batch_size)} episodes, about "
+            f"{_span(costs.step(chosen))} each; corrected as they are measured",
+        ]
+
+    def evaluated(self, seconds: float) -> None:
+        """The evaluation before the first step took so long, and steps begin now."""
+        self._evaluation_s = seconds
+        self._mark = time.monotonic()
+
+    def step_ended(self, replayed: bool) -> None:
+        """From the end of the step before, so that checkpoints and evaluations in between count."""
+        if not replayed:
+            self._steps.append(time.monotonic() - self._mark)
+        self._mark = time.monotonic()
+
+    def steps_in_all(self, finished: int) -> int:
+        """How many steps the run will have: those finished and those that still fit before the last evaluation."""
+        if not self._steps:
+            return max(finished, self.asked)
+        usual = statistics.fmean(self._steps[-RECENT:] if len(self._steps) <= RECENT else self._steps[1:][-RECENT:])
+        room = self.left_s - self._evaluation_s - ENDING_S - STEP_MARGIN * usual
+        return min(self.asked, finished + max(0, int(room / usual)))
+
+    def facts(self) -> Mapping[str, Any]:
+        """What a resumed run needs to know of the sessions before it."""
+        return {"asked": self.asked, "steps_s": self._steps[-RECENT:], "evaluation_s": self._evaluation_s}
+
+    def recall(self, facts: Mapping[str, Any]) -> None:
+        self.asked = int(facts["asked"])
+        self._steps = [float(s) for s in facts.get("steps_s", ())]
+        self._evaluation_s = float(facts.get("evaluation_s", 0.0))
+
+
+async def keep_to_budget(parts: Parts, run: Run, watcher: Watcher, finished: int, replayed: bool) -> None:
+    """After each step: the run's number of steps becomes what fits, which every rank must see alike."""
+    budget = parts.budget
+    if budget is None:
+        return
+    budget.step_ended(replayed)
+    steps = (await parts.world.gather(budget.steps_in_all(finished), "how many steps fit the budget"))[0]
+    before = run.config.max_steps
+    if steps != before:
+        parts.config = with_changes(parts.config, {"max_steps": steps})
+        run.change({"max_steps": steps})
+    if abs(steps - before) > 1 or steps == finished < before:
+        watcher.say(
+            f"        budget: {_span(max(0.0, budget.left_s))} left, so {steps} steps in all instead of {before}"
+        )
+    if run.writes:
+        run.note(budget=budget.facts())
+
+
+def _of(chosen: int, asked: int) -> str:
+    return str(chosen) if chosen == asked else f"{chosen} of {asked}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"

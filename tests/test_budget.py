@@ -1,0 +1,182 @@
+"""A budget of minutes: planned, said, kept, and never more than was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_runs import CONFIG, WARMSTART
+
+from airloop import budget as budgets
+from airloop.assemble import assemble
+from airloop.budget import Amounts, Budget, Costs, EpisodeSize, costs_of, fit, size_of_demonstrations
+from airloop.config import Refused, load_config
+from airloop.errors import AirError
+from airloop.run import Run
+from airloop.speed import Speed, measure_speed
+from airloop.train import start
+from airloop.watch.display import Display
+
+GROUP = 4
+asked_amounts = st.builds(
+    Amounts,
+    warmstart_steps=st.integers(0, 60),
+    steps=st.integers(1, 1000),
+    batch_size=st.integers(1, 16).map(lambda groups: groups * GROUP),
+    num_examples=st.integers(1, 400),
+)
+seconds = st.floats(0.001, 30)
+some_costs = st.builds(Costs, seconds, seconds, seconds, seconds, seconds)
+
+
+@given(asked_amounts, some_costs, st.floats(1, 1e5))
+def test_a_plan_fits_its_time_or_says_how_much_it_needs(asked: Amounts, costs: Costs, left: float) -> None:
+    try:
+        chosen = fit(asked, costs, left, GROUP)
+    except AirError as error:
+        assert "--minutes" in error.fix
+        return
+    assert costs.total(chosen) <= left
+    assert all(0 <= mine <= theirs for mine, theirs in zip(astuple(chosen), astuple(asked), strict=True))
+    assert chosen.steps >= 1 and chosen.num_examples >= 1 and chosen.batch_size % GROUP == 0
+    assert (chosen.warmstart_steps > 0) == (asked.warmstart_steps > 0)
+    if costs.total(asked) <= left:
+        assert chosen == asked
+
+
+@given(asked_amounts, some_costs, st.floats(10, 1e5), st.floats(1, 3))
+def test_more_time_never_gives_a_smaller_run(asked: Amounts, costs: Costs, left: float, factor: float) -> None:
+    try:
+        less = fit(asked, costs, left, GROUP)
+    except AirError:
+        return
+    assert costs.total(fit(asked, costs, left * factor, GROUP)) >= costs.total(less) * 0.5
+    assert fit(asked, costs, left * factor, GROUP).num_examples >= less.num_examples
+
+
+def test_what_matters_least_shrinks_first() -> None:
+    asked, costs = Amounts(20, 12, 32, 36), Costs(10, 0.5, 0.5, 1.0)
+    whole = costs.total(asked)
+    assert fit(asked, costs, whole - 10, GROUP) == Amounts(20, 12, 32, 31)  # held-out tasks first
+    assert fit(asked, costs, whole - 100, GROUP) == Amounts(20, 9, 32, 24)
+    assert fit(asked, costs, whole - 200, GROUP).warmstart_steps < 20
+    # a run without a number of steps has as many as fit, beside all the rest
+    filled = fit(Amounts(20, 1000, 32, 36), costs, whole + 64, GROUP)
+    assert filled == Amounts(20, 14, 32, 36)
+
+
+def test_the_number_of_steps_follows_the_clock_and_leaves_room_for_the_last_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(budgets.time, "monotonic", lambda: now[0])
+    budget = Budget(minutes=10, spent_s=60, asked=100)
+    now[0] = 30
+    budget.evaluated(30)
+    for _ in range(3):
+        now[0] += 20
+        budget.step_ended(replayed=False)
+    # 540 s at the start, 90 gone; 30 for the evaluation, 8 for the ending, a quarter of a step: 407 s for steps of 20 s
+    assert budget.steps_in_all(3) == 3 + 20
+    now[0] = 500
+    assert budget.steps_in_all(23) == 23
+    recalled = Budget(minutes=10, spent_s=560, asked=5)
+    recalled.recall(json.loads(json.dumps(budget.facts())))
+    assert recalled.asked == 100 and recalled.steps_in_all(23) == 23
+
+
+def test_steps_that_are_read_back_after_a_restart_say_nothing_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(budgets.time, "monotonic", lambda: now[0])
+    budget = Budget(minutes=10, spent_s=0, asked=12)
+    now[0] = 0.1
+    budget.step_ended(replayed=True)
+    assert budget.steps_in_all(1) == 12
+
+
+def test_minutes_go_with_a_number_of_steps_or_without_and_not_with_determinism() -> None:
+    assert load_config(["--minutes", "3"]).max_steps == 1000
+    assert load_config(["--minutes", "3", "--max_steps", "7"]).max_steps == 7
+    assert load_config([]).budget.minutes is None
+    with pytest.raises(Refused, match=r"follows from the clock(.|\n)*--deterministic false"):
+        load_config(["--minutes", "3", "--deterministic", "true"])
+
+
+def tiny(directory: Path, minutes: float, extra: str = WARMSTART) -> Any:
+    text = CONFIG.replace("OUT", str(directory / "outputs")).replace("TRAIN", "lora").replace("max_steps = 2", "")
+    (directory / "c.toml").write_text(text + extra + f"[budget]\nminutes = {minutes}\n")
+    return load_config(["@", str(directory / "c.toml")])
+
+
+def test_measuring_leaves_everything_as_it_was_and_finds_what_a_pass_takes(tmp_path: Path) -> None:
+    async def work() -> tuple[Speed, bool]:
+        parts = assemble(tiny(tmp_path, 1), lambda _: None)
+        try:
+            before = [p.detach().clone() for _, p in parts.policy.trainable()]
+            random_state = torch.get_rng_state()
+            speed = await measure_speed(parts)
+            same = all(torch.equal(a, b) for a, (_, b) in zip(before, parts.policy.trainable(), strict=True))
+            clean = all(p.grad is None for _, p in parts.policy.trainable())
+            return speed, same and clean and torch.equal(random_state, torch.get_rng_state())
+        finally:
+            await parts.close()
+
+    speed, same = asyncio.run(work())
+    assert same and min(speed.prompt, speed.decode, speed.train) > 10
+
+
+def test_costs_follow_from_speed_and_size() -> None:
+    config = load_config(["--warmstart.batch_size", "4", "--orchestrator.rollouts_per_example", "8"])
+    speed, size = Speed(prompt=100, decode=10, train=50), EpisodeSize(prompt=80, sampled=20, shown=10)
+    costs = costs_of(config, speed, size, demonstration_tokens=25, proofs=False)
+    assert costs.warmstart_step == pytest.approx(4 * 25 / 50)
+    assert costs.episode == pytest.approx(20 / 10 + (10 + 10) / 100)
+    assert costs.trained_episode == pytest.approx((10 + 20 + 10) / 50)
+    assert costs.evaluated_task == pytest.approx(20 / 10 + 90 / 100)
+    assert costs_of(config, speed, size, 25, proofs=True).fixed > costs.fixed
+    assert costs_of(config, speed, size, 25, proofs=False, ranks=2).episode == costs.episode / 2
+
+
+@pytest.mark.slow
+def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Path) -> None:
+    """A tiny model has steps of a tenth of a second: hundreds fit, and the clock ends the run, not the plan."""
+    said: list[str] = []
+    display = Display(quiet=True)
+    display.say = said.append  # type: ignore[method-assign]
+    began = time.monotonic()
+    run = start(tiny(tmp_path, 0.35), display, skip_proofs=True).run
+    took = time.monotonic() - began
+    steps = len(run.metrics("train"))
+    assert steps > 3 and took < 0.35 * 60 * 1.25
+    assert Run.open(run.path).config.max_steps == steps  # the config says what was done
+    assert any(line.startswith("budget: 0.35 min") and "tokens a second" in line for line in said)
+    assert any("supervised start of 6" in line for line in said)
+    assert {m["name"] for m in run.metrics("eval")} >= {"before", "after"}
+    assert size_of_demonstrations(run.finished(0).values()).sampled > 0  # type: ignore[arg-type]
+    # its time is spent: going on adds no step
+    again = start(run.config, Display(quiet=True), resume=run.path).run
+    assert len(again.metrics("train")) == steps
+
+
+def test_a_supervised_start_that_was_shortened_is_found_again(tmp_path: Path) -> None:
+    from airloop.warmstart import find_warmstart, warmstart, warmstart_directory
+
+    config = tiny(tmp_path, 5)
+
+    async def shorter(parts: Any, rows: Any) -> dict[str, Any]:
+        return {"warmstart.steps": 3}
+
+    made, changes = asyncio.run(warmstart(config, Display(quiet=True), shorter))
+    assert changes == {"warmstart.steps": 3} and made != warmstart_directory(config)
+    assert json.loads((made / "done.json").read_text())["steps"] == 3
+    assert find_warmstart(config) == (made, changes)
+    without = load_config(["@", str(tmp_path / "c.toml"), "--budget.minutes", "5"])
+    assert find_warmstart(without.model_copy(update={"budget": type(config.budget)()})) is None
