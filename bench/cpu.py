@@ -1,0 +1,101 @@
+"""What a run costs on this CPU, and what makes it cheaper: matrix products, tokens per second, a supervised step.
+
+    python bench/cpu.py                        # the quickstart's model and demonstrations
+    python bench/cpu.py --layers 30 10 5       # adapters in the last so many blocks
+
+Seconds are of the clock, the best of several; ratios within one call are what counts, since machines are shared. A slow
+machine is imitated on x86 with ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 and --model.dtype float32 after
+`--`. Everything after `--` goes to the config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from airloop.assemble import Parts, assemble
+from airloop.config import Config, load_config
+from airloop.learn.advantages import demonstration_batch
+from airloop.learn.batches import Row, micro_batches
+from airloop.speed import measure_speed
+from airloop.types import Trajectory
+from airloop.warmstart import as_transcript, collect_demonstrations, demonstration_order
+from airloop.watch.display import Display
+
+
+def best(work: Callable[[], object], times: int) -> float:
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def products(hidden: int = 576, inner: int = 1536, rows: int = 512) -> None:
+    """GFLOP/s of the default model's widest product, by number format."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x, w = torch.ones(rows, hidden, dtype=dtype), torch.ones(inner, hidden, dtype=dtype)
+        few = x[:8]  # a machine without such kernels takes minutes for all of them
+        seconds = best(lambda x=few, w=w: torch.nn.functional.linear(x, w), 3)
+        if 2 * 8 * hidden * inner / seconds > 5e9:
+            seconds = best(lambda x=x, w=w: torch.nn.functional.linear(x, w), 5) * 8 / rows
+        print(f"| {str(dtype).removeprefix('torch.')} | {2 * 8 * hidden * inner / seconds / 1e9:.1f} GFLOP/s |")
+
+
+def rows_of(config: Config, parts: Parts, demonstrations: Sequence[Trajectory]) -> list[Row]:
+    """The rows of the first supervised step."""
+    assert config.warmstart is not None
+    made = [as_transcript(t, parts.loaded.tokenizer) for t in demonstrations]
+    return list(demonstration_batch(demonstration_order(made, config.warmstart.batch_size, 1, 0)[0]).rows)
+
+
+async def look(config: Config, demonstrations: Sequence[Trajectory], layers: int) -> float:
+    lora = {"last_layers": layers}
+    model = config.trainer.model.model_copy(update={"lora": config.trainer.model.lora.model_copy(update=lora)})
+    config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"model": model})})
+    parts = assemble(config, lambda _: None)
+    try:
+        speed = await measure_speed(parts)
+        rows = rows_of(config, parts, demonstrations)
+        budget = config.trainer.token_budget
+        computed = sum(part.computed_tokens for part in micro_batches(rows, budget))
+        async with parts.engine.aside():
+            shared = best(lambda: parts.learner.rehearse(rows), 2)
+            apart = best(lambda: [parts.learner.rehearse([row]) for row in rows], 1)
+    finally:
+        await parts.close()
+    whole = sum(len(row.tokens) for row in rows)
+    print(f"| last {layers} blocks | {speed} | {shared:.1f} s, {computed} tokens | {apart:.1f} s, {whole} tokens |")
+    return shared
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/quickstart.toml")
+    parser.add_argument("--layers", type=int, nargs="+", default=[30, 15, 10])
+    parser.add_argument("flags", nargs="*")
+    options = parser.parse_args()
+    print(
+        f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {time.strftime('%F')}\n"
+    )
+    print("| product of 512 × 576 with 576 × 1536 | |\n|---|---|")
+    products()
+    config = load_config(["@", options.config, *options.flags])
+    demonstrations = asyncio.run(collect_demonstrations(config, Display(quiet=True)))
+    print(
+        "\n| adapters in | speed | a supervised step, beginnings shared | each demonstration alone |\n|---|---|---|---|"
+    )
+    seconds = {layers: asyncio.run(look(config, demonstrations, layers)) for layers in options.layers}
+    first, *others = options.layers
+    for layers in others:
+        print(f"\n{first} → {layers} blocks: a supervised step in {seconds[layers] / seconds[first]:.2f} of the time")
+
+
+if __name__ == "__main__":
+    main()
