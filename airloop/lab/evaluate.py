@@ -117,7 +117,7 @@ async def _evaluate(player: Player, asked: dict[str, Any], directory: Path, watc
 
         def save(trajectory: Trajectory, _: int) -> None:
             write_json(directory / "episodes" / f"{trajectory.id}.json", to_json(trajectory))
-            watcher.episode()
+            watcher.advance()
 
         clock = time.perf_counter()
         result = await seat.sampler(save).evaluate(
