@@ -124,8 +124,7 @@ def _advantages(parts: Parts, collected: Collected) -> Batch:
 
 
 async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str) -> list[Trajectory]:
-    watcher.phase(f"evaluating {name} on held-out tasks ({split})")
-    trajectories = await evaluate_policy(parts, run, step, name, split)
+    trajectories = await evaluate_policy(parts, run, watcher, step, name, split)
     await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
     watcher.evaluated(run.metrics("eval")[-1])
     return trajectories

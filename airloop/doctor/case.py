@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airloop.config import Config, Mistake, Refused, load_config
+from airloop.doctor.base import NO_EVIDENCE
 from airloop.errors import AirError
 from airloop.types import Message, Task
 
@@ -29,8 +30,8 @@ Say = Callable[[str], None]
 PROMPTS = 48
 # After so many seconds no further one is opened: an environment may make a sandbox for each.
 PROMPTS_S = 1.0
-# One that takes longer measures its baseline first, or hangs: it is left out here, and `air train` waits for it before
-# its first step.
+# One that takes longer measures its baseline first, works on a slow machine, or hangs: it is left out here, the length of
+# prompts is then not judged, and `air train` waits for it before its first step.
 OPENING_S = 10.0
 
 
@@ -53,6 +54,14 @@ class Broken(AirError):
         super().__init__(problem, fix)
         self.ids = ids
         self.why = why
+
+
+class NotJudged(Broken):
+    """What checks need could not be had in time: they are not judged, and nothing fails. `problem` has the reason and,
+    where it is known, how long it would take here."""
+
+    def __init__(self, problem: str, fix: str, ids: tuple[str, ...] = ()) -> None:
+        super().__init__(problem, fix, ids, NO_EVIDENCE)
 
 
 class Ended(BaseException):
@@ -272,6 +281,9 @@ class Case:
             raise self._broken[name]
         try:
             return make()
+        except NotJudged as unknown:
+            self._broken[name] = unknown
+            raise
         except Broken:
             raise
         except AirError as error:

@@ -166,6 +166,8 @@ def sampled_are_trained(case: Case) -> Finding:
     shown = max(probe.trajectories, key=lambda t: (bool(wrong) and t is wrong[0][0], min(len(t.turns), 3)))
     detail = marked(shown, case.tokenizer)
     sampled = sum(len(turn.sampled.token_ids) for t in probe.trajectories for turn in t.turns if turn.sampled)
+    if not sampled:
+        raise probe.no_reply
     if wrong:
         return Finding(
             "fail",

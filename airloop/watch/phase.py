@@ -42,7 +42,7 @@ class Phase:
 
     def line(self) -> str:
         """`supervised start 12/30, loss 0.61, 3 min left`"""
-        parts = [f"{self.text} {self.done}/{self.total}" if self.total else self.text]
+        parts = [f"{self.text} {min(self.done, self.total)}/{self.total}" if self.total else self.text]
         parts += [self.detail] if self.detail else []
         left = self.left()
         if left is None or not self.total:

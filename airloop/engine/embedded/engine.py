@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from airloop.engine.base import ContextFull, EngineFailed, Generation, Limits, Sampling
 from airloop.effort import Effort
+from airloop.engine.base import ContextFull, EngineFailed, Generation, Limits, Sampling
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import Request, Scheduler, Step
