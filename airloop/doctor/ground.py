@@ -119,7 +119,7 @@ def largest_gap(parts: Parts) -> float:
 def first_prompts(case: Case, count: int = PROMPTS) -> list[tuple[int, ...]]:
     """Prompts of the probe's episodes, of as many tasks as there are. To be asked for before anything is changed: where
     there are none, nothing need be undone."""
-    rows = [b for t in case.probe.trajectories for b in t.branches[:1] if any(b.train)] or case.probe.rows
+    rows = [b for t in case.replies.trajectories for b in t.branches[:1] if any(b.train)] or case.replies.rows
     return list(dict.fromkeys(row.tokens[: row.train.index(True)] for row in rows))[:count]
 
 

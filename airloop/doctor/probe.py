@@ -32,15 +32,18 @@ if TYPE_CHECKING:
 # the default model about 20 s.
 EPISODES = 16
 LARGEST_GROUP = 8
+# Where only replies are wanted, for proofs: what happens to one token happens to all.
+FEW_EPISODES = 4
 # What a round of episodes may take on any machine; what has not ended then is scored as it stands. On a GPU it is an
 # hour of that GPU which is at stake, and its tasks are the slow ones. A slow machine gets as long as it needs for …
 ROUND_S = {"cpu": 40.0, "cuda": 120.0}
 # … so many replies of full length in every episode, with a margin for the tools and for others who begin to work.
 REPLIES, MARGIN = 2, 2.0
-# The longest that the whole probe may take. Where its first replies would take longer than this, they are not asked for.
+# The longest that the whole probe may take. First replies that would take longer than this are not asked for.
 LONGEST_S = 900.0
 # Rewards that hardly differ are looked at again, up to this many rounds in all: of 48 episodes, all are alike only if
-# fewer than one in 16 would be different (at 95 %).
+# fewer than one in 16 would be different (at 95 %). Where a round takes longer than half of ROUND_S, one must do, and
+# what was seen is a warning, not a failure.
 ROUNDS = 3
 # A group's commonest reward, as a share of the group, averaged over groups. At 0.9 a binary reward is about 5 % or
 # 95 %, and two of three groups of eight have no signal.
@@ -128,14 +131,14 @@ class Probe:
         return self.parts.learner.logprobs(self.rows), time.perf_counter() - began
 
 
-def run_probe(case: Case) -> Probe:
+def run_probe(case: Case, episodes: int = EPISODES) -> Probe:
     """Samples as the first step will, and leaves nothing behind: no file, no cached prefix, no random state."""
     from airloop.learn.checkpoints import random_states, set_random_states
 
     parts = case.parts
     states = random_states()
     try:
-        probe = case.wait(_Sampling(parts).run())
+        probe = case.wait(_Sampling(parts, episodes).run())
     finally:
         set_random_states(states)
     if probe.groups:
@@ -156,13 +159,15 @@ def run_probe(case: Case) -> Probe:
 class _Sampling:
     """The probe under way."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, episodes: int) -> None:
         from airloop.rollout.schedule import TaskSchedule
 
         self.parts = parts
+        self.rounds, self.replies = (ROUNDS, REPLIES) if episodes >= EPISODES else (1, 1)
         self.schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
-        self.members = min(parts.config.orchestrator.rollouts_per_example, LARGEST_GROUP)
-        self.width = min(EPISODES // self.members, len(self.schedule))
+        self._round_s = ROUND_S.get(parts.policy.device.type, ROUND_S["cpu"])
+        self.members = min(parts.config.orchestrator.rollouts_per_example, LARGEST_GROUP, episodes)
+        self.width = min(episodes // self.members, len(self.schedule))
         self.settings = _settings(parts, self.members)
         self.ended: list[Trajectory] = []
         self.groups: list[Group] = []
@@ -177,10 +182,10 @@ class _Sampling:
             # A world may take longer to open than the probe has: one group gets the time that a run would give it.
             self.settings, self.width = replace(self.settings, deadline_s=longest), 1
             await self._collect(0)
-        while rounds < ROUNDS and self._stuck() and self._in_time(rounds):
+        while rounds < self.rounds and self._stuck() and self._in_time():
             await self._collect(rounds)
             rounds += 1
-        hurried = rounds < ROUNDS and self._stuck()
+        hurried = rounds < self.rounds and self._stuck()
         seconds = time.monotonic() - self.began
         await self.parts.engine.publish(self.parts.engine.version)  # the run starts as if nothing had been cached
         lost = tuple(t for t in self.ended if t.ending == "infra_error")
@@ -192,7 +197,6 @@ class _Sampling:
         config = self.parts.config
         at_once = min(self.width * self.members, self.settings.max_concurrent * self.parts.world.size)
         waves = -(-self.width * self.members // at_once)
-        floor_s = ROUND_S.get(self.parts.policy.device.type, ROUND_S["cpu"])
         speed = await measure_speed(self.parts, self.schedule.batch(0, self.width), at_once, self._longest_s())
         reply_s = speed.reply_s(config.orchestrator.sampling.max_tokens) if speed else 0.0
         if reply_s * waves > LONGEST_S and self.width > 1:  # one group has a fraction of the prompts
@@ -204,7 +208,7 @@ class _Sampling:
                 f"{SLOWER}, and gives an episode {span(config.orchestrator.episode_timeout_s)} "
                 "(orchestrator.episode_timeout_s)",
             )
-        wanted = max(floor_s / waves, REPLIES * MARGIN * reply_s)
+        wanted = max(self._round_s / waves, self.replies * MARGIN * reply_s)
         self.settings = replace(self.settings, deadline_s=min(most, wanted))
 
     async def _collect(self, number: int) -> None:
@@ -233,10 +237,8 @@ class _Sampling:
         judged = bool(self.groups) and not before_warmstart(self.parts.config)
         return judged and stuck_share(self.groups) >= STUCK
 
-    def _in_time(self, rounds: int) -> bool:
-        """Whether another round can be waited for, by what the rounds so far took."""
-        spent = time.monotonic() - self.began
-        return spent * (rounds + 1) / rounds <= LONGEST_S
+    def _in_time(self) -> bool:
+        return time.monotonic() - self.began < self._round_s / 2
 
 
 def _settings(parts: Parts, members: int) -> RolloutSettings:

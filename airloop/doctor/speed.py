@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airloop.doctor.case import NotJudged
-from airloop.engine.base import ContextFull, Sampling
-from airloop.errors import AirError
+from airloop.engine.base import Sampling
 from airloop.waits import waiting
 from airloop.watch.pace import span
 
@@ -38,43 +37,43 @@ class Speed:
 
 async def measure_speed(parts: Parts, plan: Sequence[Planned], at_once: int, longest_s: float) -> Speed | None:
     """None where a task cannot be opened or does not fit: the probe's episodes will say so."""
-    began = time.monotonic()
     try:
         async with asyncio.timeout(longest_s):
+            began = time.monotonic()
             with waiting("the first tasks", "their environments", longest_s):
                 prompts = [await _prompt(parts, planned) for planned in plan]
             opening_s = (time.monotonic() - began) / len(plan)
+            if not all(prompts):
+                return None
             with waiting("the probe's first tokens", "the engine", longest_s):
-                first_s = await _generate(parts, prompts, at_once, 1)
-                token_s = await _generate(parts, prompts, at_once, TOKENS) / TOKENS
+                return Speed(opening_s, *await _generate(parts, prompts, at_once))
     except TimeoutError:
         raise NotJudged(
-            f"the first tasks were not opened and answered with {TOKENS} tokens within {span(longest_s)}",
+            f"the first tasks were not opened and answered with {1 + TOKENS} tokens within {span(longest_s)}",
             f"see what hangs or is slow, the environment or the model: `air doctor --only D-tasks,D-sandbox`; {SLOWER}",
         ) from None
-    except AirError:
-        raise
-    except Exception:  # a defect of the environment, or a prompt without room: found again, and told, by the probe
-        return None
-    return Speed(opening_s, first_s, token_s)
 
 
 async def _prompt(parts: Parts, planned: Planned) -> list[int]:
+    """Empty where the task does not open, or leaves no room for a reply."""
     name, task = planned
     tokenizer = parts.loaded.tokenizer
-    async with parts.envs[name].open(task, 0) as session:
-        opening = await session.begin()
+    try:
+        async with parts.envs[name].open(task, 0) as session:
+            opening = await session.begin()
+    except Exception:  # whatever it is: a first episode meets it too, and its error is told with the place
+        return []
     prompt: list[int] = tokenizer.encode(tokenizer.render(list(opening.messages), list(opening.tools), True))
-    if len(prompt) + TOKENS > parts.config.context:
-        raise ContextFull(f"the prompt has {len(prompt)} tokens")
-    return prompt
+    return prompt if len(prompt) + 1 + TOKENS <= parts.config.context else []
 
 
-async def _generate(parts: Parts, prompts: Sequence[list[int]], at_once: int, tokens: int) -> float:
-    """Seconds for so many tokens after each prompt, those of one prompt next to each other, as groups are."""
+async def _generate(parts: Parts, prompts: Sequence[list[int]], at_once: int) -> tuple[float, float]:
+    """Seconds to the first token of each, and for each further one. Those of one prompt are asked for next to each
+    other, as a group's are."""
     began, heat = time.monotonic(), parts.config.orchestrator.sampling.temperature
     asked = [prompts[i * len(prompts) // at_once] for i in range(at_once)]
-    await asyncio.gather(
-        *(parts.engine.generate(p, Sampling(tokens, heat, seed=i), f"{i:03d}") for i, p in enumerate(asked))
+    replies = await asyncio.gather(
+        *(parts.engine.generate(p, Sampling(1 + TOKENS, heat, seed=i), f"{i:03d}") for i, p in enumerate(asked))
     )
-    return time.monotonic() - began
+    decode_s = max(reply.model_s - reply.prefill_s for reply in replies)
+    return time.monotonic() - began - decode_s, decode_s / TOKENS
