@@ -45,15 +45,13 @@ def examine(
         watch(f"doctor, {places[check.name]}: {check.title}")
         return _run(check, case)
 
-    results: list[Result] = []
+    told: list[Told] = []
     for stage in stages:
-        failed = next((r.check.title for r in results if r.verdict == "fail"), "")
-        if failed:
+        failed = next((result.check.title for result, _ in told if result.verdict == "fail"), "")
+        for check in (check for check in chosen if check.stage == stage):
             reason = f"the failure of “{failed}” comes first"
-            results += [Result(check, (), 0.0, reason) for check in chosen if check.stage == stage]
-        else:
-            results += _said_once([run(check) for check in chosen if check.stage == stage])
-    return results
+            told.append((Result(check, (), 0.0, reason), None) if failed else run(check))
+    return _said_once(told)
 
 
 Told = tuple[Result, Broken | None]  # with what the check could not do without
