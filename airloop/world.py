@@ -109,8 +109,8 @@ class Ranks(World):
         while missing := [r for r in range(self.size) if not self._here(r)]:
             if time.time() - max(began, self._pulses.last(missing[0])) > deadline_s:
                 raise RankLost(
-                    f"Rank {self.rank} waited {time.time() - began:.0f} s for rank {missing[0]} at: {what}; it has made "
-                    f"no progress for {deadline_s:.0f} s.",
+                    f"Rank {self.rank} waited {time.time() - began:.0f} s for rank {missing[0]} at: {what}. "
+                    f"That rank has made no progress for {deadline_s:.0f} s.",
                     "look in log.txt for what that rank did last; go on with `air train --resume RUN`.",
                 )
             await asyncio.sleep(pause)

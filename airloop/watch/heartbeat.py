@@ -47,6 +47,7 @@ class Heartbeat:
             if phase is None or not self._due(phase):
                 continue
             phase.told = True
+            self.heard()
             try:
                 self._say(phase.line())
             except (OSError, ValueError):  # whoever listened is gone; the work goes on

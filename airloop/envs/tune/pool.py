@@ -1,7 +1,8 @@
 """Warm worker processes that fit models, and the cache of what they found.
 
 A request has a deadline, in time that the worker gets to compute (Patience): beside others a fit takes longer, and is
-no worse for it. A worker that dies or overruns it is replaced and the request tried once more, then it is an InfraError. Results are kept by content: data, rows, configuration and library version.
+no worse for it. A worker that dies or overruns it is replaced and the request tried once more, then it is an
+InfraError. Results are kept by content: data, rows, configuration and library version.
 """
 
 from __future__ import annotations
