@@ -183,8 +183,8 @@ def evaluate(
 
 DOCTOR_HELP = """air doctor @ config.toml [--key value …] [options]
 
-Says whether a run of this config can work and learn, and what to change if not. Exit code: 0 all passes, 1 there are
-warnings, 2 there are failures.
+Says whether a run of this config can work and learn, and what to change if not. Exit code: 0 all that was judged
+passes, 1 there are warnings, 2 there are failures. What the machine is too slow to show is "not judged".
 
   --only F1,C4         only checks that answer these lines of docs/failures.md, or have these names
   --skip-proofs        only the fast checks: nothing is loaded, a few seconds

@@ -84,6 +84,7 @@ async def warmstart(config: Config, watcher: Watcher) -> Path:
         watcher.say(f"supervised start: reusing {directory}")
         return directory
     demonstrations = await collect_demonstrations(config, watcher)
+    watcher.phase("loading the model")
     parts = assemble(config, watcher.say)
     try:
         with whole_directory(directory) as beside:

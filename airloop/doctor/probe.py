@@ -48,6 +48,8 @@ ROUNDS = 3
 # A group's commonest reward, as a share of the group, averaged over groups. At 0.9 a binary reward is about 5 % or
 # 95 %, and two of three groups of eight have no signal.
 STUCK = 0.9
+# What is judged by what the policy does and earns in whole episodes.
+EARNED = ("E1", "E2", "E4", "E9", "D19", "B4", "B9")
 # Tokens of the probe's episodes that are computed again by the trainer: seconds on two cores.
 TRAINER_TOKENS = 2048
 
@@ -111,6 +113,7 @@ class Probe:
             f"the probe's {span(self.limit_s)} for an episode ended {self.cut} of {len(self.trajectories)} before they "
             f"were over (the config gives them {span(self.parts.config.orchestrator.episode_timeout_s)})",
             "nothing need be changed: what episodes earn shows in the first steps, and alarms look at it",
+            EARNED,
         )
 
     @cached_property
@@ -118,6 +121,7 @@ class Probe:
         return NotJudged(
             "a supervised start comes first, and this policy has not had it",
             "nothing need be changed: `air train` looks again after it",
+            EARNED,
         )
 
     def _endings(self) -> str:

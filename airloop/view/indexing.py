@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,6 @@ class Indexing:
             self._phase = None
         elif self._phase is None or self._phase.total != total:
             self._phase = Phase("indexing episodes", total)
-        if self._phase:
-            self._phase.done = done
+        if self._phase and done > self._phase.done:
+            self._phase.done, self._phase.moved = done, time.monotonic()
         return self._phase

@@ -17,6 +17,7 @@ class Phase:
     usual_s: float | None = None  # what the last one of its kind took
     began: float = field(default_factory=time.monotonic)
     done: int = 0
+    moved: float = 0.0  # when a piece was done last
     detail: str = ""
     told: bool = False  # whether it has been said how far it is
 
@@ -30,12 +31,15 @@ class Phase:
 
     def advance(self, detail: str = "") -> None:
         self.done += 1
+        self.moved = time.monotonic()
         self.detail = detail
 
     def left(self) -> float | None:
         """Seconds, by the pace so far, or by what this took the last time."""
         if 0 < self.done < self.total:
-            return self.lasted() * (self.total - self.done) / self.done
+            moved = max(self.moved, self.began)
+            each, spent = (moved - self.began) / self.done, time.monotonic() - moved
+            return max(each, spent) * (self.total - self.done) - spent  # a piece that lasts longer is taken for typical
         if not self.total and self.usual_s and self.usual_s > self.lasted():
             return self.usual_s - self.lasted()
         return None
