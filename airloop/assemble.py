@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.config import Config
 from airloop.engine.base import Sampling
-from airloop.envs.base import Environment, load_environment
+from airloop.envs.base import Environment, Opening, load_environment
 from airloop.errors import AirError
 from airloop.rollout.sampler import RolloutSettings, Sampler, Save
 from airloop.rollout.schedule import Planned, TaskSchedule
+from airloop.types import Task
+from airloop.waits import waiting
+from airloop.watch.base import Watcher
 from airloop.world import World
 
 if TYPE_CHECKING:
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
     from airloop.policy import Policy
 
 Say = Callable[[str], None]
-# Longest that an environment may take to open one task when its prompt is measured.
-OPENING_S = 120
 
 
 @dataclass
@@ -261,13 +262,14 @@ def held_out_tasks(envs: dict[str, Environment], split: str, count: int) -> list
     return schedule.batch(0, min(count, len(schedule)))
 
 
-async def check_prompts(parts: Parts, tasks: list[Planned]) -> int:
+async def check_prompts(parts: Parts, tasks: list[Planned], watcher: Watcher) -> int:
     """The longest first prompt of the tasks; refused if it leaves no room for a reply (A4)."""
+    watcher.phase("measuring the first prompts", len(tasks))
     longest, worst = 0, ""
     tokenizer = parts.loaded.tokenizer
     for name, task in tasks:
-        async with asyncio.timeout(OPENING_S), parts.envs[name].open(task, 0) as session:
-            opening = await session.begin()
+        opening = await _opening(parts, name, task)
+        watcher.advance()
         text = tokenizer.render(list(opening.messages), list(opening.tools), True)
         length = len(tokenizer.encode(text))
         if length > longest:
@@ -282,6 +284,20 @@ async def check_prompts(parts: Parts, tasks: list[Planned]) -> int:
             + (f", or orchestrator.sampling.max_tokens to at most {room}." if room > 0 else "."),
         )
     return longest
+
+
+async def _opening(parts: Parts, name: str, task: Task) -> Opening:
+    """It may take as long as an episode may: some environments measure a baseline first."""
+    longest_s = parts.config.orchestrator.episode_timeout_s
+    try:
+        with waiting(f"the opening of task {task.id}", f"environment {name}", longest_s):
+            async with asyncio.timeout(longest_s), parts.envs[name].open(task, 0) as session:
+                return await session.begin()
+    except TimeoutError:
+        raise AirError(
+            f"Task {task.id!r} of {name!r} was not open after {longest_s:.0f} s, which is all that an episode has.",
+            "see what it waits for (`air tasks check`), or raise orchestrator.episode_timeout_s.",
+        ) from None
 
 
 def _plan(config: Config, policy: Policy, ranks: int) -> Plan | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from airloop.commands.log import log
 from airloop.commands.tasks import replay, tasks
 from airloop.commands.view import view
 from airloop.errors import AirError, Stopped
+
+if TYPE_CHECKING:
+    from airloop.watch.display import Display
 
 BEGAN = time.time()  # a budget of minutes counts what importing takes, too
 
@@ -59,6 +62,12 @@ def _config(context: typer.Context, help_text: str = "") -> Any:
     return load_config(context.args)
 
 
+def _begin(display: Display, text: str) -> None:
+    """The first line, before the seconds that torch and transformers take to be imported."""
+    display.say(text)
+    display.phase("loading libraries")
+
+
 TRAIN_HELP = """air train @ a.toml @ b.toml --key value …   (or: air train --resume RUN)
 
 Before the first step the doctor looks at the config, the model's small files and the tasks, then, with the model
@@ -86,10 +95,13 @@ def train(
             f"--resume goes on with the run's own config; {' '.join(context.args)} would change it.",
             "leave the other arguments out, or start a new run.",
         )
-    from airloop.train import start
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:
+        what = f"going on with {resume}" if resume else f"{config.model.name} learns {config.task}"
+        _begin(display, f"air train: {what}")
+        from airloop.train import start
+
         finished = start(config, display, resume, skip_proofs, BEGAN)
     if as_json:
         evals = {m["name"]: m for m in finished.run.metrics("eval")}
@@ -104,12 +116,14 @@ def warmstart(context: typer.Context, as_json: Json = False) -> None:
     config = _config(context, "air warmstart @ a.toml --key value …\n\nKeys:")
 
     from airloop.config import WarmstartConfig
-    from airloop.warmstart import warmstart as run
     from airloop.watch.display import Display
 
     if config.warmstart is None:
         config = config.model_copy(update={"warmstart": WarmstartConfig()})
     with Display(quiet=as_json) as display:
+        _begin(display, f"air warmstart: {config.model.name}, demonstrations by {config.warmstart.source!r}")
+        from airloop.warmstart import warmstart as run
+
         path, _ = interrupts.run(run(config, display))
     weights = next(p for p in (path / "adapter", path / "model") if p.is_dir())
     if as_json:
@@ -154,15 +168,17 @@ def evaluate(
     """Evaluate a model, a run, a script or a URL on held-out tasks: air eval @ config.toml --agent …"""
     if {"--help", "-h"} & {*context.args}:
         _config(context, EVAL_HELP)
-    from airloop.lab.evaluate import EvalOptions, format_report
-    from airloop.lab.evaluate import evaluate as run
-    from airloop.lab.players import UrlOptions
     from airloop.watch.display import Display
 
-    url = UrlOptions(url_model, price_in, price_out, api_key_env)
-    options = EvalOptions(agent, split, n, rollouts, temperature, out, url)
     try:
         with Display(quiet=as_json) as display:
+            _begin(display, f"air eval: {agent}")
+            from airloop.lab.evaluate import EvalOptions, format_report
+            from airloop.lab.evaluate import evaluate as run
+            from airloop.lab.players import UrlOptions
+
+            url = UrlOptions(url_model, price_in, price_out, api_key_env)
+            options = EvalOptions(agent, split, n, rollouts, temperature, out, url)
             report = run(context.args, options, display)
     except KeyboardInterrupt:
         fail("stopped.", interrupts.exit_code())
@@ -171,8 +187,8 @@ def evaluate(
 
 DOCTOR_HELP = """air doctor @ config.toml [--key value …] [options]
 
-Says whether a run of this config can work and learn, and what to change if not. Exit code: 0 all passes, 1 there are
-warnings, 2 there are failures.
+Says whether a run of this config can work and learn, and what to change if not. Exit code: 0 all that was judged
+passes, 1 there are warnings, 2 there are failures. What the machine is too slow to show is "not judged".
 
   --only F1,C4         only checks that answer these lines of docs/failures.md, or have these names
   --skip-proofs        only the fast checks: nothing is loaded, a few seconds
@@ -202,6 +218,7 @@ def examine_config(
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:
+        _begin(display, f"air doctor {' '.join(context.args)}".rstrip())
         results = visit(context.args, display, [id for id in only.split(",") if id], skip_proofs, gpu_memory)
     if as_json:
         print_json(report_json(results))
@@ -270,12 +287,18 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a run's weights for PEFT or transformers, and check them by loading them again."""
-    from airloop.export import export as write
-    from airloop.export import format_report
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:
-        report = write(run, out, merged=merged, which=step, dtype=dtype, say=display.say)
+        _begin(display, f"air export: {run} to {out}")
+        from airloop.export import export as write
+        from airloop.export import format_report
+
+        def say(text: str) -> None:
+            display.say(text)
+            display.phase(text)
+
+        report = write(run, out, merged=merged, which=step, dtype=dtype, say=say)
     print_json(report) if as_json else print(format_report(report))
 
 

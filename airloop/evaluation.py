@@ -9,21 +9,32 @@ from airloop.assemble import Parts, held_out_tasks
 from airloop.lab.rows import interval_json, means
 from airloop.run import Run
 from airloop.types import Trajectory
+from airloop.watch.base import Watcher
 from airloop.watch.families import by_family
 
 
-async def evaluate_policy(parts: Parts, run: Run, step: int, name: str, split: str) -> list[Trajectory]:
+async def evaluate_policy(
+    parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str
+) -> list[Trajectory]:
     """The current policy on a split; the run's metrics get a line with means and intervals."""
     settings = parts.config.orchestrator.eval
     plan = held_out_tasks(parts.envs, split, settings.num_examples)
-    sampler = parts.sampler(lambda trajectory, _: run.save_evaluation(trajectory, name))
+    finished = run.evaluated(name)
+    total = len(plan) * settings.rollouts_per_example - len(finished)
+    watcher.phase(f"evaluating {name} on held-out tasks ({split})", total)
+
+    def save(trajectory: Trajectory, _: int) -> None:
+        run.save_evaluation(trajectory, name)
+        watcher.advance()
+
+    sampler = parts.sampler(save)
     result = await sampler.evaluate(
         plan,
         rollouts=settings.rollouts_per_example,
         temperature=settings.temperature,
         version=parts.policy.version,
         step=step,
-        finished=run.evaluated(name),
+        finished=finished,
     )
     found = {**summarise(result.trajectories), "task": by_family(result.trajectories)}
     run.record_evaluation(step, name, {"split": split, "lost": len(result.lost), **found})

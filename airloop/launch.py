@@ -257,7 +257,7 @@ class _Watch:
                     self._display.phase(*told)
             case "alarm":
                 self._display.alarm(Alarm(**told[0]))
-            case _:  # episode, say, step, evaluated: as the watcher has them
+            case _:  # advance, say, step, evaluated: as the watcher has them
                 getattr(self._display, name)(*told)
 
 

@@ -26,7 +26,7 @@ from airloop.watch.base import Watcher
 from airloop.watch.facts import step_facts, step_ledger
 from airloop.watch.latency import StepClock
 
-# Far more than an update takes that goes well: 10 minutes were the longest we have measured, on a CPU.
+# For one part of an update, a forward and backward pass: minutes at most, on the slowest CPU that we have measured.
 UPDATE_S = 1800.0
 
 
@@ -51,7 +51,7 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Ou
 
     def save(trajectory: Trajectory, step: int) -> None:
         run.save_trajectory(trajectory, step)
-        watcher.episode()
+        watcher.advance()
 
     sampler = parts.sampler(save, schedule)
     before = run.evaluation("before") if run.first_step else []
@@ -69,7 +69,7 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Ou
         watcher.phase(f"step {step + 1}/{run.config.max_steps}: training")
         await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
         async with engine.aside():
-            with waiting("the update", "the learner", UPDATE_S):
+            with waiting("the update", "the learner", UPDATE_S, here=True):
                 report = learner.update(batch)
         clock.trained()
         await engine.publish(policy.version)
@@ -128,9 +128,8 @@ def _advantages(parts: Parts, collected: Collected) -> Batch:
 
 
 async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str) -> list[Trajectory]:
-    watcher.phase(f"evaluating {name} on held-out tasks ({split})")
     began = time.monotonic()
-    trajectories = await evaluate_policy(parts, run, step, name, split)
+    trajectories = await evaluate_policy(parts, run, watcher, step, name, split)
     await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
     watcher.evaluated(run.metrics("eval")[-1])
     if parts.budget and name == "before":  # the one behind the last step takes as long

@@ -34,8 +34,8 @@ class Reporter:
     def phase(self, text: str, total: int = 0) -> None:
         self._tell("phase", text, total)
 
-    def episode(self) -> None:
-        self._tell("episode")
+    def advance(self, detail: str = "") -> None:
+        self._tell("advance", detail)
 
     def step(self, metrics: dict[str, Any]) -> None:
         if self._rank == 0:

@@ -37,7 +37,7 @@ from airloop.world import World
 PROMPTS_MEASURED = 64
 # Of the first tasks, for the plan of a budget.
 PROMPTS_FOR_PLAN = 4
-# The first rank makes the supervised start, with its demonstrations, while the others wait.
+# The first rank makes the supervised start, with its demonstrations, while the others wait: so long without progress.
 WARMSTART_S = 6 * 3600.0
 
 
@@ -212,7 +212,7 @@ async def _check_and_open(parts: Any, display: Watcher) -> None:
     schedule = TaskSchedule(parts.envs, "train", config.seed)
     tasks = schedule.batch(0, min(PROMPTS_MEASURED, len(schedule)))
     tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
-    longest = await check_prompts(parts, tasks)
+    longest = await check_prompts(parts, tasks, display)
     display.say(_opening(config, parts, schedule, longest))
 
 

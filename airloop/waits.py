@@ -1,8 +1,9 @@
 """Every wait has a name, a deadline and an owner; one that lasts too long is told of, with its owner's last lines.
 
-Whoever waits says so: `with waiting("the fit of wine-3", "fitting worker 812", 60): ...`. A thread looks at what is
-open every few seconds, so that it also sees a wait that blocks the event loop. It only tells; what ends a wait is the
-deadline that its owner enforces.
+Whoever waits says so: `with waiting("the fit of wine-3", "fitting worker 812", 60) as wait: ...`, and
+`wait.progress("34 of 98 MB")` as the work goes on: a wait that makes progress is no stall, and the display shows how
+far it is. A thread looks at what is open every few seconds, so that it also sees a wait that blocks the event loop. It
+only tells; what ends a wait is the deadline that its owner enforces.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
+from airloop.effort import Effort
+
 # Seconds between two looks: a stall is minutes long, and a look costs microseconds.
 EVERY_S = 5.0
 # Nothing began and nothing ended for so long: longer than any forward pass, update or checkpoint that we have measured
 # (the slowest, a first update with kernels to compile, took 90 s), shorter than a person's patience.
 QUIET_S = 300.0
+# A process that computes all the while gets so many times as long: on a slow machine it is slow, not stuck. One that
+# turns in circles is told of then.
+COMPUTING = 6
 # Lines of an owner's log that are shown.
 LAST_LINES = 8
 
@@ -30,11 +36,23 @@ class Wait:
     owner: str  # whose work is waited for
     deadline_s: float
     log: Callable[[], str] | None = None  # what the owner has written, asked for when the wait is too long
+    here: bool = False  # the work is this process's own, so that its CPU time tells slow from stuck
     began: float = field(default_factory=time.monotonic)
-    told_s: float = 0.0  # its age when it was told of last
+    told_s: float = 0.0  # how long it had been still when it was told of last
+    moved: float = 0.0  # when it began, or last made progress
+    so_far: str = ""  # how far it is
+    effort: Effort = field(default_factory=Effort)  # since it moved
 
-    def age(self, now: float) -> float:
-        return now - self.began
+    def __post_init__(self) -> None:
+        self.moved = self.began
+
+    def progress(self, so_far: str = "") -> None:
+        self.moved, self.told_s, self.so_far = time.monotonic(), 0.0, so_far
+        self.effort.restart()
+
+    def still(self, now: float) -> float:
+        """Seconds without progress."""
+        return now - self.moved
 
 
 @dataclass(frozen=True)
@@ -66,24 +84,37 @@ class Waits:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[Wait, None] = {}  # in the order they began
-        self.moved = time.monotonic()  # when one last began or ended
+        self._moved = time.monotonic()  # when one last began or ended
 
     @contextlib.contextmanager
-    def waiting(self, what: str, owner: str, deadline_s: float, log: Callable[[], str] | None = None) -> Iterator[Wait]:
-        wait = Wait(what, owner, deadline_s, log)
+    def waiting(
+        self, what: str, owner: str, deadline_s: float, log: Callable[[], str] | None = None, here: bool = False
+    ) -> Iterator[Wait]:
+        wait = Wait(what, owner, deadline_s, log, here)
         with self._lock:
             self._open[wait] = None
-            self.moved = wait.began
+            self._moved = wait.began
         try:
             yield wait
         finally:
             with self._lock:
                 self._open.pop(wait, None)
-                self.moved = time.monotonic()
+                self._moved = time.monotonic()
 
     def open(self) -> list[Wait]:
         with self._lock:
             return list(self._open)
+
+    @property
+    def moved(self) -> float:
+        """When anything last began, ended or made progress."""
+        return max([self._moved, *(wait.moved for wait in self.open())])
+
+    def progress(self, owner: str, so_far: str = "") -> None:
+        """Of whatever waits for `owner`: said by the owner, who does not know who waits."""
+        for wait in self.open():
+            if wait.owner == owner:
+                wait.progress(so_far)
 
 
 WAITS = Waits()
@@ -92,7 +123,8 @@ waiting = WAITS.waiting
 
 class Watchdog:
     """Tells of every wait past its deadline and, when nothing at all has moved for `quiet_s`, of the wait that began
-    last: what began before it waits for it, as a rule. Each is told again when it has lasted twice as long."""
+    last: what began before it waits for it, as a rule. Each is told again when it has lasted twice as long. Time counts
+    from the last progress."""
 
     def __init__(
         self,
@@ -117,14 +149,13 @@ class Watchdog:
         self._thread.join(timeout=self._every_s + 1)
 
     def look(self) -> None:
-        now = time.monotonic()
-        waits = self._waits.open()
-        due = {wait: wait.deadline_s for wait in waits}
-        if waits and now - self._waits.moved >= self._quiet_s:
+        now, waits = time.monotonic(), self._waits.open()
+        due = {wait: wait.deadline_s * (_longer(wait) if wait.here else 1) for wait in waits}
+        if waits and now - self._waits.moved >= self._quiet_s * _longer(waits[-1]):
             due[waits[-1]] = min(self._quiet_s, waits[-1].deadline_s)
         for wait, limit in due.items():
-            if wait.age(now) > max(limit, 2 * wait.told_s):
-                wait.told_s = wait.age(now)
+            if wait.still(now) > max(limit, 2 * wait.told_s):
+                wait.told_s = wait.still(now)
                 self._tell(_stall(wait, waits, now))
 
     def _watch(self) -> None:
@@ -132,8 +163,12 @@ class Watchdog:
             self.look()
 
 
+def _longer(wait: Wait) -> int:
+    return COMPUTING if wait.effort.computing else 1
+
+
 def _stall(wait: Wait, waits: list[Wait], now: float) -> Stall:
-    age = wait.age(now)
+    age = wait.still(now)
     since = time.strftime("%H:%M:%S", time.localtime(time.time() - age))
     others = Counter(other.owner for other in waits if other is not wait)
     named = ", ".join(f"{owner} ({count})" if count > 1 else owner for owner, count in others.most_common(4))

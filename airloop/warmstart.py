@@ -26,12 +26,15 @@ from airloop.rollout.transcript import Transcript
 from airloop.run import read_trajectories
 from airloop.trajectory_file import to_json
 from airloop.types import Sampled, Task, Trajectory
+from airloop.waits import waiting
 from airloop.watch.base import Watcher
 
 # Keys that earlier versions did not have: at their defaults they must not change the name of what was made then.
 LATER_KEYS = ("last_layers",)
 # Demonstrations of one task that go into a batch together: their prompt is computed once.
 SAME_TASK = 4
+# For one part of an update, as in loop.py.
+UPDATE_S = 1800.0
 
 
 def started(config: Config) -> Config:
@@ -165,7 +168,7 @@ async def _scripted(config: Config, settings: WarmstartConfig, watcher: Watcher)
     schedule = TaskSchedule(envs, "train", config.seed)
     tasks = -(-settings.episodes // SAME_TASK)
     watcher.phase(f"demonstrations by {settings.source!r}", tasks * SAME_TASK)
-    sampler = Sampler(None, None, envs, rollout_settings(config, envs), lambda *_: watcher.episode())
+    sampler = Sampler(None, None, envs, rollout_settings(config, envs), lambda *_: watcher.advance())
 
     def agent(env: Any, task: Task, seed: int) -> Any:
         return env.scripted(settings.source, task, seed)
@@ -236,10 +239,11 @@ async def fit_demonstrations(parts: Parts, rows: list[Trajectory], directory: Pa
     order = demonstration_order(rows, settings.batch_size, settings.steps, parts.config.seed)
     async with parts.engine.aside():
         for step, batch in enumerate(order):
-            report = parts.learner.update(demonstration_batch(batch))
+            with waiting("a supervised update", "the learner", UPDATE_S, here=True):
+                report = parts.learner.update(demonstration_batch(batch))
             losses.append(report.metrics["loss"])
             append_line(directory / "metrics.jsonl", {"kind": "sft", "step": step, **report.metrics})
-            watcher.episode()
+            watcher.advance(f"loss {losses[-1]:.2f}")
             await asyncio.sleep(0)  # so that Ctrl-C is heard between steps
     return {
         "steps": settings.steps,

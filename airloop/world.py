@@ -15,23 +15,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airloop.errors import AirError
-from airloop.waits import waiting
+from airloop.waits import WAITS, waiting
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
 
-# What all ranks do alike (loading a model, one checkpoint) takes no rank this much longer than another.
+# A rank that others wait for, and that has made no progress for so long, is lost. One that goes on, however slowly, is
+# waited for.
 MEET_S = 1800.0
-# Ranks share an update's tokens evenly; the slowest GPU, first compilations included, stays well within this.
+# Between ranks that do the same work on the same machine: they share an update's tokens evenly and are slow together.
 COLLECTIVE_S = 1800.0
+# How often a rank shows the others that it goes on.
+PULSE_S = 10.0
 # Pauses between two looks at the store: short at first, as ranks that did the same work arrive together.
 PAUSES_S = (0.001, 0.05)
 # Gradients are summed in pieces of this size, so that a copy of all of them is never needed.
@@ -83,6 +87,7 @@ class Ranks(World):
         self.rank = rank
         self.size = size
         self._meetings = 0
+        self._pulses = Pulses(store.parent, rank)
         self._store = dist.FileStore(str(store), size)
         wait = datetime.timedelta(seconds=COLLECTIVE_S)
         group_store = dist.PrefixStore("group", self._store)
@@ -100,11 +105,12 @@ class Ranks(World):
             await self._all_here(what, deadline_s)
 
     async def _all_here(self, what: str, deadline_s: float) -> None:
-        began, pause = time.monotonic(), PAUSES_S[0]
+        began, pause = time.time(), PAUSES_S[0]
         while missing := [r for r in range(self.size) if not self._here(r)]:
-            if time.monotonic() - began > deadline_s:
+            if time.time() - max(began, self._pulses.last(missing[0])) > deadline_s:
                 raise RankLost(
-                    f"Rank {self.rank} waited {deadline_s:.0f} s for rank {missing[0]} at: {what}.",
+                    f"Rank {self.rank} waited {time.time() - began:.0f} s for rank {missing[0]} at: {what}. "
+                    f"That rank has made no progress for {deadline_s:.0f} s.",
                     "look in log.txt for what that rank did last; go on with `air train --resume RUN`.",
                 )
             await asyncio.sleep(pause)
@@ -136,6 +142,7 @@ class Ranks(World):
     def close(self) -> None:
         import torch.distributed as dist
 
+        self._pulses.stop()
         dist.destroy_process_group()
 
     def _key(self, rank: int) -> str:
@@ -144,6 +151,38 @@ class Ranks(World):
     def _here(self, rank: int) -> bool:
         with _naming_losses("a meeting of all ranks"):
             return bool(self._store.check([self._key(rank)]))
+
+
+class Pulses:
+    """Files that ranks touch while something begins, ends or makes progress in them: a thread that lives is no proof,
+    what it sees moving is. By the time of the file system, which all of them share."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._end = threading.Event()
+        threading.Thread(target=self._beat, name="air-pulse", daemon=True).start()
+
+    def last(self, rank: int) -> float:
+        """When that rank last moved; 0 if it never did."""
+        try:
+            return self._file(rank).stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def stop(self) -> None:
+        self._end.set()
+
+    def _file(self, rank: int) -> Path:
+        return self._folder / f"pulse-{rank}"
+
+    def _beat(self) -> None:
+        seen = 0.0
+        while not self._end.wait(PULSE_S):
+            moved = WAITS.moved
+            if moved != seen:
+                seen = moved
+                with contextlib.suppress(OSError):  # the run is being ended, and the folder with it
+                    self._file(self._rank).touch()
 
 
 @contextlib.contextmanager

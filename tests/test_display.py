@@ -95,7 +95,7 @@ def test_without_a_terminal_there_are_plain_lines_and_nothing_else(force: str, m
     with Display(Console(file=out, width=200, highlight=False)) as display:
         display.phase("step 1/3: sampling", 4)
         for line in recorded()[:3]:
-            display.episode()
+            display.advance()
             display.step(line)
         display.evaluated(EVALUATION)
         display.alarm(ALARM)

@@ -66,12 +66,15 @@ def run(
 ) -> None:
     """The paired runs of a hypothesis, then its verdict. Exits with 1 if a run failed or the budget ran out."""
     from airloop.lab.hypotheses import find_hypothesis, read_hypothesis
-    from airloop.lab.hypothesis_runs import run_hypothesis
     from airloop.watch.display import Display
 
     found = read_hypothesis(find_hypothesis(file))
     chosen = found.written.seeds if seeds is None else _seeds(seeds)
     with Display(quiet=as_json) as display:
+        display.say(f"air lab run: {found.name}, seeds {', '.join(map(str, chosen))}")
+        display.phase("loading libraries")
+        from airloop.lab.hypothesis_runs import run_hypothesis
+
         made = run_hypothesis(found, chosen, out or Path("outputs") / "lab" / found.name, jobs, display)
     ended = _tell(made.path, as_json)
     sys.exit(1 if ended.unfinished else 0)

@@ -37,10 +37,14 @@ def list_runs(
     from airloop.lab.log_text import format_list
     from airloop.lab.logbook import logbook
     from airloop.lab.results import ALL_STATUSES
+    from airloop.watch.display import Display
 
     if status is not None and status not in ALL_STATUSES:
         raise AirError(f"--status {status!r} is no status of a run.", f"use one of {', '.join(ALL_STATUSES)}.")
-    rows = [row for row in logbook(directory) if status in (None, row["status"]) and task in (None, row["task"])]
+    with Display(quiet=as_json) as display:
+        display.phase("reading the logbook")
+        found = logbook(directory)
+    rows = [row for row in found if status in (None, row["status"]) and task in (None, row["task"])]
     shown = [row for row in rows if everything or status or row["status"] != "archived"]
     if as_json:
         print_json(shown)

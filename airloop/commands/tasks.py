@@ -74,11 +74,14 @@ def check_task(
     as_json: Json = False,
 ) -> None:
     """Try a research task out: open it in the sandbox, run its baseline, validate that."""
-    from airloop.envs.mlgym.tasks_report import check_json, format_check
-    from airloop.lab.tasks import check_task as check
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:
+        display.say(f"air tasks check: {name}")
+        display.phase("loading libraries")
+        from airloop.envs.mlgym.tasks_report import check_json, format_check
+        from airloop.lab.tasks import check_task as check
+
         result = check(name, mlgym_root, source, display)
     print_json(check_json(result)) if as_json else print(format_check(result))
     sys.exit(result.exit_code)

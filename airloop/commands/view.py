@@ -40,6 +40,7 @@ def view(
     if given := [name for name, value in chosen.items() if value is not None]:
         raise AirError(f"{', '.join(given)} says what is shown in the terminal.", "add --text, or leave it out.")
     from airloop.view.guard import is_loopback
+    from airloop.view.indexing import told
     from airloop.view.server import Options, Viewer
     from airloop.watch.visible import visible
 
@@ -52,7 +53,8 @@ def view(
         print(f"note: who has this address can read everything in {visible(str(viewer.folder.root))}", file=sys.stderr)
     if not no_open:
         _open(viewer.url)
-    viewer.run()
+    with told(viewer.index.progress):
+        viewer.run()
 
 
 def _open(url: str) -> None:

@@ -12,10 +12,13 @@ from airloop.plugins import plugins
 if TYPE_CHECKING:
     from airloop.doctor.case import Case
 
-Verdict = Literal["pass", "warn", "fail"]
+# not judged: the evidence could not be had here, in time or at all. It is no failure, stops nothing, and says when it
+# could be had.
+Verdict = Literal["pass", "warn", "fail", "not judged"]
 # fast: no model is loaded. probe: a few rollouts with the real model. proof: forward and backward passes.
 Stage = Literal["fast", "probe", "proof"]
 STAGES: tuple[Stage, ...] = ("fast", "probe", "proof")
+NO_EVIDENCE = "without evidence this is neither a pass nor a failure"
 FAMILIES = {
     "A": "configuration",
     "B": "model and tokenizer",
@@ -49,6 +52,10 @@ class Finding:
 
 def passed(seen: str, detail: str = "") -> Finding:
     return Finding("pass", seen, detail=detail)
+
+
+def not_judged(seen: str, fix: str) -> Finding:
+    return Finding("not judged", seen, NO_EVIDENCE, fix)
 
 
 Answer = Finding | Iterable[Finding]

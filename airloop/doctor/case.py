@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airloop.config import Config, Mistake, Refused, load_config
+from airloop.doctor.base import NO_EVIDENCE
 from airloop.errors import AirError
 from airloop.types import Message, Task
 
@@ -29,8 +30,8 @@ Say = Callable[[str], None]
 PROMPTS = 48
 # After so many seconds no further one is opened: an environment may make a sandbox for each.
 PROMPTS_S = 1.0
-# One that takes longer measures its baseline first, or hangs: it is left out here, and `air train` waits for it before
-# its first step.
+# One that takes longer measures its baseline first, has a slow machine, or hangs: it is left out here; where none is
+# left, the length of prompts is not judged, and `air train` waits for it before its first step.
 OPENING_S = 10.0
 
 
@@ -43,6 +44,7 @@ NEEDED = {
     "shape": (("B2",), "its layers cannot be counted, nor computed"),
     "parts": (("B3",), "the run could not be started"),
     "probe": (("E1",), "there is nothing to learn from"),
+    "few": (("E1",), "there is nothing to learn from"),
 }
 
 
@@ -53,6 +55,14 @@ class Broken(AirError):
         super().__init__(problem, fix)
         self.ids = ids
         self.why = why
+
+
+class NotJudged(Broken):
+    """What checks need could not be had in time: they are not judged, and nothing fails. `problem` has the reason and,
+    where it is known, how long it would take here."""
+
+    def __init__(self, problem: str, fix: str, ids: tuple[str, ...] = ()) -> None:
+        super().__init__(problem, fix, ids, NO_EVIDENCE)
 
 
 class Ended(BaseException):
@@ -226,6 +236,20 @@ class Case:
 
         return self._need("probe", lambda: run_probe(self))
 
+    @property
+    def replies(self) -> Probe:
+        """Episodes for proofs, which look at tokens, not at what they earn: the probe's, or a few where it was not
+        made."""
+        if "probe" in self.__dict__ or "probe" in self._broken:
+            return self.probe
+        return self._few
+
+    @cached_property
+    def _few(self) -> Probe:
+        from airloop.doctor.probe import FEW_EPISODES, run_probe
+
+        return self._need("few", lambda: run_probe(self, FEW_EPISODES))
+
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, run in the case's event loop. Not to be called from within that loop."""
         if self._stopped:
@@ -272,6 +296,9 @@ class Case:
             raise self._broken[name]
         try:
             return make()
+        except NotJudged as unknown:
+            self._broken[name] = unknown
+            raise
         except Broken:
             raise
         except AirError as error:

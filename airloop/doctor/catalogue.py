@@ -21,8 +21,14 @@ Made by `python -m airloop.doctor.catalogue > docs/failures.md`; a test keeps it
 
 Every line is a failure that cost somebody hours or weeks. It is answered before a run (a check of `air doctor`, which
 `air train` asks too), while it goes on (an alarm), or by design (it cannot happen, and the test named proves it).
-`air doctor @ config.toml --only F1,F2` runs the checks of some lines. Exit codes: 0 all passes, 1 there are warnings,
-2 there are failures. Every answer says what was seen, why it is a failure, and what to change.
+`air doctor @ config.toml --only F1,F2` runs the checks of some lines. Exit codes: 0 all that was judged passes, 1 there
+are warnings, 2 there are failures. Every answer says what was seen, why it is a failure, and what to change.
+
+What the machine is too slow to show, or what hangs, is *not judged*: the report says the reason and, where it is known,
+how long it would take here (“the probe's first replies would take about 9 min here”). That is counted apart, fails
+nothing and stops no run. No verdict depends on a clock that was chosen for another machine: the probe first measures
+how fast replies come, and gives its episodes as long as they need, up to 15 minutes in all and never longer than
+`orchestrator.episode_timeout_s`.
 """
 
 

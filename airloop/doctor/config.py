@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from airloop.config import check_sinks, check_wandb, wandb_key
 from airloop.config.rules import cautions
-from airloop.doctor.base import Finding, check, passed
-from airloop.doctor.case import Case
+from airloop.doctor.base import Finding, check, not_judged, passed
+from airloop.doctor.case import OPENING_S, Case
 from airloop.errors import AirError
 
 WHY = {
@@ -74,7 +74,10 @@ def replies_fit(case: Case) -> Finding:
     config = case.config
     check_context(case.model_config, config.context, config.model.name)
     if not case.prompts:
-        return passed("no prompt was ready in time to be measured; `air train` measures them before its first step")
+        return not_judged(
+            f"no task was open within {OPENING_S:.0f} s, so no prompt could be measured",
+            "nothing need be changed: `air train` measures prompts before its first step, however long they take",
+        )
     longest = max(case.prompts, key=lambda prompt: prompt.tokens)
     wanted, room = config.orchestrator.sampling.max_tokens, config.context - longest.tokens
     seen = (

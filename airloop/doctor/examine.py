@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from airloop.doctor.base import STAGES, Check, Finding, Stage, Verdict, checks
-from airloop.doctor.case import Broken, Case
+from airloop.doctor.case import Broken, Case, NotJudged
 from airloop.errors import AirError
 
 # Why a sentence that `air train` refuses a config with is a failure here.
 STOPS_TOO = "`air train` would stop here too"
-WORST: tuple[Verdict, ...] = ("fail", "warn", "pass")
+WORST: tuple[Verdict, ...] = ("fail", "warn", "not judged", "pass")
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,30 @@ def examine(
     case: Case,
     stages: Sequence[Stage] = STAGES,
     only: Sequence[str] = (),
-    watch: Callable[[Check], None] = lambda _: None,
+    watch: Callable[[str], None] = lambda _: None,
 ) -> list[Result]:
     """The results of all checks of these stages, or of those that `only` names. After a stage with a failure the
-    later ones are not begun: what they would see follows from it."""
+    later ones are not begun: what they would see follows from it. `watch` is told of each as it begins."""
     chosen = [check for check in checks(only) if check.stage in stages]
-    results: list[Result] = []
+    places = {check.name: f"check {i} of {len(chosen)}" for i, check in enumerate(chosen, 1)}
+
+    def run(check: Check) -> Told:
+        watch(f"doctor, {places[check.name]}: {check.title}")
+        return _run(check, case)
+
+    told: list[Told] = []
     for stage in stages:
-        failed = next((r.check.title for r in results if r.verdict == "fail"), "")
-        if failed:
+        failed = next((result.check.title for result, _ in told if result.verdict == "fail"), "")
+        for check in (check for check in chosen if check.stage == stage):
             reason = f"the failure of “{failed}” comes first"
-            results += [Result(check, (), 0.0, reason) for check in chosen if check.stage == stage]
-        else:
-            results += _said_once([_run(check, case, watch) for check in chosen if check.stage == stage])
-    return results
+            told.append((Result(check, (), 0.0, reason), None) if failed else run(check))
+    return _said_once(told)
 
 
 Told = tuple[Result, Broken | None]  # with what the check could not do without
 
 
-def _run(check: Check, case: Case, watch: Callable[[Check], None]) -> Told:
-    watch(check)
+def _run(check: Check, case: Case) -> Told:
     began, broken = time.perf_counter(), None
     try:
         answer = check.run(case)
@@ -72,7 +75,8 @@ def _run(check: Check, case: Case, watch: Callable[[Check], None]) -> Told:
 
 def _refused(error: AirError, ids: tuple[str, ...] = ()) -> Finding:
     why = getattr(error, "why", STOPS_TOO)
-    return Finding("fail", error.problem, why, error.fix or "what to change is in the sentence above", ids=ids)
+    verdict: Verdict = "not judged" if isinstance(error, NotJudged) else "fail"
+    return Finding(verdict, error.problem, why, error.fix or "what to change is in the sentence above", ids=ids)
 
 
 def _defect(check: Check, error: Exception) -> Finding:
@@ -98,6 +102,7 @@ def _said_once(told: list[Told]) -> list[Result]:
     for result, broken in told:
         speaker = speakers.get(id(broken), result.check.name)
         if speaker != result.check.name:
-            result = replace(result, findings=(), not_done=f"it needs what {speaker} found to be wrong")
+            lacks = "could not get" if isinstance(broken, NotJudged) else "found to be wrong"
+            result = replace(result, findings=(), not_done=f"it needs what {speaker} {lacks}")
         results.append(result)
     return results

@@ -78,6 +78,8 @@ WHAT = {
     "G7": "the inference process dies and nobody notices",
     "G8": "two episodes get the same file name",
     "G9": "every rollout fails while the environment's log looks healthy",
+    "G10": "a slow or busy machine is taken for a broken one: a deadline that was chosen elsewhere ends good work",
+    "G11": "minutes without a word: nobody can tell a long phase from a hang",
 }
 
 # What makes the failure impossible, or is done about it outside of checks and watches, and the test in tests/faults/
@@ -197,5 +199,14 @@ DESIGN = {
     "G8": (
         "a name holds the episode's place in its step",
         "test_G8_thousands_of_episodes_of_one_second_have_a_file_each",
+    ),
+    "G10": (
+        "deadlines follow from measured speed, from progress and from what a process computes; what could not be had "
+        "is not judged, with reason and forecast",
+        "test_G10_an_engine_slower_than_the_probes_clock_is_waited_for",
+    ),
+    "G11": (
+        "every phase over 10 s says what, how far and how long still, at least every 30 s; the first line comes first",
+        "test_G11_every_long_phase_says_how_far_it_is",
     ),
 }

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from airloop.doctor.case import NotJudged
+from airloop.doctor.probe import LONGEST_S
+from airloop.doctor.speed import SLOWER
 from airloop.engine.base import Generation, Sampling
 from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row
 from airloop.learn.checkpoints import random_states, set_random_states
 from airloop.learn.optimiser import assign
 from airloop.prefix import common_prefix
+from airloop.waits import waiting
+from airloop.watch.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.doctor.case import Case
     from airloop.learn.learner import Report
 
+T = TypeVar("T")
 # Largest mean gap between the engine's and the trainer's log-probs of the same tokens. In float32 both sides differ by
 # 4e-6; 1e-3 leaves room for TF32 products. bfloat16 keeps 8 bits: 0.01 to 0.05 was measured, single tokens up to 0.3.
 # A wrong mask or a missing adapter gives 0.5 and more.
@@ -73,7 +80,20 @@ def serve(case: Case, prompts: Sequence[Sequence[int]], tokens: int = REPLY_TOKE
         await parts.engine.publish(parts.policy.version)
         return answers
 
-    return case.wait(ask())
+    return case.wait(in_time(ask()))
+
+
+async def in_time(asked: Coroutine[Any, Any, T]) -> T:
+    """An engine that answers no more must not hold the doctor for ever."""
+    with waiting("replies for a proof", "the engine", LONGEST_S):
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                return await asked
+        except TimeoutError:
+            raise NotJudged(
+                f"the engine did not answer a proof's prompts of a few tokens within {span(LONGEST_S)}",
+                f"see whether it hangs (`air doctor --only G9`); {SLOWER}",
+            ) from None
 
 
 def change(before: Answer, after: Answer) -> float:
@@ -97,8 +117,9 @@ def largest_gap(parts: Parts) -> float:
 
 
 def first_prompts(case: Case, count: int = PROMPTS) -> list[tuple[int, ...]]:
-    """Prompts of the probe's episodes, of as many tasks as there are."""
-    rows = [branch for t in case.probe.trajectories for branch in t.branches[:1]] or case.probe.rows
+    """Prompts of the probe's episodes, of as many tasks as there are. To be asked for before anything is changed: where
+    there are none, nothing need be undone."""
+    rows = [b for t in case.replies.trajectories for b in t.branches[:1] if any(b.train)] or case.replies.rows
     return list(dict.fromkeys(row.tokens[: row.train.index(True)] for row in rows))[:count]
 
 

@@ -19,17 +19,21 @@ from typing import TYPE_CHECKING, Any
 from airloop.config import Config, to_toml
 from airloop.doctor.case import Case
 from airloop.doctor.examine import examine
-from airloop.doctor.report import as_json, exit_code, refusal, summary, warnings
+from airloop.doctor.report import as_json, exit_code, refusal, summary, unjudged, warnings
+from airloop.effort import Patience
 from airloop.errors import AirError
 from airloop.files import write_json
 from airloop.run import Run
+from airloop.waits import waiting
 from airloop.watch.base import Watcher
+from airloop.watch.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts
 
 SKIPPED = "skipped (--skip-proofs)"
-# Loading a large model, then probes and proofs: minutes. After this it hangs.
+# Loading a large model, then probes and proofs: minutes. A process that computes after this is given longer (Patience);
+# one that does not is ended, and what it was to find out is not judged.
 APART_S = 1800.0
 LAST_LINES = 12
 # What this check warns of is also said by every run, with the notes on its parts.
@@ -38,20 +42,16 @@ SAID_ELSEWHERE = ("settings_are_usual",)
 
 def look(config: Config, watcher: Watcher) -> None:
     """The fast checks; AirError with what stops the run."""
-    watcher.phase("checking the config, the model's small files and the tasks")
-    with Case(config) as case:
-        report = as_json(examine(case, ("fast",)))
+    with Case(config, watcher.say) as case:
+        report = as_json(examine(case, ("fast",), watch=watcher.phase))
     _judge(report, watcher)
 
 
 async def prove(parts: Parts, run: Run, watcher: Watcher) -> None:
     """Probes and proofs with a run's own parts, which are afterwards as they were before."""
-    watcher.phase("probing and proving, before the first step")
     case = Case(parts.config, watcher.say, parts=parts, loop=asyncio.get_running_loop())
     # In a thread: checks wait for episodes, which are played in this event loop.
-    work = asyncio.to_thread(
-        examine, case, ("probe", "proof"), watch=lambda check: watcher.phase(f"checking that {check.title}")
-    )
+    work = asyncio.to_thread(examine, case, ("probe", "proof"), watch=watcher.phase)
     try:
         results = await work
     except asyncio.CancelledError:
@@ -72,6 +72,11 @@ def prove_apart(run: Run, watcher: Watcher) -> None:
         return
     watcher.phase("probing and proving in one process, before the others start")
     report = _examined_apart(_for_one(config), run)
+    if report is None:
+        why = f"not judged: the process that makes them did not end within {span(APART_S)}"
+        run.note(proofs=why)
+        watcher.say(f"doctor: probes and proofs were {why}; the run goes on")
+        return
     # The fast checks of one process say nothing new.
     report["checks"] = [check for check in report["checks"] if check["stage"] != "fast"]
     _keep(run, report, "failed" if _fails(report) else "passed", watcher)
@@ -93,22 +98,42 @@ def _for_one(config: Config) -> Config:
     return config.model_copy(update={"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer})
 
 
-def _examined_apart(config: Config, run: Run) -> dict[str, Any]:
+def _examined_apart(config: Config, run: Run) -> dict[str, Any] | None:
+    """The report of another process; None if it did not end in time."""
     with tempfile.TemporaryDirectory(prefix="air-doctor-") as folder:
         file = Path(folder) / "config.toml"
         file.write_text(to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "airloop.cli", "doctor", "@", str(file), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=APART_S, check=False)
-    run.log(done.stderr)
+        with waiting("probes and proofs", "the doctor's process", APART_S):
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            out, errors, in_time = _communicate(process)
+    run.log(errors)
+    if not in_time:
+        return None
     try:
-        report: dict[str, Any] = json.loads(done.stdout)
+        report: dict[str, Any] = json.loads(out)
     except ValueError:
-        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:])
+        last = "\n".join((errors or out).strip().splitlines()[-LAST_LINES:])
         raise AirError(
-            f"The doctor ended with exit code {done.returncode} and no report:\n{last}",
+            f"The doctor ended with exit code {process.returncode} and no report:\n{last}",
             "mend what it names, or start without it: --skip-proofs is recorded in the run.",
         ) from None
     return report
+
+
+def _communicate(process: subprocess.Popen[str]) -> tuple[str, str, bool]:
+    """What it writes, and whether it ended by itself. It never outlives us, however this ends."""
+    patience = Patience(APART_S, process.pid)
+    try:
+        while left := patience.left():
+            try:
+                return *process.communicate(timeout=left), True
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        if process.poll() is None:
+            process.kill()
+    return *process.communicate(), False
 
 
 def _keep(run: Run, report: Mapping[str, Any], proofs: str, watcher: Watcher) -> None:
@@ -130,3 +155,5 @@ def _judge(report: Mapping[str, Any], watcher: Watcher) -> None:
         raise error
     for text in warnings(report, leave_out=SAID_ELSEWHERE):
         watcher.say(f"warning: {text}")
+    for text in unjudged(report):
+        watcher.say(f"note: {text}")

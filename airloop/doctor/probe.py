@@ -1,4 +1,8 @@
-"""The probe: a few groups of real episodes, sampled once through the real sampler, and looked at by many checks."""
+"""The probe: a few groups of real episodes, sampled once through the real sampler, and looked at by many checks.
+
+It waits for evidence, not for a clock: how long an episode may take follows from how fast replies come here. What
+cannot be had within LONGEST_S is not judged, with the reason; it is never the failure of something else.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from airloop.doctor.case import NotJudged
+from airloop.doctor.speed import SLOWER, measure_speed
 from airloop.errors import AirError
 from airloop.types import Group, Trajectory, Turn
+from airloop.waits import waiting
+from airloop.watch.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts
@@ -24,15 +32,24 @@ if TYPE_CHECKING:
 # the default model about 20 s.
 EPISODES = 16
 LARGEST_GROUP = 8
-# Longest that a round of episodes may take; what has not ended then is scored as it stands. On a GPU it is an hour of
-# that GPU which is at stake, and its tasks are the slow ones.
+# Where only replies are wanted, for proofs: what happens to one token happens to all.
+FEW_EPISODES = 4
+# What a round of episodes may take on any machine; what has not ended then is scored as it stands. On a GPU it is an
+# hour of that GPU which is at stake, and its tasks are the slow ones. A slow machine gets as long as it needs for …
 ROUND_S = {"cpu": 40.0, "cuda": 120.0}
+# … so many replies of full length in every episode, with a margin for the tools and for others who begin to work.
+REPLIES, MARGIN = 2, 2.0
+# The longest that the whole probe may take. First replies that would take longer than this are not asked for.
+LONGEST_S = 900.0
 # Rewards that hardly differ are looked at again, up to this many rounds in all: of 48 episodes, all are alike only if
-# fewer than one in 16 would be different (at 95 %).
+# fewer than one in 16 would be different (at 95 %). Where a round takes longer than half of ROUND_S, one must do, and
+# what was seen is a warning, not a failure.
 ROUNDS = 3
 # A group's commonest reward, as a share of the group, averaged over groups. At 0.9 a binary reward is about 5 % or
 # 95 %, and two of three groups of eight have no signal.
 STUCK = 0.9
+# What is judged by what the policy does and earns in whole episodes.
+EARNED = ("E1", "E2", "E4", "E9", "D19", "B4", "B9")
 # Tokens of the probe's episodes that are computed again by the trainer: seconds on two cores.
 TRAINER_TOKENS = 2048
 
@@ -47,6 +64,7 @@ class Probe:
     seconds: float
     started: int
     limit_s: float  # an episode's deadline in the probe
+    hurried: bool = False  # rewards hardly differ, and there was no time to see whether that was chance
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -79,11 +97,36 @@ class Probe:
                 continue
             found += [row for row in own if any(row.train)]
         if not found:
-            raise AirError(
-                f"Not one reply was sampled in the {self.seconds:.0f} s of the probe.",
-                "see what takes the time (`air doctor --only D6,G9`); --skip-proofs goes on without proofs.",
-            )
+            raise self.no_reply
         return found
+
+    @cached_property
+    def no_reply(self) -> NotJudged:
+        return NotJudged(
+            f"not one reply was sampled in the {span(self.seconds)} of the probe: {self._endings()}",
+            f"see what hangs, the environment or the engine (`air doctor --only D6,G9 --verbose`); {SLOWER}",
+        )
+
+    @cached_property
+    def unfinished(self) -> NotJudged:
+        return NotJudged(
+            f"the probe's {span(self.limit_s)} for an episode ended {self.cut} of {len(self.trajectories)} before they "
+            f"were over (the config gives them {span(self.parts.config.orchestrator.episode_timeout_s)})",
+            "nothing need be changed: what episodes earn shows in the first steps, and alarms look at it",
+            EARNED,
+        )
+
+    @cached_property
+    def untrained(self) -> NotJudged:
+        return NotJudged(
+            "a supervised start comes first, and this policy has not had it",
+            "nothing need be changed: `air train` looks again after it",
+            EARNED,
+        )
+
+    def _endings(self) -> str:
+        named = Counter(t.ending for t in [*self.trajectories, *self.lost]).most_common()
+        return ", ".join(f"{count} episodes ended by {ending}" for ending, count in named)
 
     @cached_property
     def trainer(self) -> tuple[dict[str, list[float]], float]:
@@ -92,78 +135,126 @@ class Probe:
         return self.parts.learner.logprobs(self.rows), time.perf_counter() - began
 
 
-def run_probe(case: Case) -> Probe:
+def run_probe(case: Case, episodes: int = EPISODES) -> Probe:
     """Samples as the first step will, and leaves nothing behind: no file, no cached prefix, no random state."""
     from airloop.learn.checkpoints import random_states, set_random_states
 
     parts = case.parts
     states = random_states()
     try:
-        probe = case.wait(_sample(parts))
+        probe = case.wait(_Sampling(parts, episodes).run())
     finally:
         set_random_states(states)
-    if not probe.groups:
-        first = next((t.error for t in probe.lost if t.error), "no episode was started")
-        raise AirError(
-            f"None of the probe's {probe.started} episodes could be scored. The first one: {first}",
-            "mend what it names; nothing can be learned from episodes that the machinery spoils.",
+    if probe.groups:
+        return probe
+    first = next((t.error for t in probe.lost if t.error), "no episode was started")
+    slow = [t for t in probe.lost if t.seconds >= probe.limit_s]
+    if slow and len(slow) == len(probe.lost) and probe.limit_s < parts.config.orchestrator.episode_timeout_s:
+        raise NotJudged(
+            f"no episode could be scored within the probe's {span(probe.seconds)}. The first one: {first}",
+            f"see what hangs, the environment or the engine (`air tasks check`); {SLOWER}",
         )
-    return probe
-
-
-async def _sample(parts: Parts) -> Probe:
-    from airloop.rollout.sampler import Sampler
-    from airloop.rollout.schedule import TaskSchedule
-
-    config, tokenizer = parts.config, parts.loaded.tokenizer
-    schedule = TaskSchedule(parts.envs, "train", config.seed)
-    members = min(config.orchestrator.rollouts_per_example, LARGEST_GROUP)
-    width = min(EPISODES // members, len(schedule))
-    settings = _settings(parts, members, width)
-    ended: list[Trajectory] = []
-
-    async def collect(number: int, width: int) -> tuple[Group, ...]:
-        save = lambda t, _: ended.append(t)  # noqa: E731
-        sampler = Sampler(parts.engine, tokenizer, parts.envs, settings, save, None, parts.world)
-        return (await sampler.collect(number, schedule.batch(number, width), parts.policy.version)).groups
-
-    began = time.monotonic()
-    groups, started, rounds = [*await collect(0, width)], width * members, 1
-    if not groups and settings.deadline_s < config.orchestrator.episode_timeout_s:
-        # A world may take longer to open than the probe has: one group gets the time that a run would give it.
-        settings = replace(settings, deadline_s=config.orchestrator.episode_timeout_s)
-        groups, started = [*await collect(0, 1)], started + members
-    while rounds < ROUNDS and _again(parts, groups, time.monotonic() - began):
-        groups += await collect(rounds, width)
-        started, rounds = started + width * members, rounds + 1
-    seconds = time.monotonic() - began
-    await parts.engine.publish(parts.engine.version)  # no prefix stays cached: the run starts as if nothing had been
-    lost = tuple(t for t in ended if t.ending == "infra_error")
-    return Probe(parts, tuple(groups), lost, seconds, started, settings.deadline_s)
-
-
-def _settings(parts: Parts, members: int, width: int) -> RolloutSettings:
-    from airloop.assemble import rollout_settings
-
-    settings = rollout_settings(parts.config, parts.envs, parts.loaded.tokenizer.stop_ids, parts.world.size)
-    waves = -(-width * members // (settings.max_concurrent * parts.world.size))
-    return replace(
-        settings,
-        rollouts_per_example=members,
-        deadline_s=min(settings.deadline_s, _round_s(parts) / waves),
-        retries=min(settings.retries, 1),  # to see that it fails is enough
-        online_difficulty_filtering=False,  # groups without signal are what is looked for
+    raise AirError(
+        f"None of the probe's {probe.started} episodes could be scored. The first one: {first}",
+        "mend what it names; nothing can be learned from episodes that the machinery spoils.",
     )
 
 
-def _round_s(parts: Parts) -> float:
-    return ROUND_S.get(parts.policy.device.type, ROUND_S["cpu"])
+class _Sampling:
+    """The probe under way."""
+
+    def __init__(self, parts: Parts, episodes: int) -> None:
+        from airloop.rollout.schedule import TaskSchedule
+
+        self.parts = parts
+        self.rounds, self.replies = (ROUNDS, REPLIES) if episodes >= EPISODES else (1, 1)
+        self.schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
+        self._round_s = ROUND_S.get(parts.policy.device.type, ROUND_S["cpu"])
+        self.members = min(parts.config.orchestrator.rollouts_per_example, LARGEST_GROUP, episodes)
+        self.width = min(episodes // self.members, len(self.schedule))
+        self.settings = _settings(parts, self.members)
+        self.ended: list[Trajectory] = []
+        self.groups: list[Group] = []
+        self.started = 0
+        self.began = time.monotonic()
+
+    async def run(self) -> Probe:
+        await self._set_deadline()
+        rounds = 1
+        await self._collect(0)
+        if not self.groups and self.settings.deadline_s < (longest := self._longest_s()):
+            # A world may take longer to open than the probe has: one group gets the time that a run would give it.
+            self.settings, self.width = replace(self.settings, deadline_s=longest), 1
+            await self._collect(0)
+        while rounds < self.rounds and self._stuck() and self._in_time():
+            await self._collect(rounds)
+            rounds += 1
+        hurried = rounds < self.rounds and self._stuck()
+        seconds = time.monotonic() - self.began
+        await self.parts.engine.publish(self.parts.engine.version)  # the run starts as if nothing had been cached
+        lost = tuple(t for t in self.ended if t.ending == "infra_error")
+        limit_s = self.settings.deadline_s
+        return Probe(self.parts, tuple(self.groups), lost, seconds, self.started, limit_s, hurried)
+
+    async def _set_deadline(self) -> None:
+        """By the speed of first replies: enough for some of them, never more than a run would give."""
+        config = self.parts.config
+        at_once = min(self.width * self.members, self.settings.max_concurrent * self.parts.world.size)
+        waves = -(-self.width * self.members // at_once)
+        speed = await measure_speed(self.parts, self.schedule.batch(0, self.width), at_once, self._longest_s())
+        reply_s = speed.reply_s(config.orchestrator.sampling.max_tokens) if speed else 0.0
+        if reply_s * waves > LONGEST_S and self.width > 1:  # one group has a fraction of the prompts
+            self.width, waves = 1, -(-self.members // at_once)
+        most = min(config.orchestrator.episode_timeout_s, LONGEST_S / waves)
+        if reply_s > most:
+            raise NotJudged(
+                f"the probe's first replies would take about {span(reply_s)} here, and have {span(most)}",
+                f"{SLOWER}, and gives an episode {span(config.orchestrator.episode_timeout_s)} "
+                "(orchestrator.episode_timeout_s)",
+            )
+        wanted = max(self._round_s / waves, self.replies * MARGIN * reply_s)
+        self.settings = replace(self.settings, deadline_s=min(most, wanted))
+
+    async def _collect(self, number: int) -> None:
+        from airloop.rollout.sampler import Sampler
+
+        parts, count = self.parts, self.width * self.members
+        with waiting("the probe's episodes", "the sampler", LONGEST_S) as wait:
+            wait.progress(f"0 of {count}")
+            done = len(self.ended)
+
+            def save(trajectory: Trajectory, _: int) -> None:
+                self.ended.append(trajectory)
+                wait.progress(f"{len(self.ended) - done} of {count}")
+
+            sampler = Sampler(parts.engine, parts.loaded.tokenizer, parts.envs, self.settings, save, None, parts.world)
+            plan = self.schedule.batch(number, self.width)
+            self.groups += (await sampler.collect(number, plan, parts.policy.version)).groups
+        self.started += count
+
+    def _longest_s(self) -> float:
+        """What is left of the probe's time, and no more than a run would give an episode."""
+        left = LONGEST_S - (time.monotonic() - self.began)
+        return min(self.parts.config.orchestrator.episode_timeout_s, max(left, 0.0))
+
+    def _stuck(self) -> bool:
+        judged = bool(self.groups) and not before_warmstart(self.parts.config)
+        return judged and stuck_share(self.groups) >= STUCK
+
+    def _in_time(self) -> bool:
+        return time.monotonic() - self.began < self._round_s / 2
 
 
-def _again(parts: Parts, groups: Sequence[Group], seconds: float) -> bool:
-    """Rewards hardly differ, and there is time to see whether that was chance."""
-    judged = bool(groups) and not before_warmstart(parts.config)
-    return judged and stuck_share(groups) >= STUCK and seconds < _round_s(parts) / 2
+def _settings(parts: Parts, members: int) -> RolloutSettings:
+    from airloop.assemble import rollout_settings
+
+    settings = rollout_settings(parts.config, parts.envs, parts.loaded.tokenizer.stop_ids, parts.world.size)
+    return replace(
+        settings,
+        rollouts_per_example=members,
+        retries=min(settings.retries, 1),  # to see that it fails is enough
+        online_difficulty_filtering=False,  # groups without signal are what is looked for
+    )
 
 
 def stuck_share(groups: Sequence[Group]) -> float:

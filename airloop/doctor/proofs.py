@@ -168,9 +168,9 @@ def _stuck(push: Push, lr: float) -> Finding | None:
 def _push(case: Case, scale: float) -> Push:
     from airloop.doctor.ground import first_prompts, gap, heated, serve, undone, update
 
-    learner = case.parts.learner
+    learner, prompts = case.parts.learner, first_prompts(case)
     with undone(case), heated(case.parts):
-        before = serve(case, first_prompts(case))
+        before = serve(case, prompts)
         tokens = sum(len(a.generation.token_ids) for a in before)
         rows = [a.row(i, advantage=1.0, weight=1 / tokens) for i, a in enumerate(before)]
         if not any(p.requires_grad for p in learner.parameters):
@@ -179,7 +179,7 @@ def _push(case: Case, scale: float) -> Push:
         learner.updates = learner.settings.warmup_steps  # at the full rate
         learner.settings = replace(learner.settings, lr=learner.settings.lr * scale)
         report = update(case, rows)
-        new, after = learner.logprobs(rows), [a.row(i) for i, a in enumerate(serve(case, first_prompts(case)))]
+        new, after = learner.logprobs(rows), [a.row(i) for i, a in enumerate(serve(case, prompts))]
         apart = gap(after, learner.logprobs(after))
         shares = [float((a != b).float().mean()) for a, b in zip(masters, learner.optimiser.masters, strict=True)]
     return Push(
@@ -196,8 +196,9 @@ def _push(case: Case, scale: float) -> Push:
 def toy_reward_rises(case: Case) -> Finding:
     """Sampling, advantages, updates and publishing together: the share of even token ids among those sampled. About
     half of them are at first, whatever the model, so there is always something to learn."""
-    from airloop.doctor.ground import undone
+    from airloop.doctor.ground import first_prompts, undone
 
+    first_prompts(case, 1)  # an engine that gave the probe no reply would give none here
     with undone(case):
         rewards = _toy(case)
     start, end = rewards[0], statistics.fmean(rewards[-TOY_WINDOW:])
@@ -254,7 +255,7 @@ def _toy_rows(answers: Sequence[Answer], rewards: Sequence[float], loss: str) ->
 def _toy_answers(case: Case, prompt: Sequence[int], seed: int) -> list[Answer]:
     import asyncio
 
-    from airloop.doctor.ground import Answer
+    from airloop.doctor.ground import Answer, in_time
     from airloop.engine.base import Sampling
 
     engine = case.parts.engine
@@ -264,7 +265,7 @@ def _toy_answers(case: Case, prompt: Sequence[int], seed: int) -> list[Answer]:
             *(engine.generate(prompt, Sampling(TOY_TOKENS, 1.0, seed=seed + i), f"{i:03d}") for i in range(TOY_GROUP))
         )
 
-    return [Answer(tuple(prompt), generation) for generation in case.wait(ask())]
+    return [Answer(tuple(prompt), generation) for generation in case.wait(in_time(ask()))]
 
 
 @check("G2", stage="proof", title="a checkpoint brings everything back")
@@ -274,10 +275,10 @@ def checkpoint_restores(case: Case) -> Finding:
     from airloop.doctor.ground import first_prompts, learner_state, put_back, serve, undone, update
     from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
 
-    parts = case.parts
+    parts, prompts = case.parts, first_prompts(case, 1)
     with undone(case), tempfile.TemporaryDirectory(prefix=".air-doctor-", dir=_place(parts)) as directory:
         start = learner_state(parts)
-        answers = serve(case, first_prompts(case, 1))
+        answers = serve(case, prompts)
         update(case, [a.row(i, weight=1 / len(a.generation.token_ids)) for i, a in enumerate(answers)])
         wanted = learner_state(parts)
         path = save_checkpoint(Path(directory), parts.learner, 7)

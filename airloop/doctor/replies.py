@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.probe import Probe
-from airloop.doctor.signal import early
+from airloop.doctor.signal import finished_probe
 from airloop.errors import AirError
 from airloop.prefix import common_prefix
 from airloop.rollout.actions import PARSERS, parse
@@ -36,9 +36,10 @@ def valid_actions(case: Case) -> Finding:
     envs = {env.name: env for env in probe.parts.envs.values()}
     turns = [turn for t in probe.trajectories if envs[t.task.env].action_format != "text" for turn in t.turns]
     if not turns:
+        if any(env.action_format != "text" for env in envs.values()):
+            raise probe.no_reply
         return passed("the environment takes any reply as it is")
-    if (why := early(probe)) is not None:
-        return why
+    probe = finished_probe(case)
     valid = sum(any(a.kind != "invalid" for a in turn.actions) for turn in turns)
     share = valid / len(turns)
     seen = f"{valid} of {len(turns)} replies hold an action that can be read ({share:.0%})"
@@ -77,9 +78,7 @@ def _reads(text: str, parser: str) -> bool:
 
 @check("B9", stage="probe", title="replies end by themselves")
 def replies_end(case: Case) -> Finding:
-    probe = case.probe
-    if (why := early(probe)) is not None:
-        return why
+    probe = finished_probe(case)
     sampled = [turn.sampled for turn in probe.turns if turn.sampled]
     long = [s for s in sampled if s.stop == "length"]
     tokenizer, most = probe.parts.loaded.tokenizer, probe.parts.config.orchestrator.sampling.max_tokens

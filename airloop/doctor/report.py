@@ -8,16 +8,16 @@ from typing import Any
 
 from airloop.config.mistakes import correction
 from airloop.doctor.base import Finding
-from airloop.doctor.examine import STOPS_TOO, Result
+from airloop.doctor.examine import STOPS_TOO, WORST, Result
 from airloop.errors import AirError
 
-MARKS = {"pass": "pass", "warn": "WARN", "fail": "FAIL", None: " –  "}
+MARKS = {"pass": "pass", "warn": "WARN", "fail": "FAIL", "not judged": " ?  ", None: " –  "}
 # Findings in full, also those that pass: their evidence may be pages of tokens.
 SHORT_DETAIL = 6
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """0: all that was done passes. 1: there are warnings. 2: there are failures."""
+    """0: all that was judged passes. 1: there are warnings. 2: there are failures."""
     verdicts = {result.verdict for result in results}
     return 2 if "fail" in verdicts else 1 if "warn" in verdicts else 0
 
@@ -31,7 +31,7 @@ def format_report(results: Sequence[Result], verbose: bool = False) -> str:
         for result in members:
             lines += _row(result, verbose)
     troubles = [(result, finding) for result in ordered for finding in result.findings if finding.verdict != "pass"]
-    troubles.sort(key=lambda trouble: trouble[1].verdict != "fail")
+    troubles.sort(key=lambda trouble: WORST.index(trouble[1].verdict))
     for result, finding in troubles:
         lines += ["", *_trouble(result, finding, verbose)]
     return "\n".join([*lines, "", summary(results)]).lstrip("\n")
@@ -42,7 +42,7 @@ def summary(results: Sequence[Result]) -> str:
     left_out = sum(result.verdict is None for result in results)
     seconds = sum(result.seconds for result in results)
     counts = [f"{len(results) - left_out} checks in {seconds:.1f} s"]
-    counts += [f"{n} {name}" for name in ("fail", "warn") if (n := findings.count(name))]
+    counts += [f"{n} {name}" for name in ("fail", "warn", "not judged") if (n := findings.count(name))]
     counts += [f"{left_out} not done"] if left_out else []
     return ", ".join(counts) + ("" if len(counts) > 1 else ", all pass") + "."
 
@@ -68,7 +68,8 @@ def _one_line(result: Result) -> str:
 
 def _trouble(result: Result, finding: Finding, verbose: bool) -> list[str]:
     ids = ", ".join(finding.ids or result.check.ids)
-    lines = [f"{MARKS[finding.verdict]} {ids}: {_lines(finding.seen, 4)}", f"  why: {_lines(finding.why, 7)}"]
+    mark = MARKS[finding.verdict] if finding.verdict != "not judged" else "NOT JUDGED"
+    lines = [f"{mark} {ids}: {_lines(finding.seen, 4)}", f"  why: {_lines(finding.why, 7)}"]
     lines.append(f"  fix: {_lines(fix_text(finding), 2)}")
     detail = finding.detail.splitlines()
     shown = detail if verbose else detail[:SHORT_DETAIL]
@@ -144,6 +145,16 @@ def _problem(finding: Mapping[str, Any]) -> str:
     """What was seen and why it is a failure; a refusal of `air train` itself is reason enough."""
     seen = f"{', '.join(finding['ids'])}: {finding['seen']}"
     return seen if finding["why"] == STOPS_TOO else f"{seen}\n  why: {_lines(finding['why'], 2)}"
+
+
+def unjudged(report: Mapping[str, Any]) -> list[str]:
+    """Of a report as JSON, what could not be judged, and why, each in one text."""
+    found: dict[tuple[str, str], list[str]] = {}  # one reason may hold for many
+    for check in report["checks"]:
+        for finding in check["findings"]:
+            if finding["verdict"] == "not judged":
+                found.setdefault((finding["seen"], finding["change"]), []).extend(finding["ids"])
+    return [f"{', '.join(dict.fromkeys(ids))} not judged: {seen}. {fix}" for (seen, fix), ids in found.items()]
 
 
 def warnings(report: Mapping[str, Any], leave_out: Sequence[str] = ()) -> list[str]:

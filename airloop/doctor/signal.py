@@ -30,17 +30,18 @@ FULL = 0.1
 TOOL_BOUND, TOOL_BOUND_S = 0.9, 1.0
 # A backward pass costs about twice its forward pass.
 FORWARDS_PER_UPDATE = 3
-LATER = "not judged: a supervised start comes first, and this policy has not had it (`air train` looks again after it)"
-TOO_SHORT = "not judged: the probe's {limit:.0f} s ended {cut} of {n} episodes before they were over"
 
 
-def early(probe: Probe) -> Finding | None:
-    """Why nothing can be said yet of what the policy does and earns."""
+def finished_probe(case: Case) -> Probe:
+    """The probe, where something can be said of what the policy does and earns; else NotJudged."""
+    probe = case.probe
     if before_warmstart(probe.parts.config):
-        return passed(LATER)
+        raise probe.untrained
+    if not any(t.turns or t.ending == "context_full" for t in probe.trajectories):
+        raise probe.no_reply
     if 2 * probe.cut > len(probe.trajectories):
-        return passed(TOO_SHORT.format(limit=probe.limit_s, cut=probe.cut, n=len(probe.trajectories)))
-    return None
+        raise probe.unfinished
+    return probe
 
 
 @check("G9", stage="probe", title="episodes end in a score")
@@ -64,16 +65,14 @@ def episodes_end(case: Case) -> Finding:
 
 @check("E1", "E2", "E9", stage="probe", title="rewards differ within groups")
 def rewards_differ(case: Case) -> Finding:
-    probe = case.probe
-    if (why := early(probe)) is not None:
-        return why
+    probe = finished_probe(case)
     groups, n = probe.groups, len(probe.trajectories)
     silent = sum(not g.has_signal for g in groups)
     values = Counter(round(t.reward, 4) for t in probe.trajectories)
     common, count = values.most_common(1)[0]
     seen = f"{silent} of {len(groups)} groups have equal rewards; {count} of {n} episodes got {common:g}"
     if silent == len(groups):
-        enough = n >= ENOUGH_EPISODES
+        enough = n >= ENOUGH_EPISODES and not probe.hurried
         return Finding(
             "fail" if enough else "warn",
             seen,
@@ -112,9 +111,7 @@ def _why_equal(probe: Probe) -> str:
 
 @check("E4", stage="probe", title="parts of the reward do not cancel")
 def parts_add_up(case: Case) -> Finding:
-    probe = case.probe
-    if (why := early(probe)) is not None:
-        return why
+    probe = finished_probe(case)
     spread = _spread(probe)
     parts = sum(value for value, _ in spread.values())
     whole = statistics.fmean(statistics.pvariance(g.rewards) for g in probe.groups)
@@ -166,10 +163,7 @@ def _env(probe: Probe, trajectory: Trajectory) -> Environment:
 
 @check("D19", stage="probe", title="every part of the reward is seen")
 def parts_fire(case: Case) -> Iterator[Finding]:
-    probe = case.probe
-    if (why := early(probe)) is not None:
-        yield why
-        return
+    probe = finished_probe(case)
     largest = _largest(probe)
     never = [name for name, value in largest.items() if value == 0]
     missing = list(_missing_by_ending(probe.trajectories))
@@ -211,7 +205,7 @@ def context_holds_episode(case: Case) -> Finding:
     probe, config = case.probe, case.probe.parts.config
     played = [t for t in probe.trajectories if t.branches and t.turns]
     if not played:
-        return passed("no reply was sampled in the probe's time")
+        raise probe.no_reply
     tokenizer = probe.parts.loaded.tokenizer
     a_turn = statistics.fmean(tokens for t in played for tokens in _growth(t, tokenizer))
     prompt = statistics.fmean(t.branches[0].train.index(True) for t in played)
@@ -256,7 +250,7 @@ def time_per_turn(case: Case) -> Finding:
     probe = case.probe
     times = [turn.times for turn in probe.turns]
     if not times:
-        return passed("no turn ended in the probe's time")
+        raise probe.unfinished if any(t.turns for t in probe.trajectories) else probe.no_reply
     queue, model, tool = (statistics.fmean(getattr(x, name) for x in times) for name in ("queue", "model", "tool"))
     seen = f"a turn: model {model:.2f} s, tool {tool:.2f} s, queue {queue:.2f} s. {_estimate(probe)}"
     if tool > TOOL_BOUND_S and tool > TOOL_BOUND * (queue + model + tool):

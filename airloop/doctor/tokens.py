@@ -26,7 +26,7 @@ REPLY_TOKENS = 4  # of the engine's answer: the first ones see what was changed,
 def trainer_agrees(case: Case) -> Finding:
     from airloop.doctor.ground import gap, largest_gap
 
-    probe = case.probe
+    probe = case.replies
     trainer, _ = probe.trainer
     most, counts = largest_gap(probe.parts), {row.key: (sum(row.train), len(trainer[row.key])) for row in probe.rows}
     if any(own != computed for own, computed in counts.values()):
@@ -60,7 +60,7 @@ def context_is_seen(case: Case) -> Finding:
     from airloop.doctor.ground import CHANGE, heated
 
     # The shortest row with as many results of tools as there will be changed.
-    row = min(case.probe.rows, key=lambda r: (-min(len(_stretches(r)), 1 + TOOL_STRETCHES), len(r.tokens)))
+    row = min(case.replies.rows, key=lambda r: (-min(len(_stretches(r)), 1 + TOOL_STRETCHES), len(r.tokens)))
     smallest: dict[str, float] = {}
     with heated(case.parts):
         trainer, engine = _Trainer(case, row), _Engine(case)
@@ -161,11 +161,13 @@ class _Engine:
 
 @check("F3", stage="proof", title="exactly the sampled tokens are trained")
 def sampled_are_trained(case: Case) -> Finding:
-    probe = case.probe
+    probe = case.replies
     wrong = [(t, why) for t in probe.trajectories if (why := _mistrained(t))]
     shown = max(probe.trajectories, key=lambda t: (bool(wrong) and t is wrong[0][0], min(len(t.turns), 3)))
     detail = marked(shown, case.tokenizer)
     sampled = sum(len(turn.sampled.token_ids) for t in probe.trajectories for turn in t.turns if turn.sampled)
+    if not sampled:
+        raise probe.no_reply
     if wrong:
         return Finding(
             "fail",

@@ -27,7 +27,7 @@ def visit(
     # What environments warn of is among the findings.
     logging.getLogger("airloop.envs").setLevel(logging.ERROR)
     with Case.read(argv, watcher.say, parse_size(gpu_memory) if gpu_memory else None) as case:
-        return examine(case, stages, only, lambda check: watcher.phase(f"checking that {check.title}"))
+        return examine(case, stages, only, watcher.phase)
 
 
 def _check_names(only: Sequence[str]) -> None:

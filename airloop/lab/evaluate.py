@@ -109,7 +109,7 @@ async def _evaluate(player: Player, asked: dict[str, Any], directory: Path, watc
         plan = held_out_tasks(seat.envs, asked["split"], asked["n"])
         if len(plan) < asked["n"]:
             watcher.say(f"note: the split {asked['split']!r} has {len(plan)} tasks, not {asked['n']}")
-        await seat.check(plan)
+        await seat.check(plan, watcher)
         header = _header(seat, asked, len(plan))
         finished = _continue(directory, header)
         total = len(plan) * asked["rollouts"]
@@ -117,7 +117,7 @@ async def _evaluate(player: Player, asked: dict[str, Any], directory: Path, watc
 
         def save(trajectory: Trajectory, _: int) -> None:
             write_json(directory / "episodes" / f"{trajectory.id}.json", to_json(trajectory))
-            watcher.episode()
+            watcher.advance()
 
         clock = time.perf_counter()
         result = await seat.sampler(save).evaluate(

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -32,7 +33,10 @@ from airloop.lab.damaged import is_held
 from airloop.lab.hypotheses import BASE, Hypothesis, Variant, Written, check_steps, flat, make_hypothesis
 from airloop.lab.hypothesis_worker import evaluated_fault_free
 from airloop.run import Run
+from airloop.waits import Wait, waiting
 from airloop.watch.display import Display
+from airloop.watch.pace import span
+from airloop.watch.visible import one_line
 
 FILE = "lab.json"
 SCHEMA_VERSION = 1
@@ -43,6 +47,7 @@ NOTED_S = 5.0
 # After being told to stop, an update that has begun is finished and a checkpoint written.
 STOP_S = 120.0
 LAST_LINES = 3
+SAID_BYTES = 1000
 
 
 @dataclass(frozen=True)
@@ -215,18 +220,22 @@ class _Runs:
         self._display = display
         self._under_way: dict[subprocess.Popen[bytes], tuple[Member, float]] = {}
         self._clock = time.monotonic()
+        self._took: list[float] = []  # seconds of those that ended well
 
     def work(self) -> None:
         todo = [member for member in self._lab.members() if not member.finished]
         total = len(self._lab.members())
         if len(todo) < total:
             self._display.say(f"{total - len(todo)} of {total} runs are complete already")
+        budget_s = 60 * self._lab.hypothesis.written.budget.minutes
         try:
-            while (todo or self._under_way) and self._in_time():
-                while todo and len(self._under_way) < self._jobs:
-                    self._start(todo.pop(0))
-                time.sleep(POLL_S)
-                self._look()
+            with waiting("the runs", "their processes", budget_s) as wait:
+                while (todo or self._under_way) and self._in_time():
+                    while todo and len(self._under_way) < self._jobs:
+                        self._start(todo.pop(0))
+                    time.sleep(POLL_S)
+                    self._look()
+                    self._follow(wait)
         except KeyboardInterrupt:
             self._stop()
             raise Stopped(
@@ -266,7 +275,19 @@ class _Runs:
         self._under_way[process] = (Member(member.variant, member.seed, path), time.monotonic())
         done, total = sum(m.finished for m in self._lab.members()), len(self._lab.members())
         now = "; ".join(member.label for member, _ in self._under_way.values())
-        self._display.phase(f"{done} of {total} runs complete; under way: {now}")
+        left = f"; about {span(self._left(total - done))} left" if self._took else ""
+        self._display.phase(f"{done} of {total} runs complete{left}; under way: {now}")
+
+    def _left(self, runs: int) -> float:
+        return statistics.fmean(self._took) * -(-runs // self._jobs)
+
+    def _follow(self, wait: Wait) -> None:
+        """What the run that was started last says: how far it is."""
+        for member, _ in [*self._under_way.values()][-1:]:
+            assert member.path is not None
+            said = last_line(member.path / "output.txt")
+            if said and said != wait.so_far:
+                wait.progress(said)
 
     def _create(self, member: Member) -> Path:
         """A planned run that knows its side, its fault and, if it is not the base, what it is compared with."""
@@ -289,6 +310,7 @@ class _Runs:
             process.stdin.close()
             took = f"{time.monotonic() - began:.0f} s"
             if member.finished:
+                self._took.append(time.monotonic() - began)
                 self._display.say(f"{member.label}: complete in {took}{_outcome(member)}")
             else:
                 self._display.say(f"{member.label}: FAILED after {took}: {member.trouble}")
@@ -323,6 +345,17 @@ def _outcome(member: Member) -> str:
     assert member.path is not None
     found = {m["name"]: m["reward"]["mean"] for m in Run.open(member.path).metrics("eval") if m["episodes"]}
     return f", held-out reward {found['before']:.3f} → {found['after']:.3f}" if {"before", "after"} <= {*found} else ""
+
+
+def last_line(file: Path) -> str:
+    """Read from the end: it may be long."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - SAID_BYTES))
+            lines = stream.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return one_line(lines[-1], SAID_BYTES // 10) if lines else ""
 
 
 def _last_words(path: Path) -> str:

@@ -15,6 +15,7 @@ from airloop.lab.damaged import Reader, directories, number, whole, words
 from airloop.lab.entries import Entry, add_entry, read_entries
 from airloop.lab.lineage import find_parent, parse_name
 from airloop.lab.results import config_diff, flat_config, run_results
+from airloop.waits import waiting
 
 DEPTH = 4  # folders below the logbook's own in which runs are looked for
 NAMED = 6  # runs that a refusal lists
@@ -58,11 +59,19 @@ def is_run(path: Path) -> bool:
     return named or all((path / name).is_file() for name in ("config.toml", "status.json"))
 
 
+READ_S = 60.0  # for one run: its metrics, not its episodes
+
+
 def logbook(root: Path) -> list[dict[str, Any]]:
     """The results of every run, oldest first, those that were not started yet last."""
     if not root.is_dir():
         raise AirError(f"There is no directory {root}.", "name the one with your runs: --dir DIR (it is output_dir).")
-    rows = [run_results(path) for path in find_runs(root)]
+    found = find_runs(root)
+    rows = []
+    with waiting(f"the runs in {root}", "the disk", READ_S) as wait:
+        for number, path in enumerate(found):
+            wait.progress(f"{number} of {len(found)}")
+            rows.append(run_results(path))
     return sorted(rows, key=in_order)
 
 

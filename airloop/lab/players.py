@@ -17,6 +17,7 @@ from airloop.rollout.agents import UrlAgent
 from airloop.rollout.sampler import AgentFactory, Sampler, Save
 from airloop.rollout.schedule import Planned
 from airloop.types import Agent, Task
+from airloop.watch.base import Watcher
 
 KINDS = "model, run:DIR, run:DIR@STEP, scripted:NAME or url:http://HOST/v1"
 
@@ -117,10 +118,10 @@ class Seat:
     parts: Parts | None = None
     spent: list[UrlAgent] = field(default_factory=list)
 
-    async def check(self, plan: list[Planned]) -> None:
+    async def check(self, plan: list[Planned], watcher: Watcher) -> None:
         """Refuses before the first episode what would spoil every one of them."""
         if self.parts is not None:
-            await check_prompts(self.parts, plan)
+            await check_prompts(self.parts, plan, watcher)
         if self.player.base_url:
             await _answers(self.player)
 

@@ -21,6 +21,7 @@ from airloop.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerm
 from airloop.learn.optimiser import Optimiser, assign
 from airloop.learn.parallel import Shards, idle_part, share_rows
 from airloop.policy import Policy
+from airloop.waits import WAITS
 from airloop.world import World
 
 
@@ -97,6 +98,7 @@ class Learner:
                 stats = _Statistics()
                 drift = None if first else self._drift(micro, old)
                 for i, part in enumerate(micro):
+                    WAITS.progress("the learner", f"part {i + 1} of {len(micro)}")
                     counted = i < len(own)
                     report_to = report if first and counted else None
                     old[i] = self._backward(part, old[i], drift, stats if counted else _Statistics(), report_to)

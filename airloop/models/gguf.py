@@ -20,8 +20,11 @@ from typing import Any
 from airloop.errors import AirError
 from airloop.models.chat import CHATML
 from airloop.models.checks import check_config
+from airloop.waits import Wait, waiting
 
 MANIFEST = "air.json"
+# For one of its three parts; gigabytes take minutes.
+CONVERSION_S = 1800.0
 FORM = 1  # of a conversion; a larger number makes old ones be done again
 Say = Callable[[str], None]
 
@@ -95,7 +98,8 @@ def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool
             shutil.rmtree(leftover, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(dir=target.path.parent, prefix=f".{target.path.name}.tmp-"))
         try:
-            note = _write(gguf, scratch, name)
+            with waiting(f"{gguf.name} in safetensors", "the conversion", CONVERSION_S, here=True) as wait:
+                note = _write(gguf, scratch, name, wait)
             files = {file.name: _fingerprint(file) for file in sorted(scratch.iterdir())}
             for file in scratch.iterdir():
                 file.chmod(0o644)  # as other caches are: readable by the machine's other users
@@ -109,7 +113,7 @@ def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool
     return target
 
 
-def _write(gguf: Path, scratch: Path, name: str) -> str:
+def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -127,7 +131,9 @@ def _write(gguf: Path, scratch: Path, name: str) -> str:
                 f"transformers cannot read {gguf} (architecture {header['architecture']!r}): {error}",
                 "give the model in transformers form (a directory with config.json and safetensors)",
             ) from error
+        wait.progress("weights read, 1 of 3")
         tokenizer, note = _tokenizer(gguf, header)
+        wait.progress("tokenizer read, 2 of 3")
         # The weights are plain numbers now; an entry left in config.json would say they are not.
         del model.config.quantization_config
         model.is_quantized = False

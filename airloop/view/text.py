@@ -24,6 +24,7 @@ from airloop.errors import AirError
 from airloop.view.api import Api
 from airloop.view.folder import Collection, Folder
 from airloop.view.index import Index
+from airloop.view.indexing import told
 from airloop.view.store import Store
 from airloop.view.text_episode import episode_page
 from airloop.view.text_pages import Ink, list_page, run_page, runs_page
@@ -81,7 +82,8 @@ def _opened(folder: Folder, indexed: bool) -> Iterator[Api]:
             began = time.monotonic()
             if sys.stderr.isatty():
                 print("looking through the episodes …", end="\r", file=sys.stderr, flush=True)
-            index.update()
+            with told(index.progress):
+                index.update()
             if sys.stderr.isatty():
                 took = time.monotonic() - began
                 done = f"indexed {index.progress.total} episodes in {took:.0f} s\n" if took > SLOW_S else ""

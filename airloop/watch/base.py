@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 class Watcher(Protocol):
     """Whoever looks on: the terminal, a sink. It is told, and has no say."""
 
-    def phase(self, text: str, total: int = 0) -> None: ...
+    def phase(self, text: str, total: int = 0) -> None:
+        """What is being done from now on, and in how many pieces, if that is known."""
 
-    def episode(self) -> None: ...
+    def advance(self, detail: str = "") -> None:
+        """One more piece of the phase is done. `detail` is shown beside how far it is: a loss, say."""
 
     def step(self, metrics: dict[str, Any]) -> None: ...
 

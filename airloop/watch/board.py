@@ -21,6 +21,7 @@ from airloop.watch.families import SHARES
 from airloop.watch.families import one_line as family_line
 from airloop.watch.latency import PARTS
 from airloop.watch.pace import Pace, in_words
+from airloop.watch.phase import Phase, waited_for
 from airloop.watch.sparkline import sparkline
 from airloop.watch.visible import one_line
 
@@ -38,8 +39,8 @@ class Board:
         self.drawn: list[int] = []  # lengths of the lines that are on the screen
         self._began = time.monotonic()
         self._spinner = Spinner("dots")
-        self._phase: tuple[str, int, float] | None = None
-        self._done = 0
+        self.current: Phase | None = None
+        self._took: dict[str, float] = {}  # what the last phase of each kind took
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         self._rewards: list[float] = []
         self._shares: list[float] = []
@@ -55,10 +56,14 @@ class Board:
         return bool(self._steps)
 
     def phase(self, text: str, total: int) -> None:
-        self._phase, self._done = (text, total, time.monotonic()), 0
+        self.end()
+        phase = Phase(text, total)
+        phase.usual_s = self._took.get(phase.kind)
+        self.current = phase
 
-    def advance(self) -> None:
-        self._done += 1
+    def advance(self, detail: str = "") -> None:
+        if self.current:
+            self.current.advance(detail)
 
     def step(self, metrics: Mapping[str, Any], trouble: str) -> None:
         if not self._steps and self.run and metrics["step"] > 0:  # resumed: the curve begins where the run did
@@ -88,15 +93,17 @@ class Board:
 
     def end(self) -> None:
         """What stays on the screen has no work under way."""
-        self._phase = None
+        if self.current:
+            self._took[self.current.kind] = self.current.lasted()
+        self.current = None
 
     # --- what is seen ---------------------------------------------------------------------------------------
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = max(20, min(options.max_width, WIDEST))
         lines = list(self._lines(width)) if self._steps else []
-        if self._phase:
-            lines.append(self._phase_line(width))
+        if self.current:
+            lines.append(_phase_line(self.current, self._spinner, width))
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
             line.rstrip()
@@ -138,7 +145,7 @@ class Board:
 
     def _left(self, done: int, total: int) -> str:
         if done >= total:
-            return "the last evaluation is left" if self._phase else "done"
+            return "the last evaluation is left" if self.current else "done"
         interval = self.run.config.orchestrator.eval.interval if self.run else 0
         evaluations = 1 + (total // interval - done // interval if interval else 0)
         left = self.pace.left(time.monotonic(), total - done, evaluations)
@@ -179,19 +186,22 @@ class Board:
             return _gib(found["gpu_used"]), f"GPU, {_gib(found['gpu_available'])} free  {others}"
         return (_gib(found["used"]), f"{_gib(found['available'])} free") if "used" in found else None
 
-    def _phase_line(self, width: int) -> Text:
-        assert self._phase is not None
-        text, total, began = self._phase
-        spinner = self._spinner.render(time.monotonic())
-        line = Text.assemble(" ", (spinner.plain if isinstance(spinner, Text) else "·", "green"), " ")
-        tail = _clock(time.monotonic() - began)
-        if total:
-            tail = f"{self._done}/{total}  {tail}"
-            room = min(BAR, width - len(text) - len(tail) - 10)
-            if room >= 8:
-                bar = _bar(self._done, total, room)
-                return line + Text(one_line(text, width)) + Text("  ") + bar + Text(f"  {tail}", "dim")
-        return line + Text(one_line(text, max(10, width - len(tail) - 6))) + Text(f"  {tail}", "dim")
+
+def _phase_line(phase: Phase, spinner: Spinner, width: int) -> Text:
+    frame = spinner.render(time.monotonic())
+    line = Text.assemble(" ", (frame.plain if isinstance(frame, Text) else "·", "green"), " ")
+    tail = _clock(phase.lasted())
+    if phase.detail:
+        tail = f"{phase.detail}  {tail}"
+    if phase.total:
+        tail = f"{phase.done}/{phase.total}  {tail}"
+        room = min(BAR, width - len(phase.text) - len(tail) - 10)
+        if room >= 8:
+            bar = _bar(phase.done, phase.total, room)
+            return line + Text(one_line(phase.text, width)) + Text("  ") + bar + Text(f"  {tail}", "dim")
+    elif waited := waited_for():
+        tail = f"{one_line(waited, width // 2)}  {tail}"
+    return line + Text(one_line(phase.text, max(10, width - len(tail) - 6))) + Text(f"  {tail}", "dim")
 
 
 def _reused(metrics: Mapping[str, Any]) -> bool:

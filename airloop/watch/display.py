@@ -1,5 +1,5 @@
-"""What a person sees while a run goes on: on a terminal one live block of lines, elsewhere a line per step. Either way
-log.txt in the run has every line."""
+"""What a person sees while a run goes on: on a terminal one live block of lines, elsewhere a line per step and, while
+something takes long, how far it is. Either way log.txt in the run has every line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from airloop.run import Run
 from airloop.watch.alarms import Alarm
 from airloop.watch.board import Board
 from airloop.watch.families import one_line
+from airloop.watch.heartbeat import Heartbeat
 from airloop.watch.latency import largest
 from airloop.watch.ledger import one_line as lost_tokens
 from airloop.watch.resize import Narrower
@@ -44,6 +45,7 @@ class Display:
         self._families: set[str] = set()  # seen so far
         self._board = Board()
         self._live: Live | None = None
+        self._heartbeat: Heartbeat | None = None
 
     @property
     def run(self) -> Run | None:
@@ -66,9 +68,14 @@ class Display:
             )
             self._live.start()
             self.console.push_render_hook(Narrower(self.console, self._board))
+        else:
+            self._heartbeat = Heartbeat(lambda: self._board.current, self.say).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._heartbeat:
+            self._heartbeat.stop()
+            self._heartbeat = None
         if self._live:
             self._board.end()
             self._live.transient = not self._board.has_steps  # where the run got to stays on the screen
@@ -83,11 +90,13 @@ class Display:
             self._board.pace.evaluation_began(time.monotonic())
         self._board.phase(text, total)
 
-    def episode(self) -> None:
-        self._board.advance()
+    def advance(self, detail: str = "") -> None:
+        self._board.advance(visible(detail))
 
     def say(self, text: str) -> None:
         text = visible(text)
+        if self._heartbeat:
+            self._heartbeat.heard()
         if self.run:
             self.run.log(text)
         if not self._quiet:

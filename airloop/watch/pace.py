@@ -72,6 +72,11 @@ def in_words(left: tuple[float, float]) -> str:
     return f"{_duration(low)} – {_duration(high)}"
 
 
+def span(seconds: float) -> str:
+    """`40 s`, `3 min`, `1 h 20 min`."""
+    return f"{max(1, round(seconds))} s" if seconds < 90 else _duration(seconds)
+
+
 def _duration(seconds: float) -> str:
     minutes = max(1, round(seconds / 60))
     if minutes < 60:

@@ -119,8 +119,8 @@ class Watchers:
     def phase(self, text: str, total: int = 0) -> None:
         self._display.phase(text, total)
 
-    def episode(self) -> None:
-        self._display.episode()
+    def advance(self, detail: str = "") -> None:
+        self._display.advance(detail)
 
     def say(self, text: str) -> None:
         self._display.say(text)

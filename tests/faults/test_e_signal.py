@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
 from airloop.config import load_config
+from airloop.doctor.case import NotJudged
+from airloop.doctor.examine import examine
 from airloop.doctor.probe import EPISODES, ROUNDS, before_warmstart, stuck_share
+from airloop.doctor.report import exit_code
 from airloop.envs.arith import ArithSession
 from airloop.errors import AirError, InfraError
 from airloop.types import Action, Group, Observation
@@ -83,8 +86,11 @@ def test_E1_E2_E9_are_silent_where_rewards_differ(monkeypatch: pytest.MonkeyPatc
 def test_E1_is_not_judged_before_a_supervised_start(tmp_path: Path) -> None:
     with case_of(ARITH, warmstart__steps="3") as case:
         for name in ("rewards_differ", "parts_fire", "parts_add_up", "replies_end"):
-            (finding,) = ask(case, name)
-            assert finding.verdict == "pass" and "a supervised start comes first" in finding.seen
+            with pytest.raises(NotJudged, match="a supervised start comes first"):
+                ask(case, name)
+        told = [result for result in examine(case, ("probe",)) if result.verdict == "not judged"]
+        (result,) = told  # said once; the others refer to it
+        assert exit_code(told) == 0 and "a supervised start comes first" in result.findings[0].seen
     config = load_config(["--warmstart.steps", "3"])
     assert before_warmstart(config)
     (tmp_path / "model").mkdir()

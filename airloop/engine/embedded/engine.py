@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from airloop.effort import Effort
 from airloop.engine.base import ContextFull, EngineFailed, Generation, Limits, Sampling
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
@@ -27,7 +28,8 @@ STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
 # more: up to four times as many tokens, in the memory that a model of this width needs for STEP_TOKENS.
 NARROW = 2048
 
-# A step takes milliseconds; the first ones of a run, which compile kernels and capture graphs, up to 90 s.
+# A step takes milliseconds; the first ones of a run, which compile kernels and capture graphs, up to 90 s. A CPU may
+# take longer: while it computes, it is waited for.
 STEP_S = 180.0
 # In lock-step, between two requests of an episode: a tool may work for long, but this is worth a look.
 LOCKSTEP_S = 900.0
@@ -177,13 +179,23 @@ class EmbeddedEngine:
         """Nothing is under way on the device, and nothing new is asked of it before this is left."""
         self._held += 1
         try:
-            with waiting(f"the engine's step under way, before {what}", "the engine", STEP_S):
-                async with asyncio.timeout(STEP_S):  # wait_for loses a Ctrl-C that comes as the event is set
-                    await self._idle.wait()
+            with waiting(f"the engine's step under way, before {what}", "the engine", STEP_S, here=True):
+                await self._until_idle()
             yield
         finally:
             self._held -= 1
             self._changed.set()
+
+    async def _until_idle(self) -> None:
+        effort = Effort()
+        while not self._idle.is_set():
+            try:
+                async with asyncio.timeout(STEP_S):  # wait_for loses a Ctrl-C that comes as the event is set
+                    await self._idle.wait()
+            except TimeoutError:
+                if not effort.computing:
+                    raise
+                effort.restart()
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
@@ -234,7 +246,7 @@ class EmbeddedEngine:
                 if step is None and under_way is None:
                     continue  # all that was left had been cancelled
                 self._idle.clear()
-                with waiting("a step of the engine", "the engine", STEP_S):
+                with waiting("a step of the engine", "the engine", STEP_S, here=True):
                     under_way, answer = await loop.run_in_executor(self._thread, self._run, step, under_way)
                 if under_way is None:
                     self._idle.set()

@@ -37,7 +37,7 @@ WHOLE = 1_000_000  # characters of an observation: nothing is cut, so that file 
 class Watcher(Protocol):
     def phase(self, text: str, total: int = 0) -> None: ...
 
-    def episode(self) -> None: ...
+    def advance(self, detail: str = "") -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -214,7 +214,7 @@ class Player:
         else:
             seen = await self.session.act(step.action)
         seconds = time.perf_counter() - began
-        self.watcher.episode()
+        self.watcher.advance()
         if seconds > SLOW_S:
             self.watcher.say(f"turn {number} of {len(self.recording.steps)}: {first} ({seconds:.1f} s)")
         self.report.turns.append(ReplayedTurn(number, step.action.text, step.shown, seen.text, seen.failed, seconds))

@@ -54,7 +54,7 @@ class TuneArgs(EnvArgs):
     max_turns: int = Field(default=4, ge=1, description="replies in an episode")
     workers: int | None = Field(default=None, ge=1, description="fitting processes; default: cores, at most 2")
     reward: Literal["improvement", "headroom"] = Field(default="improvement", description="what a submission is worth")
-    fit_timeout_s: float = Field(default=20.0, gt=0, description="deadline of one fit")
+    fit_timeout_s: float = Field(default=20.0, gt=0, description="deadline of one fit, in seconds that it computes")
     cache: bool = Field(default=True, description="keep results of fits, in memory and on disk")
     datasets: list[str] | None = Field(default=None, description="only these data sets")
     tasks_per_dataset: int = Field(

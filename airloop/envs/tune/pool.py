@@ -1,7 +1,8 @@
 """Warm worker processes that fit models, and the cache of what they found.
 
-A request has a deadline; a worker that dies or overruns it is replaced and the request tried once more, then
-it is an InfraError. Results are kept by content: data, rows, configuration and library version.
+A request has a deadline, in time that the worker gets to compute (Patience): beside others a fit takes longer, and is
+no worse for it. A worker that dies or overruns it is replaced and the request tried once more, then it is an
+InfraError. Results are kept by content: data, rows, configuration and library version.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+from airloop.effort import Patience
 from airloop.envs.tune.tables import PREPARATION
 from airloop.errors import AirError, InfraError
 from airloop.files import cache_directory, write_atomically
@@ -83,11 +84,13 @@ class Worker:
     def reply(self, timeout: float) -> dict[str, Any]:
         assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
-        deadline = time.monotonic() + timeout
+        patience = Patience(timeout, self.pid)
         while b"\n" not in self.pending:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise self.lost(f"did not answer within {timeout:g} s")
+            left = patience.left()
+            if not left:
+                raise self.lost(f"did not answer within {timeout:g} s of work")
+            if not select.select([pipe], [], [], left)[0]:
+                continue
             received = os.read(pipe, 65536)
             if not received:
                 raise self.lost("died")

@@ -1,0 +1,219 @@
+"""G10: a slow machine is no broken one. What takes long is waited for, and what cannot be had is not judged."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from probe_cases import ARITH, ask, case_of, chance, graded
+
+from airloop import waits
+from airloop.doctor import probe
+from airloop.doctor.case import Case, NotJudged
+from airloop.doctor.examine import Result, examine
+from airloop.doctor.report import as_json, exit_code, format_report, refusal, unjudged
+from airloop.effort import Effort, Patience, cpu_seconds
+from airloop.engine.embedded.engine import EmbeddedEngine
+from airloop.envs.arith import ArithSession
+from airloop.types import Action, Observation
+from airloop.waits import Stall, Waits, Watchdog
+
+SPINS = "import time\nprint('computing', flush=True)\nwhile True: pass"
+SLEEPS = "import time\nprint('waiting', flush=True)\ntime.sleep(60)"
+
+
+def slow_engine(monkeypatch: pytest.MonkeyPatch, seconds: float, after: int = 0) -> None:
+    """From its `after`-th request on, the engine takes this much longer for a reply."""
+    original, asked = EmbeddedEngine.generate, iter(range(10**6))
+
+    async def generate(self: EmbeddedEngine, *args: Any, **kwargs: Any) -> Any:
+        if next(asked) >= after:
+            await asyncio.sleep(seconds)
+        return await original(self, *args, **kwargs)
+
+    monkeypatch.setattr(EmbeddedEngine, "generate", generate)
+
+
+def examined(case: Case, *stages: Any) -> dict[str, Result]:
+    return {result.check.name: result for result in examine(case, stages or ("probe", "proof"))}
+
+
+def judged(results: dict[str, Result]) -> set[str | None]:
+    return {result.verdict for result in results.values()}
+
+
+# --- the doctor's probe -----------------------------------------------------------------------------------------
+
+
+def test_G10_an_engine_slower_than_the_probes_clock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one reply comes in what used to be the whole time of a round."""
+    graded(monkeypatch, lambda text: {"correct": chance(text)})
+    monkeypatch.setattr(probe, "ROUND_S", {"cpu": 0.5})
+    slow_engine(monkeypatch, 1.0)
+    with case_of(ARITH) as case:
+        found = examined(case, "probe")
+        assert case.probe.limit_s > 2.0 and case.probe.cut == 0 and len(case.probe.trajectories) == probe.EPISODES
+        found |= {"trainer_agrees": Result(found["rewards_differ"].check, tuple(ask(case, "trainer_agrees")), 0.0)}
+    assert judged(found) == {"pass"}
+
+
+def test_G10_an_engine_too_slow_to_be_waited_for_is_not_judged_and_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes 30 ms, so a reply of 500 tokens 15 s: more than the probe has, and known after five tokens."""
+    original = EmbeddedEngine._run
+
+    def step(self: EmbeddedEngine, *args: Any) -> Any:
+        time.sleep(0.03)
+        return original(self, *args)
+
+    monkeypatch.setattr(EmbeddedEngine, "_run", step)
+    monkeypatch.setattr(probe, "LONGEST_S", 12.0)
+    with case_of(ARITH, orchestrator__sampling__max_tokens="500", orchestrator__seq_len="600") as case:
+        found = examined(case)
+    results = list(found.values())
+    assert judged(found) <= {"pass", "not judged", None}
+    (told,) = [result for result in results if result.verdict == "not judged"]
+    assert "first replies would take about" in told.findings[0].seen and "have 12 s" in told.findings[0].seen
+    assert "a smaller model" in told.findings[0].fix and "episode_timeout_s" in told.findings[0].fix
+    for name in ("trainer_agrees", "adapter_arrives", "update_moves", "checkpoint_restores"):  # F1, F2, F5, G2
+        assert found[name].verdict is None and "could not get" in found[name].not_done
+
+
+def test_G10_an_engine_that_stops_answering_fails_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers while its speed is measured, and then no more."""
+    monkeypatch.setattr(probe, "ROUND_S", {"cpu": 1.0})
+    slow_engine(monkeypatch, 3600.0, after=probe.EPISODES)
+    with case_of(ARITH) as case:
+        found = examined(case)
+    results = list(found.values())
+    assert judged(found) <= {"pass", "not judged", None} and exit_code(results) == 0
+    told = [result for result in results if result.verdict == "not judged"]
+    assert any("not one reply was sampled" in f.seen for result in told for f in result.findings)
+    assert any("ended by deadline" in f.seen for result in told for f in result.findings)
+    report = as_json(results)
+    assert refusal(report) is None and any("not one reply was sampled" in text for text in unjudged(report))
+    assert "NOT JUDGED" in format_report(results) and "not judged" in format_report(results).splitlines()[-1]
+
+
+def test_G10_episodes_that_hang_are_not_judged_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(self: ArithSession, action: Action) -> Observation:
+        await asyncio.sleep(3600)
+        return Observation("")
+
+    monkeypatch.setattr(ArithSession, "act", hang)
+    monkeypatch.setattr(probe, "ROUND_S", {"cpu": 1.0})
+    with case_of(ARITH) as case:
+        found = examined(case)
+    assert "fail" not in judged(found)
+    assert found["trainer_agrees"].verdict == "pass"  # replies were sampled, whatever became of them
+    told = [f for result in found.values() for f in result.findings if f.verdict == "not judged"]
+    assert any("ended 16 of 16 before they were over" in f.seen for f in told)
+
+
+def test_G10_a_task_that_does_not_open_is_its_own_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(self: ArithSession) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(ArithSession, "begin", hang)
+    monkeypatch.setattr(probe, "LONGEST_S", 0.5)
+    with case_of(ARITH) as case, pytest.raises(NotJudged, match="not opened and answered"):
+        _ = case.probe
+
+
+@pytest.mark.slow
+def test_G10_the_doctor_ends_well_beside_eight_busy_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two cores each of the nine has less than a quarter of one."""
+    graded(monkeypatch, lambda text: {"correct": chance(text)})
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        with case_of(ARITH, trainer__optim__lr="1e-2") as case:
+            found = examined(case, "fast", "probe", "proof")
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    told = [f"{name}: {f.seen}" for name, r in found.items() for f in r.findings if f.verdict != "pass"]
+    assert exit_code(list(found.values())) == 0 and not told, told
+    assert all(result.findings for result in found.values())  # nothing was left out
+
+
+# --- waits, and processes that are waited for ------------------------------------------------------------------------
+
+
+def test_G10_a_wait_that_makes_progress_is_no_stall() -> None:
+    told: list[Stall] = []
+    here = Waits()
+    dog = Watchdog(told.append, here, quiet_s=0.1)
+    with here.waiting("98 MB", "the hub", 0.1) as wait:
+        for i in range(5):
+            time.sleep(0.04)
+            wait.progress(f"{i} of 98 MB")
+            dog.look()
+        assert told == []
+        time.sleep(0.15)
+        dog.look()
+    assert [stall.what for stall in told] == ["98 MB"]
+
+
+def test_G10_a_slow_update_is_no_stall_and_one_that_hangs_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Stall] = []
+    here = Waits()
+    dog = Watchdog(told.append, here, quiet_s=0.2)
+    monkeypatch.setattr(waits, "COMPUTING", 1000)
+    with here.waiting("the update", "the learner", 0.2, here=True):
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:  # it computes, however slowly
+            pass
+        dog.look()
+    assert told == []
+    with here.waiting("the update", "the learner", 0.2, here=True):
+        time.sleep(0.5)
+        dog.look()
+    assert [stall.what for stall in told] == ["the update"]
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start(children: list[subprocess.Popen[str]], program: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    children.append(process)
+    assert process.stdout is not None and process.stdout.readline()
+    return process
+
+
+@pytest.mark.skipif(cpu_seconds(1) is None, reason="needs /proc")
+def test_G10_a_child_has_its_time_by_what_it_computes(children: list[subprocess.Popen[str]]) -> None:
+    """Two compete for what one would have: each is given as long as it takes to use its seconds."""
+    sleeping, spinning = start(children, SLEEPS), start(children, SPINS)
+    idle, at_work = Patience(0.5, sleeping.pid), Patience(0.5, spinning.pid)
+    assert 0 < idle.left() <= 0.5 and 0 < at_work.left() <= 0.5
+    time.sleep(0.6)
+    assert idle.left() == 0.0
+    used = cpu_seconds(spinning.pid)
+    assert used is not None and (at_work.left() > 0 or used >= 0.5)
+    until = time.monotonic() + 60
+    while at_work.left() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert at_work.left() == 0.0 and (cpu_seconds(spinning.pid) or 0.0) >= 0.5
+
+
+def test_G10_what_this_process_computes_is_told_from_waiting() -> None:
+    effort = Effort()
+    time.sleep(0.2)
+    assert not effort.computing
+    effort.restart()
+    until = time.monotonic() + 0.2
+    while time.monotonic() < until:
+        pass
+    assert effort.computing
