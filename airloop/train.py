@@ -14,6 +14,7 @@ from typing import Any
 from airloop import interrupts
 from airloop.assemble import assemble, check_prompts, held_out_tasks
 from airloop.config import Config
+from airloop.determinism import pin_run
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
 from airloop.lab.lineage import check_parent
@@ -128,6 +129,8 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     sys.setswitchinterval(0.001)
     config, clock = run.config, Clock()
     display.say(f"run {run.path}")
+    if config.deterministic:
+        pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
         if world.first:
             await warmstart(config, display)
