@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from support import warm_process
 
 from airloop.assemble import load_environments
 from airloop.config import load_config
@@ -40,8 +40,7 @@ FLAGS = {
     "max_steps": "3",
     "deterministic": "true",
 }
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-COMMAND = [sys.executable, "-m", "airloop.cli", "train", "--skip-proofs"]
+COMMAND = ["train", "--skip-proofs"]
 
 
 def words(settings: dict[str, str]) -> list[str]:
@@ -69,7 +68,7 @@ def arguments(start: dict[str, dict[str, str]], directory: Path, train: str = "l
 
 
 def finish(argv: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*COMMAND, *argv], env=ENV, capture_output=True, text=True, timeout=300)
+    done = warm_process.run([*COMMAND, *argv])
     assert done.returncode == code, done.stderr
     return done
 
@@ -172,8 +171,8 @@ class Started:
     """A run of many steps under way."""
 
     def __init__(self, directory: Path, argv: list[str], episodes: int) -> None:
-        self.process = subprocess.Popen([*COMMAND, *argv], env=ENV, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 240
+        self.process = warm_process.Process([*COMMAND, *argv], stderr=True)
+        deadline = time.monotonic() + 300
         while len(list(directory.glob("exp*/trajectories/*/*.json"))) < episodes:
             assert self.process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)

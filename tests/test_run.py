@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +17,8 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from support import warm_process
+from support.warm_process import Process
 from tiny_runs import write_config
 
 from airloop.config import load_config
@@ -139,14 +139,10 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
 ) -> None:
     """kill -9 after a random number of saved episodes, several times over, then to the end."""
     rng = random.Random(when)
-    command = [sys.executable, "-m", "airloop.cli", "train", "--skip-proofs"]
     arguments = flags(tmp_path)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for target in sorted(rng.sample(range(1, 130), 2)):
-        process = subprocess.Popen(
-            [*command, *arguments], env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 120
+        process = Process(["train", "--skip-proofs", *arguments])
+        deadline = time.monotonic() + 300
         while saved_episodes(tmp_path) < target and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -154,7 +150,7 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
         process.send_signal(signal.SIGKILL)
         process.wait()
         arguments = ["--resume", str(next(tmp_path.glob("exp*")))]
-    done = subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, timeout=300)
+    done = warm_process.run(["train", "--skip-proofs", *arguments])
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("exp*"))) == 1
     assert first_difference(Run.open(next(tmp_path.glob("exp*"))), uninterrupted) is None
@@ -163,11 +159,10 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["Ctrl-C", "kill, as a background job of a script"])
 def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path, way: str) -> None:
-    command = [sys.executable, "-m", "airloop.cli", "train", "--skip-proofs", *flags(tmp_path, max_steps="500")]
     background = way != "Ctrl-C"
-    ignored = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN) if background else None
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=ignored)
-    deadline = time.monotonic() + 120
+    words = ["train", "--skip-proofs", *flags(tmp_path, max_steps="500")]
+    process = Process(words, stderr=True, ignores_interrupt=background)
+    deadline = time.monotonic() + 300
     while saved_episodes(tmp_path) < 20:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
@@ -178,7 +173,7 @@ def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path, way: str) ->
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate()
     run = Run.open(next(tmp_path.glob("exp*")))
     assert process.returncode == (143 if background else 130)
     assert "Traceback" not in errors and f"air train --resume {run.path}" in errors
