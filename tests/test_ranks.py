@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -151,20 +152,10 @@ def test_filtered_groups_are_replaced_by_the_same_tasks_whatever_the_number_of_r
     assert places[0] == places[1] and any(fate == "no_signal" for _, fate, _ in places[0])
 
 
-def ranks_of(launcher: int) -> dict[int, int]:
-    """Process ids by rank."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        if parent == launcher and b"airloop.rank" in command:
-            found[json.loads(command[command.index(b"airloop.rank") + 1])["rank"]] = int(entry.name)
-    return found
+def ranks_of(directory: Path) -> dict[int, int]:
+    """Process ids by rank, as the run's log has them."""
+    (log,) = directory.glob("exp*/log.txt")
+    return {int(rank): int(pid) for rank, pid in re.findall(r" rank (\d): process (\d+)\n", log.read_text())}
 
 
 class Started:
@@ -176,7 +167,7 @@ class Started:
         while len(list(directory.glob("exp*/trajectories/*/*.json"))) < episodes:
             assert self.process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
-        self.ranks = ranks_of(self.process.pid)
+        self.ranks = ranks_of(directory)
         assert sorted(self.ranks) == [0, 1]
 
     def end(self, wait_s: float) -> str:

@@ -161,7 +161,7 @@ def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
 def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path, way: str) -> None:
     background = way != "Ctrl-C"
     words = ["train", "--skip-proofs", *flags(tmp_path, max_steps="500")]
-    process = Process(words, stderr=True, ignores_interrupt=background)
+    process = Process(words, stderr=True, interrupt=not background)
     deadline = time.monotonic() + 300
     while saved_episodes(tmp_path) < 20:
         assert time.monotonic() < deadline and process.poll() is None
