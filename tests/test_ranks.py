@@ -247,6 +247,27 @@ def test_ranks_do_not_outlive_the_process_that_started_them(started: Started) ->
         time.sleep(0.1)
 
 
+ANEW = """
+from airloop import launch
+from airloop.cli import main
+
+def refuse(modules):
+    raise launch.CannotFork("it has 3 threads")
+
+launch.ForkServer = refuse
+main()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_are_started_anew_where_none_can_be_forked(tmp_path: Path, start: dict[str, dict[str, str]]) -> None:
+    """As those on GPUs are."""
+    argv = [*COMMAND, *arguments(start, tmp_path, **{"trainer.processes": "2", "max_steps": "1"})]
+    done = warm_process.run(argv, code=ANEW)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stderr and the_run(tmp_path).status()["status"] == "completed"
+
+
 @pytest.mark.slow
 def test_what_a_rank_refuses_is_told_as_if_there_were_one(tmp_path: Path, start: dict[str, dict[str, str]]) -> None:
     """What only a rank can see, when its engine is made."""
