@@ -139,13 +139,14 @@ def load_model(config: Config, say: Say) -> Loaded:
 def make_policy(config: Config, loaded: Loaded) -> Policy:
     import torch
 
+    from airloop.determinism import pin
     from airloop.learn.lora import attach_lora, load_lora, use_fp32_adapters
     from airloop.models import check_head, logits_head
     from airloop.policy import Policy
 
     torch.manual_seed(config.seed)
     if config.deterministic:
-        torch.use_deterministic_algorithms(True)
+        pin()
     model, lora = loaded.model, config.trainer.model.lora
     check_head(model)
     peft = None

@@ -2,10 +2,13 @@
 
 This process trains nothing. It shows what the ranks tell, hands Ctrl-C on to them, and ends them all as soon as one
 ends too early, with that one's last words. A rank never outlives it: each watches the pipe it was started with.
+
+Ranks on the CPU are forked from one process that has imported everything; those on GPUs are started anew (C7).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -23,10 +26,13 @@ from typing import IO, Any
 
 from airloop.config import Config
 from airloop.errors import AirError
+from airloop.forkserver import CannotFork, Forked, ForkServer
 from airloop.run import Run
 from airloop.watch.alarms import Alarm
 from airloop.watch.display import Display
 
+# What every rank imports.
+PRELOADED = ("airloop.rank", "airloop.train", "airloop.engine.embedded", "torch.distributed.fsdp")
 # Lines of a dead rank's output that are shown; log.txt has all.
 LAST_LINES = 12
 # One rank's end breaks the others' connections: their complaints are waited for, to tell the cause from the effect.
@@ -56,7 +62,8 @@ class Order:
 @dataclass
 class Child:
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
+    held: int  # our end of its stdin, never written to: its end tells the rank that we are gone
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     error: AirError | None = None
     noticed: bool = False  # its error is that another rank is gone
@@ -88,6 +95,7 @@ def run_ranks(run: Run, display: Display, resuming: bool) -> None:
             raise
         finally:
             watch.stop(GRACE_S)
+            watch.close()
 
 
 def devices(config: Config) -> list[str]:
@@ -122,35 +130,39 @@ class _Watch:
         self._run = run
         self._display = display
         self._children: list[Child] = []
+        self._server: ForkServer | None = None
         self._told: queue.Queue[tuple[Child, str, Any]] = queue.Queue()
 
     def start(self, rank: int, gpus: Sequence[str], store: Path, resuming: bool) -> None:
-        read, write = os.pipe()
-        order = Order(
-            str(self._run.path),
-            rank,
-            self._run.config.ranks,
-            str(store),
-            "cuda" if gpus else "cpu",
-            resuming,
-            write,
-        )
+        if rank == 0 and not gpus:
+            with contextlib.suppress(CannotFork):  # they are started anew
+                self._server = ForkServer(PRELOADED)
+        (told, tells), (printed, prints), (stdin, held) = os.pipe(), os.pipe(), os.pipe()
+        where = str(self._run.path), rank, self._run.config.ranks, str(store), "cuda" if gpus else "cpu"
         environment = {**os.environ, **_surroundings(gpus, rank, self._run.config.ranks)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "airloop.rank", json.dumps(asdict(order))],
-            stdin=subprocess.PIPE,  # never written to: its end tells the rank that we are gone
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=[write],
-            start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we hand it on once
-        )
-        os.close(write)
-        child = Child(rank, process)
+        if self._server is not None:
+            words = [json.dumps(asdict(Order(*where, resuming, events=3)))]
+            files = [stdin, prints, prints, tells]
+            process: Forked | subprocess.Popen[bytes] = self._server.start(
+                "airloop.rank:main", words, files, environment
+            )
+        else:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "airloop.rank", json.dumps(asdict(Order(*where, resuming, events=tells)))],
+                stdin=stdin,
+                stdout=prints,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=[tells],
+                start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we hand it on once
+            )
+        for fd in (tells, prints, stdin):
+            os.close(fd)
+        child = Child(rank, process, held)
         self._children.append(child)
-        assert process.stdout is not None
-        for kind, stream in (("event", os.fdopen(read, "rb")), ("line", process.stdout)):
-            threading.Thread(target=self._read, args=(child, kind, stream), daemon=True).start()
+        self._run.log(f"rank {rank}: process {process.pid}")
+        for kind, stream in (("event", told), ("line", printed)):
+            threading.Thread(target=self._read, args=(child, kind, os.fdopen(stream, "rb")), daemon=True).start()
 
     def until_done(self) -> None:
         last = 0.0  # when the first of them ended well: the others have nothing left to do
@@ -184,6 +196,12 @@ class _Watch:
                     child.process.kill()
                 child.process.wait()
             self._drain()
+
+    def close(self) -> None:
+        for child in self._children:
+            os.close(child.held)
+        if self._server is not None:
+            self._server.close()
 
     def _wait(self, wait_s: float) -> None:
         until = time.monotonic() + wait_s

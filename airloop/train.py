@@ -16,6 +16,7 @@ from airloop import interrupts
 from airloop.assemble import Parts, assemble, check_prompts, held_out_tasks
 from airloop.budget import Budget, size_by_config, size_of_demonstrations
 from airloop.config import Config, with_changes
+from airloop.determinism import pin_run
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
 from airloop.lab.lineage import check_parent
@@ -141,6 +142,8 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     sys.setswitchinterval(0.001)
     config, clock, budget = run.config, Clock(), Budget.of(run)
     display.say(f"run {run.path}")
+    if config.deterministic:
+        pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
         config = started(await _start_supervised(run, display, world, budget))
     display.phase("loading the model")

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +28,22 @@ settings.load_profile("air")
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def torch_as_it_was() -> Iterator[None]:
+    """What a test sets for the whole process decides bits and speed of those after it. torch changes a flag by itself:
+    a bf16 product on a CPU without bf16 switches oneDNN off."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    onednn = torch.backends.mkldnn.set_flags()[:2]
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_float32_matmul_precision(precision)
+    torch.set_default_dtype(dtype)
+    torch.set_flush_denormal(False)
+    torch.backends.mkldnn.set_flags(*onednn)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from examined import TINY, results
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from support import warm_process
 
 from airloop.config import load_config
 from airloop.doctor import base, catalogue
@@ -41,7 +42,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cli(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "airloop.cli", *argv], capture_output=True, text=True, check=False)
+    return warm_process.run(argv)
 
 
 # --- running checks ---------------------------------------------------------------------------------------------
@@ -248,18 +249,37 @@ def test_a_run_that_has_passed_is_not_probed_again_when_resumed(tmp_path: Path, 
     assert len(one_probe) == 1
 
 
+# `air`, leaving a mark when the first probe begins.
+MARKED = """
+from pathlib import Path
+from airloop.cli import main
+from airloop.watch.display import Display
+
+show = Display.phase
+
+def phase(self, text, *more):
+    if text.startswith("checking that"):
+        Path({mark!r}).touch()
+    show(self, text, *more)
+
+Display.phase = phase
+main()
+"""
+
+
 @pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_a_probe_ends_the_run_at_once(tmp_path: Path) -> None:
     argv = ["--orchestrator.env.0.id", "tune", "--orchestrator.sampling.max_tokens", "300", "--max_steps", "1"]
     argv = ["train", "--model.name", "tiny:llama", *argv, "--output_dir", str(tmp_path)]
-    process = subprocess.Popen([sys.executable, "-m", "airloop.cli", *argv], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("exp*/log.txt")):  # the model is being loaded; seconds later the probe begins
+    begun = tmp_path / "begun"
+    process = warm_process.Process(argv, stderr=True, code=MARKED.format(mark=str(begun)))
+    deadline = time.monotonic() + 300
+    while not begun.exists():
         assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
-    time.sleep(5)
+        time.sleep(0.05)
+    time.sleep(1)  # the probe plays episodes for longer
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 130 and "go on with `air train --resume" in said
     (status,) = [json.loads(path.read_text()) for path in tmp_path.glob("exp*/status.json")]
     assert status["status"] == "stopped" and "proofs" not in status

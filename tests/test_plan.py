@@ -175,7 +175,7 @@ def test_weights_and_optimiser_are_what_the_learner_has(train: str, dtype: str) 
 def test_what_transformers_layers_keep_is_counted(kind: str) -> None:
     policy = tiny_policy(kind, torch.bfloat16, "lora", hidden=256, layers=4)
     policy.model.train()
-    tokens = 512
+    tokens = 128
     packed = PackedPlan(next(micro_batches(rows_of(tokens), 4096)), torch.device("cpu"))
     kept = saved_bytes(policy, packed)
     sizes = memory.read_sizes(make(trainer__model__impl="hf"), read_shape(policy.model), 1)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from support import warm_process
 
 from airloop.assemble import load_environments
 from airloop.config import load_config
@@ -40,8 +41,7 @@ FLAGS = {
     "max_steps": "3",
     "deterministic": "true",
 }
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-COMMAND = [sys.executable, "-m", "airloop.cli", "train", "--skip-proofs"]
+COMMAND = ["train", "--skip-proofs"]
 
 
 def words(settings: dict[str, str]) -> list[str]:
@@ -69,7 +69,7 @@ def arguments(start: dict[str, dict[str, str]], directory: Path, train: str = "l
 
 
 def finish(argv: list[str], code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*COMMAND, *argv], env=ENV, capture_output=True, text=True, timeout=300)
+    done = warm_process.run([*COMMAND, *argv])
     assert done.returncode == code, done.stderr
     return done
 
@@ -152,32 +152,22 @@ def test_filtered_groups_are_replaced_by_the_same_tasks_whatever_the_number_of_r
     assert places[0] == places[1] and any(fate == "no_signal" for _, fate, _ in places[0])
 
 
-def ranks_of(launcher: int) -> dict[int, int]:
-    """Process ids by rank."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes().split(b"\0")
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-        if parent == launcher and b"airloop.rank" in command:
-            found[json.loads(command[command.index(b"airloop.rank") + 1])["rank"]] = int(entry.name)
-    return found
+def ranks_of(directory: Path) -> dict[int, int]:
+    """Process ids by rank, as the run's log has them."""
+    (log,) = directory.glob("exp*/log.txt")
+    return {int(rank): int(pid) for rank, pid in re.findall(r" rank (\d): process (\d+)\n", log.read_text())}
 
 
 class Started:
     """A run of many steps under way."""
 
     def __init__(self, directory: Path, argv: list[str], episodes: int) -> None:
-        self.process = subprocess.Popen([*COMMAND, *argv], env=ENV, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 240
+        self.process = warm_process.Process([*COMMAND, *argv], stderr=True)
+        deadline = time.monotonic() + 300
         while len(list(directory.glob("exp*/trajectories/*/*.json"))) < episodes:
             assert self.process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
-        self.ranks = ranks_of(self.process.pid)
+        self.ranks = ranks_of(directory)
         assert sorted(self.ranks) == [0, 1]
 
     def end(self, wait_s: float) -> str:
@@ -255,6 +245,27 @@ def test_ranks_do_not_outlive_the_process_that_started_them(started: Started) ->
     while any(alive(pid) for pid in started.ranks.values()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+ANEW = """
+from airloop import launch
+from airloop.cli import main
+
+def refuse(modules):
+    raise launch.CannotFork("it has 3 threads")
+
+launch.ForkServer = refuse
+main()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_are_started_anew_where_none_can_be_forked(tmp_path: Path, start: dict[str, dict[str, str]]) -> None:
+    """As those on GPUs are."""
+    argv = [*COMMAND, *arguments(start, tmp_path, **{"trainer.processes": "2", "max_steps": "1"})]
+    done = warm_process.run(argv, code=ANEW)
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stderr and the_run(tmp_path).status()["status"] == "completed"
 
 
 @pytest.mark.slow

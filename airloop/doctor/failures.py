@@ -103,7 +103,10 @@ DESIGN = {
         "test_B7_what_stands_between_replies_is_what_the_template_writes",
     ),
     "C2": ("logits are computed in chunks and never all at once", "test_C2_logits_are_never_held_in_full"),
-    "C7": ("child processes are started anew, never forked", "test_C7_no_process_is_forked"),
+    "C7": (
+        "child processes are started anew, or forked from one with a single thread that never touched CUDA",
+        "test_C7_no_process_is_forked",
+    ),
     "D1": ("all state of an episode is its own", "test_D1_sixty_four_episodes_at_once_each_get_all_their_turns"),
     "D2": ("a file is checked by its own language", "test_D2_python_is_not_read_as_shell"),
     "D3": (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from safetensors.torch import load_file
+from support import warm_process
 from talk_env import Talk, TalkSession, talking
 from watched_runs import run_watched
 
@@ -106,8 +106,8 @@ def test_G2_killed_while_a_checkpoint_is_written_a_run_resumes_to_the_same_end(t
     kills at random moments."""
     whole = start(small_run(tmp_path / "whole"), Display(quiet=True), skip_proofs=True).run
     config = small_run(tmp_path / "killed")
-    words = [sys.executable, "-c", KILLED, "@", str(whole.path / "config.toml"), "--output_dir", config.output_dir]
-    killed = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    words = ["@", whole.path / "config.toml", "--output_dir", config.output_dir]
+    killed = warm_process.run(words, code=KILLED)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
     (path,) = (tmp_path / "killed").glob("exp*")
     assert sorted(os.listdir(path / "checkpoints")) == [".step_2.tmp", "step_1"], "half a checkpoint is none"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from probe_cases import ARITH, case_of
+from support.warm_process import Process
 from tiny_runs import write_config
 
 from airloop import train
@@ -261,9 +260,7 @@ def test_killed_and_continued(air: Any, tmp_path: Path) -> None:
     """As a person has it: killed while the second run is under way, the same command goes on, the first run stays."""
     file, out = written(tmp_path, 'fault = "sync"'), tmp_path / "out"
     command = ["lab", "run", file, "--seeds", "0", "--out", out]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "airloop.cli", *map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
+    process = Process(command)
     until = time.monotonic() + 300
     episodes = "exp1.1-*/trajectories/step_0000/*.json"
     while not list(out.glob(episodes)) and time.monotonic() < until and process.poll() is None:

@@ -24,15 +24,22 @@ LAPTOP = {"width": 1366, "height": 768}
 
 @dataclass
 class Seen:
-    """What must stay empty."""
+    """What must stay empty. By kind, not by wording, which differs between versions of Chromium."""
 
     errors: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # answers of 400 and above, which the browser notes as errors
+    blocked: list[str] = field(default_factory=list)  # what our content security policy has kept from happening
     dialogs: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
 
     def clear(self) -> None:
-        for noted in (self.errors, self.dialogs, self.outside):
+        for noted in (self.errors, self.refused, self.blocked, self.dialogs, self.outside):
             noted.clear()
+
+    def note(self, entry: dict[str, Any]) -> None:
+        """An entry of the browser's log."""
+        if entry["level"] == "error":
+            {"network": self.refused, "security": self.blocked}.get(entry["source"], self.errors).append(entry["text"])
 
 
 @dataclass
@@ -90,7 +97,13 @@ def tab(browser: Any, base: str, **options: Any) -> Iterator[Tab]:
     context.set_default_timeout(15_000)
     seen = Seen()
     page = context.new_page()
-    page.on("console", lambda message: seen.errors.append(message.text) if message.type == "error" else None)
+    protocol = context.new_cdp_session(page)
+    protocol.on("Log.entryAdded", lambda added: seen.note(added["entry"]))
+    protocol.on(
+        "Runtime.consoleAPICalled", lambda call: seen.errors.append(str(call)) if call["type"] == "error" else None
+    )
+    protocol.send("Log.enable")
+    protocol.send("Runtime.enable")
     page.on("pageerror", lambda error: seen.errors.append(str(error)))
     page.on("dialog", lambda dialog: seen.dialogs.append(dialog.message) or dialog.dismiss())  # type: ignore[func-returns-value]
     page.on("request", lambda request: seen.outside.append(request.url) if _is_outside(request.url, base) else None)
