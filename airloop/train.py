@@ -16,6 +16,7 @@ from airloop.assemble import assemble, check_prompts, held_out_tasks
 from airloop.config import Config
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
+from airloop.extras import install_line, missing
 from airloop.lab.lineage import check_parent
 from airloop.launch import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
@@ -76,10 +77,16 @@ def start(config: Config, display: Display, resume: Path | None = None, skip_pro
         run.set_status("completed")
     finally:
         run.close()
-    picture = plot(run, outcome.before, outcome.after, run.path / "learning.png")
-    text = summary(run, outcome.before, outcome.after) + f"\nplot: {picture}"
+    text = summary(run, outcome.before, outcome.after) + f"\nplot: {_plot(run, outcome)}"
     (run.path / "summary.txt").write_text(text + "\n", encoding="utf-8")
     return Finished(run, outcome, text)
+
+
+def _plot(run: Run, outcome: Outcome) -> str:
+    """Where the picture is, or why there is none: a run does not fail for want of one."""
+    if missing("plot"):
+        return f"left out, it needs matplotlib ({install_line('plot')})"
+    return str(plot(run, outcome.before, outcome.after, run.path / "learning.png"))
 
 
 def refuse_faulty(run: Run) -> None:

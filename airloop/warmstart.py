@@ -61,7 +61,7 @@ def warmstart_directory(config: Config) -> Path:
         "seed": config.seed,
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
-    task = "-".join(e.name or e.id for e in config.orchestrator.env)
+    task = "-".join(e.title for e in config.orchestrator.env)
     return Path(config.output_dir).expanduser().resolve() / f"warmstart-{task}-{digest}"
 
 

