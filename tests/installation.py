@@ -84,14 +84,32 @@ def _entries(name: str) -> set[Path]:
 
 def _pip(*words: object) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_outside(), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def _outside() -> dict[str, str]:
+    """Variables that let nothing of this checkout, or of the user's own packages, be seen."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    return {**kept, "PYTHONNOUSERSITE": "1"}
+
+
 def run_air(air: Path, *words: object, cwd: Path, timeout: float = 300) -> tuple[int, str, str]:
-    """The installed command, which sees nothing of this checkout."""
-    hidden = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    env = {**hidden, "PYTHONNOUSERSITE": "1", "AIR_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [str(air), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env, check=False)
+    """The installed command, to its end."""
+    done = subprocess.run(
+        _command(air, words), capture_output=True, text=True, timeout=timeout, cwd=cwd, env=_alone(cwd), check=False
+    )
     return done.returncode, done.stdout, done.stderr
+
+
+def start_air(air: Path, *words: object, cwd: Path) -> subprocess.Popen[bytes]:
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(_command(air, words), stdout=nowhere, stderr=nowhere, cwd=cwd, env=_alone(cwd))
+
+
+def _command(air: Path, words: tuple[object, ...]) -> list[str]:
+    return [str(air), *map(str, words)]
+
+
+def _alone(cwd: Path) -> dict[str, str]:
+    return {**_outside(), "AIR_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
