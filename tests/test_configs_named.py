@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from airloop.config import load_config
-from airloop.config.shipped import HYPOTHESES, about, name_of, names, shipped
 from airloop.errors import AirError
+from airloop.shipped import HYPOTHESES, about, name_of, names, shipped
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pytest
 
 from airloop.assemble import load_environments
 from airloop.config import load_config
-from airloop.config.shipped import names
 from airloop.errors import AirError
+from airloop.shipped import names
 
 
 @pytest.mark.parametrize("name", names())

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from airloop.commands.common import Json, print_json
-from airloop.config.shipped import HYPOTHESES, about, names, shipped
 from airloop.errors import AirError
+from airloop.shipped import HYPOTHESES, about, names, shipped
 
 configs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(help="As `air configs list` shows it.")]

@@ -28,9 +28,9 @@ def list_hypotheses(
     as_json: Json = False,
 ) -> None:
     """The hypotheses and sweeps of a directory."""
-    from airloop.config.shipped import HYPOTHESES
     from airloop.lab.hypotheses import as_json as hypothesis_json
     from airloop.lab.hypotheses import format_list, read_hypothesis
+    from airloop.shipped import HYPOTHESES
 
     place = directory or HYPOTHESES
     files = sorted(place.glob("*.toml"))

@@ -15,9 +15,9 @@ from typing import Any, Literal, get_origin
 from airloop.config.keys import field_at, is_free, without_none
 from airloop.config.lines import key_lines
 from airloop.config.schema import DEFAULT_ENV, not_toml
-from airloop.config.shipped import name_of, names, nearest, shipped
 from airloop.envs.files import anchored, is_file_id
 from airloop.errors import AirError
+from airloop.shipped import name_of, names, nearest, shipped
 
 KeyPath = tuple[str | int, ...]
 

@@ -95,6 +95,10 @@ class Environment(ABC):
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of "train", "eval" or "test", always in the same order."""
 
+    def count(self, split: str) -> int:
+        """How many there are. An environment that makes its tasks, and knows their number, may say it at once."""
+        return len(self.tasks(split))
+
     @abstractmethod
     def open(self, task: Task, seed: int) -> Session: ...
 

@@ -33,9 +33,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from airloop.config import Config, load_config
-from airloop.config.shipped import HYPOTHESES, name_of, shipped
 from airloop.errors import AirError
 from airloop.lab.faults import find_fault
+from airloop.shipped import HYPOTHESES, name_of, shipped
 
 BASE, CHANGED = "base", "changed"
 # What `air lab run` sets itself, for both sides alike.

@@ -69,7 +69,7 @@ def _environment(name: str, asked: bool) -> dict[str, Any]:
             "max_turns": env.max_turns,
             "args": {key: _argument(field) for key, field in type(env).Args.model_fields.items()},
             "reward_weights": dict(env.reward_weights),
-            "tasks": {split: len(env.tasks(split)) for split in SPLITS},
+            "tasks": {split: env.count(split) for split in SPLITS},
         }
     except (AirError, ImportError) as error:
         if asked:

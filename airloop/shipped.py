@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 
 from airloop.errors import AirError
 
-FOLDER = Path(__file__).resolve().parents[1] / "configs"
+FOLDER = Path(__file__).resolve().parent / "configs"
 HYPOTHESES = FOLDER / "lab"
 
 
