@@ -33,7 +33,9 @@ class ModelConfig(Section):
         default=None, description="A Jinja file that replaces the tokenizer's own chat template."
     )
     adapter: str | None = Field(default=None, description="A PEFT adapter directory to start from.")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the one copy of the weights is.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        default="auto", description="Where the one copy of the weights is."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="Number format of the frozen weights; auto is bfloat16 on CUDA and the faster of both on the CPU.",

@@ -7,7 +7,6 @@ variant is made once, in the cache directory, and appears there whole or not at 
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import importlib.util
 import json
@@ -15,8 +14,7 @@ import os
 import random
 import runpy
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from airloop.errors import AirError
 from airloop.extras import install_line
 from airloop.files import cache_directory, whole_directory
+from airloop.locks import alone
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +60,7 @@ def prepare(key: str, variant: int) -> Prepared:
         return Prepared(None, None)
     place = cache_directory() / "mlgym" / f"{key}-{PREPARATION}-{source.version()}-{variant}"
     if not place.is_dir():
-        with _alone(place.with_name(f".{place.name}.lock")):
+        with alone(place.with_name(f".{place.name}.lock")):
             if not place.is_dir():
                 with whole_directory(place) as beside:
                     (beside / "agent").mkdir()
@@ -76,15 +75,6 @@ def hidden_from_agents() -> list[Path]:
     package = [Path(found.origin).parent] if found and found.origin else []
     places = [*package, fmnist_directory(), BUILTIN.parent, cache_directory()]
     return [place for place in places if place.is_dir()]
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time makes a directory; the lock ends with the process that holds it."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # --- tables ---------------------------------------------------------------------------------------------
