@@ -17,6 +17,7 @@ from airloop.commands.log import log
 from airloop.commands.tasks import replay, tasks
 from airloop.commands.view import view
 from airloop.errors import AirError, Stopped
+from airloop.plain import use_plain_signs
 
 app = typer.Typer(
     name="air",
@@ -33,6 +34,7 @@ SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doc
 
 def main() -> None:
     interrupts.heed()
+    use_plain_signs()
     try:
         app(standalone_mode=False)
     except AirError as error:

@@ -132,7 +132,7 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         path = self.path / "status.json"
-        return json.loads(path.read_text()) if path.is_file() else {"status": "unknown", "why": ""}
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"status": "unknown", "why": ""}
 
     def save_trajectory(self, trajectory: Trajectory, step: int) -> None:
         write_json(self._episodes(step) / f"{trajectory.id}.json", to_json(trajectory))

@@ -50,7 +50,9 @@ def warmstart_directory(config: Config) -> Path:
     trainer = config.trainer.model
     parts = {
         "model": _as_written(config.model),
-        "chat_template": Path(config.model.chat_template).read_text() if config.model.chat_template else None,
+        "chat_template": Path(config.model.chat_template).read_text(encoding="utf-8")
+        if config.model.chat_template
+        else None,
         "deterministic": config.deterministic,
         "optim": _as_written(config.trainer.optim, exclude={"lr", "warmup_steps"}),
         "train": trainer.train,

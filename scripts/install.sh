@@ -17,7 +17,8 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
 '
 
 stop() {
-    printf 'air: %s\n' "$@" >&2
+    printf 'air: %s\n' "$1" >&2
+    [ $# -lt 2 ] || printf '  fix: %s\n' "$2" >&2
     exit 1
 }
 
@@ -28,14 +29,15 @@ find_python() {
             first=${first:-$refused}
         fi
     done
-    stop "${first:-there is no ${PYTHON:-python3} here.}" "  fix: install Python 3.12 and name it: $command PYTHON=python3.12"
+    stop "${first:-there is no ${PYTHON:-python3} here.}" "install Python 3.12 and name it: $command PYTHON=python3.12"
 }
 
 make_venv() {
     find_python
-    made=$("$python" -m venv --clear "$venv" 2>&1) && touch "$ours" && return
+    made=$("$python" -m venv --clear --without-pip "$venv" 2>&1 && "$venv/bin/python" -m ensurepip --default-pip 2>&1 && touch "$ours") && return
     case $made in
-    *ensurepip*) stop "this Python cannot make virtual environments: $made" "  fix: on Debian and Ubuntu, apt install python3-venv" ;;
+    *No\ module\ named\ *ensurepip*) stop "this Python cannot make virtual environments: $made" "on Debian and Ubuntu, apt install python3-venv" ;;
+    *No\ space*) stop "the disk is full: no virtual environment could be made in $venv." "free some GB, then $command again" ;;
     *) stop "no virtual environment could be made in $venv: $made" ;;
     esac
 }
@@ -59,12 +61,12 @@ show() {
 explain() {
     tail -n 15 "$log" >&2
     if grep -qiE 'no space left|disk quota' "$log"; then
-        stop "the disk is full: not everything could be installed into $venv." "  fix: free some GB (torch alone takes one), then $command again"
+        stop "the disk is full: not everything could be installed into $venv." "free some GB (torch alone takes one), then $command again"
     elif grep -qiE 'name resolution|connection (refused|reset|broken)|newconnectionerror|unreachable|timed out|retries exceeded|could not find a version|ssl' "$log"; then
         stop "the packages could not be fetched; the lines above say which." \
-            "  fix: check the network, a proxy (HTTPS_PROXY) or the package index (PIP_INDEX_URL), then $command again: what was fetched is kept"
+            "check the network, a proxy (HTTPS_PROXY) or the package index (PIP_INDEX_URL), then $command again: what was fetched is kept"
     fi
-    stop "the installation failed; all of it is in $log." "  fix: mend what the lines above name, then $command again"
+    stop "the installation failed; all of it is in $log." "mend what the lines above name, then $command again"
 }
 
 [ -e "$stamp" ] && [ -z "$(find pyproject.toml -newer "$stamp")" ] && exit 0
@@ -75,7 +77,7 @@ if [ -e "$begun" ] && [ ! -e "$ours" ]; then
 elif [ -e "$begun" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     make_venv
 fi
-"$venv/bin/python" -c "$CHECK" || stop "that is the Python of $venv." "  fix: $command VENV=.venv-new PYTHON=python3.12"
+"$venv/bin/python" -c "$CHECK" || stop "that is the Python of $venv." "$command VENV=.venv-new PYTHON=python3.12"
 touch "$begun" || stop "$venv cannot be written to."
 echo "installing what \`$command\` needs into $venv (once; some minutes)"
 : >"$log"

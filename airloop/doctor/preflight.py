@@ -98,7 +98,9 @@ def _examined_apart(config: Config, run: Run) -> dict[str, Any]:
         file = Path(folder) / "config.toml"
         file.write_text(to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "airloop.cli", "doctor", "@", str(file), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=APART_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=APART_S, check=False
+        )
     run.log(done.stderr)
     try:
         report: dict[str, Any] = json.loads(done.stdout)

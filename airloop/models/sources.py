@@ -300,7 +300,9 @@ def _downloaded_gguf(scratch: Path, hub: str) -> Path:
     tried = []
     for command in _fetch_commands(scratch):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+            done = subprocess.run(
+                command, capture_output=True, encoding="utf-8", errors="replace", timeout=900, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             tried.append(f"`{' '.join(command)}`: {error}")
             continue
@@ -359,7 +361,7 @@ def cached_conversions() -> list[tuple[str, Path]]:
     for manifest in sorted(directory.glob("*/air.json")):
         made = conversion(cache_directory(), manifest.parent.name)
         if made.is_whole():
-            rows.append((str(json.loads(manifest.read_text())["name"]), made.path))
+            rows.append((str(json.loads(manifest.read_text(encoding="utf-8"))["name"]), made.path))
     return rows
 
 

@@ -244,7 +244,7 @@ class ResultCache:
     def get(self, key: str) -> Scores | None:
         if key not in self.memory and self.directory is not None:
             try:
-                self.memory[key] = json.loads(self.file(key).read_text())
+                self.memory[key] = json.loads(self.file(key).read_text(encoding="utf-8"))
             except (OSError, ValueError):  # not there, or cut short by a crash: fitted again
                 return None
         return self.memory.get(key)
