@@ -17,7 +17,7 @@ from airloop.commands.log import log
 from airloop.commands.tasks import replay, tasks
 from airloop.commands.view import view
 from airloop.errors import AirError, Stopped
-from airloop.plain import use_plain_signs
+from airloop.plain import begin_with_utf8, use_plain_signs
 
 app = typer.Typer(
     name="air",
@@ -33,6 +33,7 @@ SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doc
 
 
 def main() -> None:
+    begin_with_utf8()
     interrupts.heed()
     use_plain_signs()
     try:

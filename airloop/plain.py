@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 from typing import IO, Any
 
@@ -29,6 +30,16 @@ SIGNS = {
     "✗": "x",
     "\N{NO-BREAK SPACE}": " ",
 }
+
+
+def begin_with_utf8() -> None:
+    """Under a locale without UTF-8, Python reads names of files and arguments so that they cannot be written to a file
+    again: then this program is begun once more in Python's UTF-8 mode, with its output as it was."""
+    if codecs.lookup(sys.getfilesystemencoding()).name == "utf-8":
+        return
+    os.environ.setdefault("PYTHONIOENCODING", sys.stdout.encoding or "ascii")
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def use_plain_signs() -> None:
