@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from typing import IO, Any
+from typing import IO
 
 NAME = "airloop.plain"
 # The nearest in ASCII; a sparkline becomes digits.
@@ -50,11 +50,11 @@ def use_plain_signs() -> None:
             stream.reconfigure(errors=NAME)  # type: ignore[union-attr]
 
 
-def speaks_utf8(stream: IO[Any]) -> bool:
+def speaks_utf8(stream: IO[str]) -> bool:
     """Also of a stream that is no file of text, which decides nothing here."""
     if not hasattr(stream, "reconfigure"):
         return True
-    return codecs.lookup(stream.encoding or "utf-8").name == "utf-8"
+    return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == "utf-8"
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:

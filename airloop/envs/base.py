@@ -155,7 +155,7 @@ def find_environment(env_id: str) -> Callable[[], type[Environment]]:
     found = registered[env_id]
     for extra in found.extras:
         check_extra(extra, f"The environment {env_id!r}", found.dist.name if found.dist else OURS)
-    return lambda: found.load()  # type: ignore[no-any-return]
+    return found.load
 
 
 def check_args(env_id: str, model: type[EnvArgs], args: Mapping[str, Any]) -> EnvArgs:
