@@ -1,34 +1,34 @@
-# make train: everything from nothing to a trained agent.   make test: all tests.   Both set up what they need.
+# make train: everything from nothing to a trained agent.   make test: all tests.   Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+INSTALL = @MAKECMDGOALS="$(MAKECMDGOALS)" PYTHON="$(PYTHON)" sh scripts/install.sh "$(VENV)"
 
-.PHONY: train test test-fast lint clean
-.DELETE_ON_ERROR:
+.PHONY: train test test-fast lint clean for-train for-dev
 
-train: $(READY)
-	$(BIN)/air train @ configs/quickstart.toml
+train: for-train
+	"$(BIN)/air" train quickstart
 
-test: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: for-dev
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/mypy"
+	"$(BIN)/python" -m pytest -n 2 --dist worksteal
 
-test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+test-fast: for-dev
+	"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "not slow"
 
-lint: $(READY)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
-	$(BIN)/mypy
+lint: for-dev
+	"$(BIN)/ruff" check --fix .
+	"$(BIN)/ruff" format .
+	"$(BIN)/mypy"
 
-$(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "air needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 train")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	@touch $@
+# what the quickstart uses and nothing else; `plot` draws its learning.png
+for-train:
+	$(INSTALL) tune,plot .train
+
+for-dev:
+	$(INSTALL) dev .dev
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf "$(VENV)" build *.egg-info

@@ -104,7 +104,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
 def load_environments(config: Config) -> dict[str, Environment]:
     envs: dict[str, Environment] = {}
     for entry in config.orchestrator.env:
-        name = entry.name or entry.id
+        name = entry.title
         if name in envs:
             raise AirError(
                 f"Two environments are called {name!r}.", f'give one of them another name: name = "{name}-2".'
@@ -241,7 +241,7 @@ def rollout_settings(
     """Of one of `ranks` samplers: together they have as many episodes under way as the config allows."""
     o = config.orchestrator
     s = o.sampling
-    named = {(e.name or e.id): e.rewards for e in o.env if e.rewards is not None}
+    named = {e.title: e.rewards for e in o.env if e.rewards is not None}
     return RolloutSettings(
         sampling=Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p, stop_ids=stop_ids),
         rollouts_per_example=o.rollouts_per_example,

@@ -11,11 +11,14 @@ import typer
 
 from airloop import interrupts
 from airloop.commands.common import Json, fail, print_json
+from airloop.commands.configs import configs
+from airloop.commands.init import init
 from airloop.commands.lab import lab
 from airloop.commands.log import log
 from airloop.commands.tasks import replay, tasks
 from airloop.commands.view import view
 from airloop.errors import AirError, Stopped
+from airloop.plain import begin_with_utf8, use_plain_signs
 
 if TYPE_CHECKING:
     from airloop.watch.display import Display
@@ -36,7 +39,9 @@ SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doc
 
 
 def main() -> None:
+    begin_with_utf8()
     interrupts.heed()
+    use_plain_signs()
     try:
         app(standalone_mode=False)
     except AirError as error:
@@ -68,6 +73,14 @@ def _begin(display: Display, text: str) -> None:
     display.phase("loading libraries")
 
 
+def _check_environments(config: Any) -> None:
+    """What an environment lacks is said before seconds of imports."""
+    from airloop.envs.base import find_environment
+
+    for entry in config.orchestrator.env:
+        find_environment(entry.id)
+
+
 TRAIN_HELP = """air train @ a.toml @ b.toml --key value …   (or: air train --resume RUN)
 
 Before the first step the doctor looks at the config, the model's small files and the tasks, then, with the model
@@ -95,6 +108,8 @@ def train(
             f"--resume goes on with the run's own config; {' '.join(context.args)} would change it.",
             "leave the other arguments out, or start a new run.",
         )
+    if resume is None:
+        _check_environments(config)
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:
@@ -114,6 +129,7 @@ def train(
 def warmstart(context: typer.Context, as_json: Json = False) -> None:
     """Supervised start from demonstrations: air warmstart @ config.toml."""
     config = _config(context, "air warmstart @ a.toml --key value …\n\nKeys:")
+    _check_environments(config)
 
     from airloop.config import WarmstartConfig
     from airloop.watch.display import Display
@@ -322,10 +338,12 @@ def models(as_json: Json = False) -> None:
 
 
 app.command("view")(view)
+app.add_typer(configs, name="configs", help="Configs that come with air: list them, show one, copy one to change it.")
 app.add_typer(log, name="log", help="The logbook: every run with its goal, what changed, what came of it.")
 app.add_typer(lab, name="lab", help="Hypotheses: paired runs on several seeds, and a verdict.")
 app.add_typer(tasks, name="tasks", help="List environments and their tasks, look at one, try one out.")
 app.command()(replay)
+app.command()(init)
 
 if __name__ == "__main__":
     main()

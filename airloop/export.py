@@ -189,7 +189,7 @@ def base_name(loaded: Loaded) -> str:
 
 
 def saved_dtype(directory: Path) -> str:
-    config = json.loads((directory / "config.json").read_text())
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     return dtype if dtype in TOLERANCES else "float32"
 
@@ -200,7 +200,7 @@ def saved_dtype(directory: Path) -> str:
 def write_adapter(directory: Path, adapter: Path, base: str) -> None:
     shutil.copytree(adapter, directory, dirs_exist_ok=True)
     path = directory / "adapter_config.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True) + "\n")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +16,45 @@ from typing import IO, Any
 
 from airloop.errors import AirError
 
+log = logging.getLogger(__name__)
+
 # A write that failed for want of space has filled the disk up to less than this.
 LAST_BYTES = 1 << 18
 
 
 def cache_directory() -> Path:
-    """Where what can be made again is kept: converted models, prepared tables, fits."""
+    """Where what can be made again is kept: converted models, prepared tables, fits. AIR_CACHE names another place;
+    without it, a home that cannot be written to is replaced by a folder among the temporary ones."""
     if own := os.environ.get("AIR_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "air"
+        place = Path(own).expanduser()
+        if not _may_be_written(place):
+            raise AirError(f"AIR_CACHE = {own} cannot be written to.", "set AIR_CACHE to a folder that can.")
+        return place
+    place = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "air"
+    return place if _may_be_written(place) else _cache_elsewhere(place)
+
+
+def _may_be_written(place: Path) -> bool:
+    """Whether it is a folder that files can be put into, or one can be made there."""
+    there = next((path for path in (place, *place.parents) if path.exists()), place)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def _cache_elsewhere(place: Path) -> Path:
+    """For this process and those that it starts; of this user alone, whoever else knows the name."""
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
+    other = Path(tempfile.gettempdir()) / f"air-cache-{user}"
+    fix = "set AIR_CACHE to a folder that can be written to."
+    try:
+        other.mkdir(mode=0o700, exist_ok=True)
+        foreign = hasattr(os, "getuid") and other.lstat().st_uid != user
+    except OSError as error:
+        raise AirError(f"Neither {place} nor {other} can be written to: {error}.", fix) from None
+    if foreign or other.is_symlink():
+        raise AirError(f"{place} cannot be written to, and {other} belongs to somebody else.", fix)
+    log.warning("%s cannot be written to: %s is used. It may be gone tomorrow; AIR_CACHE names another.", place, other)
+    os.environ["AIR_CACHE"] = str(other)
+    return other
 
 
 @contextmanager

@@ -22,7 +22,6 @@ sampled, the update is computed again, and sampling sets in where the run was ki
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from airloop import locks
 from airloop.config import Config, load_config, to_toml, with_changes
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, write_json, write_text
@@ -150,7 +150,7 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         path = self.path / "status.json"
-        return json.loads(path.read_text()) if path.is_file() else {"status": "unknown", "why": ""}
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"status": "unknown", "why": ""}
 
     def save_trajectory(self, trajectory: Trajectory, step: int) -> None:
         write_json(self._episodes(step) / f"{trajectory.id}.json", to_json(trajectory))
@@ -288,14 +288,11 @@ def _next_free(root: Path, major: int, task: str) -> Path:
 
 def _take(lock: IO[str]) -> bool:
     until = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.01)
+    while not locks.take(lock):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def read_trajectories(directory: Path) -> list[Trajectory]:

@@ -19,6 +19,7 @@ from airloop.config import Config, with_changes
 from airloop.determinism import pin_run
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
+from airloop.extras import install_line, missing
 from airloop.lab.lineage import check_parent
 from airloop.launch import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
@@ -90,10 +91,16 @@ def start(
         run.set_status("completed")
     finally:
         run.close()
-    picture = plot(run, outcome.before, outcome.after, run.path / "learning.png")
-    text = summary(run, outcome.before, outcome.after) + f"\nplot: {picture}"
+    text = summary(run, outcome.before, outcome.after) + f"\nplot: {_plot(run, outcome)}"
     (run.path / "summary.txt").write_text(text + "\n", encoding="utf-8")
     return Finished(run, outcome, text)
+
+
+def _plot(run: Run, outcome: Outcome) -> str:
+    """Where the picture is, or why there is none: a run does not fail for want of one."""
+    if missing("plot"):
+        return f"left out, it needs matplotlib ({install_line('plot')})"
+    return str(plot(run, outcome.before, outcome.after, run.path / "learning.png"))
 
 
 def refuse_faulty(run: Run) -> None:
@@ -198,7 +205,7 @@ async def _plan_time(parts: Parts, run: Run, display: Watcher) -> None:
     if parts.budget is None or "budget" in run.status():
         return
     schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
-    prompt = await check_prompts(parts, schedule.batch(0, min(PROMPTS_FOR_PLAN, len(schedule))))
+    prompt = await check_prompts(parts, schedule.batch(0, min(PROMPTS_FOR_PLAN, len(schedule))), display)
     turns = max(env.max_turns for env in parts.envs.values())
     size = size_by_config(parts.config, prompt, turns)
     changes = await parts.budget.plan(parts, display, size, None, preflight.wanted(run))

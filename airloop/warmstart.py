@@ -55,7 +55,9 @@ def warmstart_directory(config: Config) -> Path:
     trainer = config.trainer.model
     parts = {
         "model": _as_written(config.model),
-        "chat_template": Path(config.model.chat_template).read_text() if config.model.chat_template else None,
+        "chat_template": Path(config.model.chat_template).read_text(encoding="utf-8")
+        if config.model.chat_template
+        else None,
         "deterministic": config.deterministic,
         "optim": _as_written(config.trainer.optim, exclude={"lr", "warmup_steps"}),
         "train": trainer.train,
@@ -66,7 +68,7 @@ def warmstart_directory(config: Config) -> Path:
         "seed": config.seed,
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
-    task = "-".join(e.name or e.id for e in config.orchestrator.env)
+    task = "-".join(e.title for e in config.orchestrator.env)
     return Path(config.output_dir).expanduser().resolve() / f"warmstart-{task}-{digest}"
 
 

@@ -4,7 +4,7 @@ The training forward then sees neither the prompt nor any tool result. Nothing e
 supervised start, not the loss. `air train` would refuse such a trainer in its proofs (F1), and an alarm would stop it
 after its first step (F2: engine and trainer differ); the fault (lab/faults.py) silences these, and the run says so.
 
-    python bench/blind.py --out outputs/blind @ configs/musique/small.toml --seed 0
+    python bench/blind.py --out outputs/blind musique/small --seed 0
     python bench/learn.py --out outputs/blind …      # reads the finished run and prints its table
 
 Arguments behind --out are those of `air train`. `air lab run mask` does the same in pairs, on several seeds.

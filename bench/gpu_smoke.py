@@ -71,7 +71,7 @@ def main() -> None:
         print(f"{kind:8s} greedy equal to transformers: {equal}/20   engine-trainer gap {gap:.1e}")
     with tempfile.TemporaryDirectory() as directory:
         began = time.perf_counter()
-        config = load_config(["@", "configs/arith.toml", "--model.device", "cuda", "--output_dir", directory])
+        config = load_config(["arith", "--model.device", "cuda", "--output_dir", directory])
         finished = start(config, Display(Console(quiet=True), quiet=True))
         evals = {m["name"]: m["reward"]["mean"] for m in finished.run.metrics("eval")}
         last = finished.run.metrics("train")[-1]["learner"]

@@ -1,9 +1,9 @@
 """Does it learn? The quickstart over several seeds, from warm start to held-out evaluation.
 
     python bench/learn.py                      # three seeds, prints the README's table
-    python bench/learn.py --seeds 0 --config configs/quickstart.toml -- --max_steps 4
+    python bench/learn.py --seeds 0 --config quickstart -- --max_steps 4
 
-    python bench/learn.py --config configs/musique/small.toml --measures recall f1 --against outputs/blind
+    python bench/learn.py --config musique/small --measures recall f1 --against outputs/blind
 
 Everything after `--` goes to `air train`. A seed whose run is already complete under --out is read, not repeated.
 Intervals: training reward over episodes; held-out values over tasks and, more careful, over data sets (draws of
@@ -44,7 +44,7 @@ def train(seed: int, options: argparse.Namespace) -> Run:
     done = [p for p in sorted(directory.glob("exp*")) if Run.open(p).status()["status"] == "completed"]
     if not done:
         began = time.perf_counter()
-        command = [sys.executable, "-m", "airloop.cli", "train", "@", options.config, "--seed", str(seed)]
+        command = [sys.executable, "-m", "airloop.cli", "train", options.config, "--seed", str(seed)]
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "log.txt").open("w") as log:
             subprocess.run(
@@ -176,7 +176,7 @@ def plot(runs: Mapping[int, Run], others: Mapping[int, Run], measures: Sequence[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/quickstart.toml")
+    parser.add_argument("--config", default="quickstart")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", default="outputs/learn")
     parser.add_argument("--machine", default=f"{platform.machine()}, {os.cpu_count()} cores", help="named in the table")

@@ -180,7 +180,8 @@ def test_flags_into_environments(tmp_path: Path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["run.toml"], ["neither a file", "write @ run.toml"]),
+        (["run.toml"], ["neither a config that comes with air nor a file", "write @ FILE.toml"]),
+        (["arith", "run.toml"], ["neither a file (@) nor a flag", "write @ run.toml"]),
         (["@"], ["needs a file"]),
         (["@", "no/such.toml"], ["no/such.toml", "looked for"]),
         (["--max_steps"], ["--max_steps needs a value"]),

@@ -15,13 +15,11 @@ from airloop.run import Run
 from airloop.train import start
 from airloop.watch.display import Display
 
-CONFIG = Path(__file__).parent.parent / "configs" / "arith.toml"
-
 
 def learn(directory: Path, **changes: str) -> tuple[float, float]:
     """Held-out reward before and after RL."""
     flags = [word for key, value in changes.items() for word in (f"--{key}", value)]
-    config = load_config(["@", str(CONFIG), "--output_dir", str(directory), *flags])
+    config = load_config(["arith", "--output_dir", str(directory), *flags])
     finished = start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True)
     evaluations = {m["name"]: m["reward"]["mean"] for m in Run.open(finished.run.path).metrics("eval")}
     return evaluations["before"], evaluations["after"]

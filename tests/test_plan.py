@@ -25,7 +25,9 @@ from airloop.models import logits_head
 from airloop.models.tiny import tiny_config, tiny_model
 from airloop.plan import MOMENTS, Memory, Plan, Shape, find_shape, memory, plan, read_shape, shape_of
 from airloop.plan.advice import advise, advise_gpus, apply
+from airloop.plan.counted import count
 from airloop.plan.gpu import gpu_memory, parse_size
+from airloop.plan.shape import built
 from airloop.policy import Policy
 
 GIB = 1 << 30
@@ -384,3 +386,35 @@ def test_a_plan_is_plain_data(shapes: dict[str, Shape]) -> None:
     made: Plan = plan(make(), shapes["135m"], 24 * GIB)
     assert json.loads(json.dumps(made.as_json()))["sampling"]["weights"] == made.sampling.weights
     assert tiny_config("llama").vocab_size == find_shape("tiny:llama", context=16).vocabulary
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_shape_by_arithmetic_is_that_of_the_model(kind: str, tied: bool, biased: bool) -> None:
+    settings = {**config_json("135m"), "model_type": kind, "num_hidden_layers": 3, "tie_word_embeddings": tied}
+    settings |= {"attention_bias": biased, "mlp_bias": biased, "sliding_window": None, "use_sliding_window": False}
+    assert count(settings) == built(settings)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "gemma"},
+        {"num_key_value_heads": None},
+        {"tie_word_embeddings": None},
+        {"model_type": "mistral"},  # its class has a window where the file says nothing
+        {"model_type": "qwen2", "use_sliding_window": True},
+        {"model_type": "qwen3", "head_dim": None},
+        {"hidden_act": "gelu"},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        {"layer_types": ["sliding_attention"] * 30},
+    ],
+)
+def test_what_config_json_alone_does_not_decide_is_asked_of_the_model(change: dict[str, Any]) -> None:
+    assert count({**config_json("135m"), **change}) is None
+
+
+def test_rotary_types_that_we_know_are_counted() -> None:
+    scaled = {**config_json("135m"), "num_hidden_layers": 2, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    assert count(scaled) == built(scaled)

@@ -11,6 +11,7 @@ import typer
 
 from airloop.commands.common import Json, print_json
 from airloop.errors import AirError
+from airloop.extras import install_line, missing
 
 if TYPE_CHECKING:
     from airloop.lab.hypothesis_report import Report
@@ -27,10 +28,11 @@ def list_hypotheses(
     as_json: Json = False,
 ) -> None:
     """The hypotheses and sweeps of a directory."""
-    from airloop.lab.hypotheses import SHIPPED, format_list, read_hypothesis
     from airloop.lab.hypotheses import as_json as hypothesis_json
+    from airloop.lab.hypotheses import format_list, read_hypothesis
+    from airloop.shipped import HYPOTHESES
 
-    place = directory or SHIPPED
+    place = directory or HYPOTHESES
     files = sorted(place.glob("*.toml"))
     if not files:
         raise AirError(f"{place} has no hypothesis: no .toml is there.", "name a directory: air lab list DIR")
@@ -105,11 +107,12 @@ def _tell(directory: Path, as_json: bool) -> Report:
     from airloop.lab.hypothesis_report import format_report, make_report
 
     made = make_report(directory)
-    picture = plot_report(made, directory / "report.png")
+    picture = None if missing("plot") else str(plot_report(made, directory / "report.png"))
     if as_json:
-        print_json({**report_json(made), "picture": str(picture)})
+        print_json({**report_json(made), "picture": picture})
     else:
-        print(f"{format_report(made)}\n\npicture: {picture}")
+        left_out = f"left out, it needs matplotlib ({install_line('plot')})"
+        print(f"{format_report(made)}\n\npicture: {picture or left_out}")
     return made
 
 

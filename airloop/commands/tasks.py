@@ -10,6 +10,7 @@ import typer
 
 from airloop.commands.common import Json, fail, print_json
 from airloop.errors import AirError
+from airloop.extras import check_extra
 
 tasks = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 MlgymRoot = Annotated[str | None, typer.Option(help="An MLGym checkout; by default the variable AIR_MLGYM_ROOT.")]
@@ -74,6 +75,7 @@ def check_task(
     as_json: Json = False,
 ) -> None:
     """Try a research task out: open it in the sandbox, run its baseline, validate that."""
+    check_extra("mlgym", "A research task")
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:
@@ -99,6 +101,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Play a recorded research episode again and compare its scores: 0 same, 1 different, 2 cannot be replayed."""
+    check_extra("mlgym", "A research episode")
     import asyncio
 
     from airloop.envs.mlgym.replay import ReplayOptions, replay_file

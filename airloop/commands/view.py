@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from airloop.errors import AirError
+from airloop.extras import check_extra
 
 
 def view(
@@ -39,6 +40,7 @@ def view(
         return
     if given := [name for name, value in chosen.items() if value is not None]:
         raise AirError(f"{', '.join(given)} says what is shown in the terminal.", "add --text, or leave it out.")
+    check_extra("view", "The page of `air view` (`--text` does not)")
     from airloop.view.guard import is_loopback
     from airloop.view.indexing import told
     from airloop.view.server import Options, Viewer

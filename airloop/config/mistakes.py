@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from airloop.config import keys
 from airloop.config.foreign import ALIASES, ENV_ARGS, FOREIGN_KEYS, FOREIGN_PATHS
 from airloop.config.rules import NOT_YET, Conflict
-from airloop.config.sources import CHECKOUT, KeyPath, Mistake, Origin, Settings
+from airloop.config.sources import KeyPath, Mistake, Origin, Settings
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError
 
@@ -77,8 +77,7 @@ def missing_template(settings: Settings) -> Iterable[Mistake]:
     origin = settings.origin(path)
     if not isinstance(value, str) or origin is None or Path(value).is_file():
         return
-    folder = next((base / origin.file for base in (Path.cwd(), CHECKOUT) if (base / origin.file).is_file()), None)
-    places = [*([str(folder.parent / value)] if origin.file and folder else []), str(Path.cwd() / value)]
+    places = [*([str((Path.cwd() / origin.file).parent / value)] if origin.file else []), str(Path.cwd() / value)]
     yield Mistake(
         f"{_head(path, value, origin)}: there is no such file; looked for {' and '.join(dict.fromkeys(places))}.",
         "write the path of a Jinja file, relative to the TOML's folder, or delete the line to use the "

@@ -17,7 +17,7 @@ from airloop.extras import install_line
 if TYPE_CHECKING:
     from airloop.config.schema import Config
 
-NOT_YET = ("vllm",)  # in the schema, so that they are refused with a reason rather than as unknown
+NOT_YET = ("vllm", "mps")  # in the schema, so that they are refused with a reason rather than as unknown
 LORA_LR_FLOOR = 1e-5  # below it, runs of weeks showed no visible update (A10)
 # What each loss has of the keys that not every loss has, with the values of its paper (docs/losses.md).
 LOSS_KEYS: dict[str, dict[str, Any]] = {
@@ -219,6 +219,12 @@ def _not_in_this_version(config: Config) -> Iterator[Conflict]:
             f"oversampling_factor = {factor} has no effect here without online_difficulty_filtering: "
             "every episode of a step is waited for, and more are sampled only in place of groups without signal",
             {"orchestrator.buffer.online_difficulty_filtering": True},
+        )
+    if config.model.device == "mps":
+        yield Conflict(
+            ("model.device",),
+            'device = "mps" is not in this version: on a Mac, models run on the CPU',
+            {"model.device": "cpu"},
         )
     if config.inference.backend == "vllm":
         yield Conflict(

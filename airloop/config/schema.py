@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from airloop.config import rules
+from airloop.envs import files
 
 ENV_SYNONYMS = {"air_mlgym": "mlgym", "seconds-0/beautiful-soup-env": "soup", "vf-musique": "musique"}
 DEFAULT_ENV = "tune"
@@ -32,7 +33,9 @@ class ModelConfig(Section):
         default=None, description="A Jinja file that replaces the tokenizer's own chat template."
     )
     adapter: str | None = Field(default=None, description="A PEFT adapter directory to start from.")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the one copy of the weights is.")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        default="auto", description="Where the one copy of the weights is."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="Number format of the frozen weights; auto is bfloat16 on CUDA and the faster of both on the CPU.",
@@ -222,12 +225,17 @@ class LogConfig(Section):
 
 
 class EnvConfig(Section):
-    id: str = Field(min_length=1, description="The environment, as `air tasks` lists it.")
+    id: str = Field(min_length=1, description='As `air tasks` lists it, or a file and class: "./my_env.py:MyEnv".')
     name: str | None = Field(default=None, min_length=1, description="What it is called in metrics; by default its id.")
     args: dict[str, Any] = Field(default_factory=dict, description="The environment's own settings.")
     rewards: dict[str, float] | None = Field(
         default=None, description="Weight of each reward component; by default the environment's own."
     )
+
+    @property
+    def title(self) -> str:
+        """What it is called in metrics and file names."""
+        return self.name or (files.title(self.id) if files.is_file_id(self.id) else self.id)
 
     @field_validator("id")
     @classmethod
@@ -405,7 +413,7 @@ class Config(Section):
     @property
     def task(self) -> str:
         """What the run is called after: its environments."""
-        return "-".join(env.name or env.id for env in self.orchestrator.env)
+        return "-".join(env.title for env in self.orchestrator.env)
 
     def warnings(self) -> list[str]:
         """What is allowed but seldom meant."""

@@ -15,11 +15,12 @@ from typing import Any, Literal, get_origin
 from airloop.config.keys import field_at, is_free, without_none
 from airloop.config.lines import key_lines
 from airloop.config.schema import DEFAULT_ENV, not_toml
+from airloop.envs.files import anchored, is_file_id
 from airloop.errors import AirError
+from airloop.shipped import name_of, names, nearest, shipped
 
 KeyPath = tuple[str | int, ...]
 
-CHECKOUT = Path(__file__).resolve().parents[2]  # so that `@ configs/quickstart.toml` works from anywhere
 _PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
 # Flags that are typed often.
 SHORT_FLAGS = {"minutes": "budget.minutes"}
@@ -103,6 +104,7 @@ def read_sources(argv: Sequence[str], foreign: Sequence[str]) -> Settings:
 def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[str, str | None]]]:
     files: list[str] = []
     flags: list[tuple[str, str | None]] = []
+    named = ""
     while argv:
         word = argv.pop(0)
         if word.startswith("@"):
@@ -116,10 +118,27 @@ def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[s
             else:
                 takes = argv and not argv[0].startswith(("--", "@"))
                 flags.append((name, argv.pop(0) if takes else None))
+        elif not named:
+            named = word
+            files.append(_named(word))
         else:
             fix = f"write @ {word}" if word.endswith(".toml") else "write @ FILE.toml for a file, --KEY VALUE for a key"
             settings.mistakes.append(Mistake(f"{word}: neither a file (@) nor a flag (--).", fix))
     return files, flags
+
+
+def _named(word: str) -> str:
+    """The file behind a word by itself, as in `air train quickstart`: a config that comes with air, or a path."""
+    if word in names():
+        return str(shipped(word))
+    if Path(word).expanduser().is_file():
+        return word
+    if known := name_of(word) or nearest(word):
+        raise AirError(f"There is no config {word}: none comes with air, and no file.", f"did you mean {known}?")
+    raise AirError(
+        f"{word} is neither a config that comes with air nor a file.",
+        "`air configs list` shows their names; write @ FILE.toml for a file, --KEY VALUE for a key",
+    )
 
 
 def _read_file(name: str, settings: Settings) -> None:
@@ -136,17 +155,20 @@ def _read_file(name: str, settings: Settings) -> None:
 
 
 def _find(name: str) -> Path:
-    tried = [Path.cwd() / Path(name).expanduser(), CHECKOUT / name]
-    for path in tried:
-        if path.is_file():
-            return path
-    if tried[0].is_dir():
+    path = Path.cwd() / Path(name).expanduser()
+    if path.is_file():
+        return path
+    if known := name_of(name):
+        raise AirError(
+            f"There is no file {name}. A config of that name comes with air and needs no @.",
+            f"write {known} for it, as in `air train {known}`",
+        )
+    if path.is_dir():
         raise AirError(f"{name} is a folder, not a TOML file.", f"name a file in it: @ {name.rstrip('/')}/….toml")
-    near = {other.stem: other for path in reversed(tried) for other in path.parent.glob("*.toml")}
-    close = difflib.get_close_matches(tried[0].stem, near, 1, 0.6)
-    looked = " and ".join(dict.fromkeys(map(str, tried)))
+    near = {other.stem: other for other in path.parent.glob("*.toml")}
+    close = difflib.get_close_matches(path.stem, near, 1, 0.6)
     raise AirError(
-        f"There is no file {name}: looked for {looked}.",
+        f"There is no file {name}: looked for {path}.",
         f"did you mean @ {near[close[0]]}?" if close else "check the name after @",
     )
 
@@ -174,6 +196,11 @@ def _anchor(tree: dict[str, Any], folders: list[Path]) -> None:
             continue
         found = (folder.absolute() / Path(value).expanduser() for folder in folders)
         table[key] = next((str(path) for path in found if path.exists()), value)
+    orchestrator = tree.get("orchestrator")
+    listed = orchestrator.get("env") if isinstance(orchestrator, dict) else None
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str) and is_file_id(entry["id"]):
+            entry["id"] = anchored(entry["id"], folders)
 
 
 def _apply_flag(name: str, text: str | None, settings: Settings) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -98,6 +97,8 @@ def _holders(apps: list[list[str]], uuid: str) -> list[Holder]:
 
 
 def _user(pid: int) -> str:
-    with contextlib.suppress(OSError, KeyError):
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        import pwd  # not on Windows
+
         return pwd.getpwuid(os.stat(f"/proc/{pid}").st_uid).pw_name
     return ""

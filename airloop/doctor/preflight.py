@@ -105,7 +105,9 @@ def _examined_apart(config: Config, run: Run) -> dict[str, Any] | None:
         file.write_text(to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "airloop.cli", "doctor", "@", str(file), "--json"]
         with waiting("probes and proofs", "the doctor's process", APART_S):
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+            )
             out, errors, in_time = _communicate(process)
     run.log(errors)
     if not in_time:

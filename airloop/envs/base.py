@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from airloop.envs.files import find_class, is_file_id
 from airloop.errors import AirError
+from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
 from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
@@ -93,6 +95,10 @@ class Environment(ABC):
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of "train", "eval" or "test", always in the same order."""
 
+    def count(self, split: str) -> int:
+        """How many there are. An environment that makes its tasks, and knows their number, may say it at once."""
+        return len(self.tasks(split))
+
     @abstractmethod
     def open(self, task: Task, seed: int) -> Session: ...
 
@@ -129,17 +135,27 @@ class Environment(ABC):
 
 def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Environment:
     """The environment registered under `env_id`, with its checked arguments."""
+    kind = find_environment(env_id)()
+    return kind(check_args(env_id, kind.Args, args or {}))
+
+
+def find_environment(env_id: str) -> Callable[[], type[Environment]]:
+    """What imports the environment, once it is certain that all it needs is installed. Imports nothing of it."""
+    if is_file_id(env_id):
+        return lambda: find_class(env_id, Environment)
     registered = plugins("envs")
     if env_id not in registered:
         near = difflib.get_close_matches(env_id, registered, n=1)
         hint = f'did you mean id = "{near[0]}"? ' if near else ""
         raise AirError(
             f"No environment is registered as {env_id!r}.",
-            f"{hint}Known: {', '.join(sorted(registered)) or 'none'}; "
-            'a package adds one with an entry point in the group "airloop.envs".',
+            f"{hint}Known: {', '.join(sorted(registered)) or 'none'}; a file's is named by its path and class "
+            '(id = "./my_env.py:MyEnv"), a package adds one with an entry point in the group "airloop.envs".',
         )
-    kind: type[Environment] = registered[env_id].load()
-    return kind(check_args(env_id, kind.Args, args or {}))
+    found = registered[env_id]
+    for extra in found.extras:
+        check_extra(extra, f"The environment {env_id!r}", found.dist.name if found.dist else OURS)
+    return found.load
 
 
 def check_args(env_id: str, model: type[EnvArgs], args: Mapping[str, Any]) -> EnvArgs:

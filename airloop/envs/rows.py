@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.extras import check_extra
 
 Row = dict[str, Any]
 
@@ -167,6 +168,7 @@ def _ask_hub(name: str, fix: str) -> None:
 
 
 def _load(path: str, config: str, split: str, part: slice, fix: str, title: str = "") -> list[Row]:
+    check_extra("rows", f"The data set {title or path}, which is no single file,")
     import datasets
 
     title = title or path

@@ -52,7 +52,7 @@ def conditions(
     o = config.orchestrator
     sampling = {**o.sampling.model_dump(), "temperature": temperature} if samples else None
     mode = {
-        "env": {(e.name or e.id): _env(e.id, e.rewards, envs[e.name or e.id]) for e in o.env},
+        "env": {e.title: _env(e.id, e.rewards, envs[e.title]) for e in o.env},
         "parser": config.inference.model.tool_call_parser,
         "episode_timeout_s": o.episode_timeout_s,
         "context": config.context if policy else None,

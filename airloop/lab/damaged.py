@@ -4,7 +4,6 @@ could not be read."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -12,6 +11,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from airloop import locks
 
 LATEST = 253_402_300_799.0  # the last second that a calendar of four digits can name
 LONGEST = 1 << 28  # bytes that are read of one file: a run's metrics are far below
@@ -133,10 +134,7 @@ def is_held(lock: Path) -> bool:
     itself meanwhile tries again (Run.lock)."""
     try:
         with lock.open("rb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
+            return not locks.take(handle, shared=True)
     except OSError:
         return False
 

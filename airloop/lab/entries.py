@@ -8,9 +8,7 @@ a run that is started again after it was abandoned is not abandoned any more.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from airloop import locks
 from airloop.errors import AirError
 from airloop.files import write_text
 from airloop.lab.damaged import Reader, epoch, items, table, whole, words
@@ -131,10 +130,6 @@ def _saved(path: Path) -> dict[str, Any]:
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Between reading and writing a run's books nobody else writes them: neither another process nor a thread of this
-    one. The lock is on the directory: it leaves no file."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    one."""
+    with locks.alone_in(path):
         yield
-    finally:
-        os.close(handle)

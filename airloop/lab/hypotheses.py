@@ -35,9 +35,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from airloop.config import Config, load_config
 from airloop.errors import AirError
 from airloop.lab.faults import find_fault
+from airloop.shipped import HYPOTHESES, name_of, shipped
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-SHIPPED = CHECKOUT / "configs" / "lab"
 BASE, CHANGED = "base", "changed"
 # What `air lab run` sets itself, for both sides alike.
 OWN_KEYS = ("seed", "output_dir", "logbook.goal", "logbook.parent")
@@ -130,12 +129,15 @@ class Hypothesis:
             raise AirError(f"{self.name}, {variant.name}: {error.problem}", error.fix) from None
 
     def _config_file(self) -> Path:
+        """Beside the hypothesis or here; or the one that comes with air, for one that was copied or has moved."""
         name = self.written.config
-        found = [p for p in (self.folder / name, Path(name).expanduser(), CHECKOUT / name) if p.is_file()]
+        known = name_of(name)
+        places = [self.folder / name, Path(name).expanduser(), *([shipped(known)] if known else [])]
+        found = [p for p in places if p.is_file()]
         if not found:
             raise AirError(
                 f"{self.name}: its config {name!r} is neither beside it nor here.",
-                f"name a TOML of `air train`, such as ../arith.toml; {self.folder} is where it is looked for first.",
+                f"name a TOML of `air train`, such as arith or ./my.toml; {self.folder} is looked in first.",
             )
         return found[0].resolve()
 
@@ -148,10 +150,10 @@ def find_hypothesis(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    shipped = {p.stem: p for p in sorted(SHIPPED.glob("*.toml"))}
-    if name in shipped:
-        return shipped[name]
-    close = difflib.get_close_matches(path.stem, shipped, 1, 0.5)
+    known_names = {p.stem: p for p in sorted(HYPOTHESES.glob("*.toml"))}
+    if (stem := name.removeprefix("lab/")) in known_names:
+        return known_names[stem]
+    close = difflib.get_close_matches(path.stem, known_names, 1, 0.5)
     known = f"did you mean {close[0]!r}?" if close else "`air lab list` shows those that come with air."
     raise AirError(f"There is no hypothesis {name!r}: no file, and none of that name.", known)
 

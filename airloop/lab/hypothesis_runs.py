@@ -12,7 +12,6 @@ The same command goes on where it was stopped: a run that is complete is not rep
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import airloop
+from airloop import locks
 from airloop.errors import AirError, Stopped
 from airloop.files import write_json
 from airloop.lab.damaged import is_held
@@ -147,10 +147,8 @@ def _only_lab(out: Path) -> Iterator[None]:
     except OSError as error:
         raise AirError(f"{out} cannot be made: {error}.", "give another --out.") from None
     with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AirError(f"Another `air lab run` works in {out}.", "wait for it, or give another --out.") from None
+        if not locks.take(lock):
+            raise AirError(f"Another `air lab run` works in {out}.", "wait for it, or give another --out.")
         yield
 
 

@@ -8,19 +8,18 @@ weights of a faulty run are worth is measured afterwards, with the fault taken o
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from airloop import interrupts
 from airloop.errors import AirError, Stopped
 from airloop.lab.evaluate import EvalOptions, evaluate
 from airloop.lab.faults import fault_on
+from airloop.locks import alone
 from airloop.run import Run
 from airloop.watch.display import Display
 
@@ -64,16 +63,9 @@ def _start_supervised(run: Run, display: Display) -> None:
     from airloop.warmstart import warmstart, warmstart_directory
 
     made = warmstart_directory(run.config)
-    with _only_one(made.with_name(f".{made.name}.lock")):
+    # Both sides of a seed have the same supervised start: the first makes it, the other waits and finds it.
+    with alone(made.with_name(f".{made.name}.lock")):
         asyncio.run(warmstart(run.config, display))
-
-
-@contextmanager
-def _only_one(file: Path) -> Iterator[None]:
-    """Both sides of a seed have the same supervised start: the first makes it, the other waits and finds it."""
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _end_with_the_lab() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from airloop.envs.base import Environment, load_environment
+from airloop.envs.base import Environment, find_environment, load_environment
 from airloop.errors import AirError
 from airloop.models.chat import ONLY_TEXT, ChatTokenizer
 from airloop.plugins import plugins
@@ -34,7 +34,8 @@ def list_environments(
     registered = sorted(plugins("envs"))
     with _warnings_unsaid():
         rows = [_environment(name, asked=bool(names)) for name in names or registered]
-        if with_tasks and (research := next((row for row in rows if row["id"] == RESEARCH), None)):
+        research = next((row for row in rows if row["id"] == RESEARCH and not row["needs"]), None)
+        if with_tasks and research:
             from airloop.envs.mlgym.tasks_report import catalogue
 
             research["catalogue"] = catalogue(mlgym_root)
@@ -53,7 +54,13 @@ def _warnings_unsaid() -> Iterator[None]:
 
 
 def _environment(name: str, asked: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {"id": name, "about": "", "tasks": {}, "problem": ""}
+    row: dict[str, Any] = {"id": name, "about": "", "tasks": {}, "problem": "", "needs": ""}
+    try:
+        find_environment(name)
+    except AirError as error:
+        if asked:
+            raise
+        return row | {"problem": error.problem, "needs": error.fix}
     try:
         env = load_environment(name)
         row |= {
@@ -62,7 +69,7 @@ def _environment(name: str, asked: bool) -> dict[str, Any]:
             "max_turns": env.max_turns,
             "args": {key: _argument(field) for key, field in type(env).Args.model_fields.items()},
             "reward_weights": dict(env.reward_weights),
-            "tasks": {split: len(env.tasks(split)) for split in SPLITS},
+            "tasks": {split: env.count(split) for split in SPLITS},
         }
     except (AirError, ImportError) as error:
         if asked:
@@ -205,6 +212,7 @@ def format_environments(rows: Sequence[dict[str, Any]], with_args: bool) -> str:
         lines.append(f"{row['id']}: {row['about']}" if row["about"] else row["id"])
         if row["problem"]:
             lines.append(f"  cannot be used: {row['problem']}")
+            lines += [f"  install it: {row['needs']}"] if row["needs"] else []
         else:
             lines += _facts(row, with_args)
         if "catalogue" in row:

@@ -38,7 +38,7 @@ def choose_checkpoint(run: Run, which: str = "last") -> Checkpoint:
     if step not in found:
         known = ", ".join(map(str, found))
         raise AirError(f"{run.path} has no checkpoint of step {step}.", f"choose from {known}, last or best.")
-    position = json.loads((found[step] / "position.json").read_text())
+    position = json.loads((found[step] / "position.json").read_text(encoding="utf-8"))
     return Checkpoint(step, found[step], int(position["version"]))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from airloop.lab.hypotheses import FEWEST_SEEDS, Rule
-from airloop.lab.intervals import Interval, bootstrap_mean
+from airloop.lab.intervals import Interval, bootstrap_mean, student_quantile
 
 Verdict = Literal["supported", "rejected", "undecided"]
 Task = tuple[str, str]  # environment, task
@@ -46,10 +46,8 @@ def student_mean(values: Sequence[float]) -> Interval:
     mean = math.fsum(values) / count
     if count == 1:
         return Interval(mean, -math.inf, math.inf, 1)
-    from scipy.special import stdtrit
-
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (count - 1))
-    half = float(stdtrit(count - 1, 0.975)) * spread / math.sqrt(count)
+    half = student_quantile(count - 1) * spread / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
 
 

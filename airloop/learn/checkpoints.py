@@ -64,7 +64,7 @@ def load_checkpoint(path: Path, learner: Learner) -> int:
     Everything is read before anything is changed, so that after a damaged checkpoint an older one can be taken.
     """
     try:
-        position = json.loads((path / "position.json").read_text())
+        position = json.loads((path / "position.json").read_text(encoding="utf-8"))
         step, version = int(position["step"]), int(position["version"])
         # Of a sharded optimiser each rank needs its part only: what it does not touch is not read into memory.
         mapped = learner.shards is not None

@@ -17,14 +17,12 @@ from torch import Tensor, nn
 
 from airloop.learn.lora import ADAPTER, LoraLinear
 from airloop.learn.pieces import Linears, gated, gradients_of, products, project, rms_norm, rotate
+from airloop.limits import DEAR
 from airloop.models.blocks import Block, Blocks, read_blocks
 
 if TYPE_CHECKING:
     from airloop.learn.batches import PackedPlan
     from airloop.policy import Policy
-
-# A block's attention is kept when it costs more than this share of the block's matrix products.
-DEAR = 0.1
 
 
 def training_hidden(policy: Policy, plan: PackedPlan) -> Tensor:

@@ -15,12 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from airloop.learn import pieces
+from airloop.limits import CUDA_CHUNK_BYTES, CUDA_ROWS
 
 # Memory of one chunk's float32 logits. About three such tensors live at once in the backward pass.
 CHUNK_BYTES = 64 << 20
-# On a GPU a chunk must have some thousand rows, or its products wait for memory: 2,048 rows of 152K in bf16 are 0.6 GB.
-CUDA_ROWS = 2048
-CUDA_CHUNK_BYTES = 640 << 20
 Head = Callable[[Tensor], Tensor]
 
 

@@ -19,13 +19,12 @@ from torch import Tensor
 
 from airloop.errors import AirError
 from airloop.learn.parallel import Shards, local_gradient
+from airloop.limits import STRETCH
 from airloop.world import World
 
 if TYPE_CHECKING:
     from airloop.policy import Policy
 
-# Weights of one stretch, unless a single parameter has more.
-STRETCH = 1 << 26
 # Weights that are counted or added up at once, with eight bytes for each: a sum of booleans is one of whole numbers,
 # and a long sum in float32 is off by percents on the CPU.
 PIECE = 1 << 22

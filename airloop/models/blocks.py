@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-# Angles that depend on a position alone, not on the length of the whole sequence.
-ROTARY = ("default", "linear", "llama3", "yarn")
+from airloop.models.known import KNOWN, ROTARY
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,9 @@ def run_download(
     # Its unfinished files are there, too, so that they are seen to grow.
     environment = {**os.environ, "TMPDIR": str(folder)}
     with growing(what, owner, folder, total) as wait:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace", env=environment
+        )
         try:
             while True:
                 try:

@@ -73,9 +73,9 @@ def locate(name: str, *, say: Say | None = None) -> ModelFiles:
 def find_config(name: str, *, say: Say | None = None) -> dict[str, Any]:
     """The model's config.json, without fetching its weights where that is possible."""
     if name.startswith("tiny:"):
-        from airloop.models.tiny import tiny_config
+        from airloop.models.tiny import tiny_settings
 
-        return dict(tiny_config(name.removeprefix("tiny:")).to_dict())
+        return tiny_settings(name.removeprefix("tiny:"))
     path = Path(name).expanduser()
     if not path.exists() and HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
         found = _cached_file(name, "config.json")
@@ -363,7 +363,7 @@ def cached_conversions() -> list[tuple[str, Path]]:
     for manifest in sorted(directory.glob("*/air.json")):
         made = conversion(cache_directory(), manifest.parent.name)
         if made.is_whole():
-            rows.append((str(json.loads(manifest.read_text())["name"]), made.path))
+            rows.append((str(json.loads(manifest.read_text(encoding="utf-8"))["name"]), made.path))
     return rows
 
 

@@ -49,11 +49,18 @@ def _byte_characters() -> dict[int, str]:
 
 
 def tiny_config(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> Any:
-    if kind not in KINDS:
-        raise AirError(f"there is no tiny model {kind!r}", f"use one of {', '.join('tiny:' + k for k in KINDS)}")
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    settings = tiny_settings(kind, hidden=hidden, layers=layers)
+    return CONFIG_MAPPING[settings.pop("model_type")](**settings)
+
+
+def tiny_settings(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> dict[str, Any]:
+    """What its config.json says."""
+    if kind not in KINDS:
+        raise AirError(f"there is no tiny model {kind!r}", f"use one of {', '.join('tiny:' + k for k in KINDS)}")
     settings: dict[str, Any] = {
+        "model_type": kind,
         "vocab_size": 256 + len(SPECIAL),
         "hidden_size": hidden,
         "intermediate_size": 2 * hidden,
@@ -68,9 +75,9 @@ def tiny_config(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> An
         "tie_word_embeddings": kind == "qwen2",  # one kind with tied weights: real small models have them
         "initializer_range": hidden**-0.5,  # logits spread by about one: a flat softmax hides mistakes
     }
-    if kind == "mistral":
-        settings["sliding_window"] = None
-    return CONFIG_MAPPING[kind](**settings)
+    if kind != "llama":  # said, so that no default of transformers' class counts
+        settings |= {"sliding_window": None} if kind == "mistral" else {"use_sliding_window": False}
+    return settings
 
 
 def tiny_model(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
+from typing import Any
 
 from airloop.errors import AirError
 
@@ -14,11 +17,9 @@ def gpu_memory(told: str | None, index: int | None) -> int:
     """Bytes of the GPU that a run would use; `told` (as in "80GiB") goes before what the machine has."""
     if told is not None:
         return parse_size(told)
-    import torch
-
-    if not torch.cuda.is_available():
+    if not _may_have_one() or not (torch := _torch()).cuda.is_available():
         raise AirError(
-            "How much memory the GPU has is not known: torch sees no CUDA device here.",
+            "How much memory the GPU has is not known: there is no CUDA device here.",
             "say it: air plan @ x.toml --gpu-memory 80GiB",
         )
     if (index or 0) >= torch.cuda.device_count():
@@ -27,6 +28,18 @@ def gpu_memory(told: str | None, index: int | None) -> int:
             "name one that is here in trainer_gpu_ids, or give --gpu-memory to plan for another machine.",
         )
     return int(torch.cuda.get_device_properties(index or 0).total_memory)
+
+
+def _may_have_one() -> bool:
+    """Importing torch takes seconds, and on Linux a file tells that there is no use."""
+    names = ("nvidia*", "nvhost*", "nvgpu", "dxg", "kfd")  # a card's, a Jetson's (two), WSL's, AMD's
+    return not sys.platform.startswith("linux") or any(found for name in names for found in Path("/dev").glob(name))
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
 
 
 def parse_size(text: str) -> int:

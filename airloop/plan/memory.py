@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from airloop.config import Config
+from airloop.limits import CUDA_CHUNK_BYTES, CUDA_ROWS, DEAR, STRETCH, graph_sizes, step_tokens
 from airloop.plan.shape import Shape
 
 MIB = 1 << 20
@@ -90,8 +91,6 @@ class Sizes:
 
 
 def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
-    from airloop.engine.embedded.engine import step_tokens
-
     model, lora = config.trainer.model, config.trainer.model.lora
     full = model.train == "full"
     blocks = [name for name, _ in shape.linears if ".layers.0." in name or name.startswith("layers.0.")]
@@ -182,9 +181,7 @@ def outside(graphs: int) -> int:
 
 def graph_count(batch: int) -> int:
     """Batch sizes that decoding is captured for, if all are met; one kind of sampling."""
-    from airloop.engine.embedded.graphs import sizes
-
-    return len(sizes(batch))
+    return len(graph_sizes(batch))
 
 
 # --- parts ------------------------------------------------------------------------------------------------------
@@ -202,8 +199,6 @@ def _root(shape: Shape) -> int:
 
 def _stretch(s: Sizes) -> int:
     """Weights that the optimiser moves at once: a whole parameter at least, of which the embedding is the largest."""
-    from airloop.learn.optimiser import STRETCH
-
     largest = s.shape.vocabulary * s.shape.hidden // (s.ranks if s.sharded else 1) if s.full else 0
     return min(s.share, max(STRETCH, largest))
 
@@ -242,8 +237,6 @@ def _reference(s: Sizes) -> int:
 
 def _logits(s: Sizes) -> int:
     """One chunk, cut as airloop/learn/logprobs.py does on CUDA."""
-    from airloop.learn.logprobs import CUDA_CHUNK_BYTES, CUDA_ROWS
-
     shape, frozen = s.shape, s.shape.own_forward and not s.full
     size = s.item if frozen else 4
     rows = min(CUDA_ROWS, CUDA_CHUNK_BYTES // (size * shape.vocabulary), s.tokens)
@@ -262,8 +255,6 @@ def _kept(s: Sizes) -> int:
 
 def _keeps_attention(s: Sizes) -> bool:
     """As airloop/learn/forward.py decides, for sequences that fill the context."""
-    from airloop.learn.forward import DEAR
-
     attention = 4 * s.longest / 2 * s.shape.heads * s.shape.dim
     return s.own_forward and attention > DEAR * 2 * s.shape.block
 

@@ -1,4 +1,4 @@
-"""What a plan must know about a model: counted on a model without storage, from its config.json alone."""
+"""What a plan must know about a model: by arithmetic or on a model without storage, from its config.json alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.plan.counted import count
 
 Say = Callable[[str], None]
 
@@ -94,6 +95,11 @@ def find_shape(name: str, *, context: int, say: Say | None = None) -> Shape:
 
 def shape_of(settings: Mapping[str, Any]) -> Shape:
     """The shape that the object in a config.json describes."""
+    return count(settings) or built(settings)
+
+
+def built(settings: Mapping[str, Any]) -> Shape:
+    """Of a model without storage: any architecture."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

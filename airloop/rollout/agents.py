@@ -12,15 +12,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from airloop.engine.base import ContextFull, Engine, Sampling
 from airloop.errors import AirError, InfraError
 from airloop.rollout.schedule import turn_seed
 from airloop.rollout.transcript import Strategy, Tokenizer, Transcript, find_replies
 from airloop.types import Branch, Message, Sampled, Times
+
+if TYPE_CHECKING:
+    import httpx  # imported where it is used: most runs ask no URL
 
 
 class ModelAgent(ABC):
@@ -171,6 +172,8 @@ class UrlAgent(ModelAgent):
         return Message(role="assistant", content=text)
 
     async def _ask_until_answered(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        import httpx
+
         async with httpx.AsyncClient(timeout=self._timeout_s, headers=self._headers, verify=_tls()) as client:
             for attempt in range(self._attempts):
                 try:
@@ -184,6 +187,8 @@ class UrlAgent(ModelAgent):
         raise InfraError(f"{self._url} did not answer in {self._attempts} attempts; the last: {reason}")
 
     async def _ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        import httpx
+
         try:
             response = await client.post(self._url, json=body)
         except httpx.TransportError as error:

@@ -8,7 +8,6 @@ import contextlib
 import json
 import logging
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -68,6 +67,8 @@ class BubbleWorld(World):
             async with asyncio.timeout(START_S):
                 self.first = await _child_pid(info)
             cgroups.enter(self.groups, self.first)
+            import resource  # Linux alone has its prlimit; this module is imported everywhere
+
             for name, value in self._rlimits().items():
                 resource.prlimit(self.first, getattr(resource, name), (value, value))
             os.write(release, b"x")

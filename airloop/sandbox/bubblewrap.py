@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from itertools import count
 
@@ -28,6 +30,7 @@ NO_BWRAP = (
     "install it (Debian and Ubuntu: `apt-get install bubblewrap`; Fedora: `dnf install bubblewrap`), or choose another "
     'backend yourself: args = { sandbox = "container" } with Docker or Podman.'
 )
+NOT_LINUX = 'choose the other backend, Docker or Podman: args = { sandbox = "container" }.'
 NO_NAMESPACES = (
     "allow user namespaces (`sysctl kernel.unprivileged_userns_clone=1`, on Ubuntu 24.04 also "
     "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`; in Docker `--security-opt seccomp=unconfined`), "
@@ -37,6 +40,8 @@ NO_NAMESPACES = (
 
 def check() -> str:
     """The path of a bwrap that works here, or an AirError that says what is missing."""
+    if not sys.platform.startswith("linux"):
+        raise AirError(f"The bubblewrap sandbox is of Linux, and this is {platform.system()}.", NOT_LINUX)
     found = shutil.which("bwrap")
     if found is None:
         raise AirError("The bubblewrap sandbox needs the program `bwrap`, which is not installed.", NO_BWRAP)

@@ -7,7 +7,6 @@ The scripts run as the agent's own user and see what the agent sees, so a link l
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,9 +136,18 @@ def ulimits(image: Image, podman: bool) -> list[dict[str, Any]]:
     if podman:
         # Where Podman may not raise its own limit it fails unless told less. A world is limited by its control group;
         # this counts all processes of the user on the host, so it has to be large.
-        _, most = resource.getrlimit(resource.RLIMIT_NPROC)
-        values["nproc"] = ALL_PROCESSES if most == resource.RLIM_INFINITY else min(ALL_PROCESSES, most)
+        values["nproc"] = min(ALL_PROCESSES, _most_processes())
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in values.items()]
+
+
+def _most_processes() -> int:
+    """Of this user; as many as wanted where nothing limits them, or the system (Windows) has no such limit."""
+    try:
+        import resource
+    except ImportError:
+        return ALL_PROCESSES
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    return ALL_PROCESSES if most == resource.RLIM_INFINITY else most
 
 
 def mounts(image: Image) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
-import fcntl
 import io
 import json
 import logging
@@ -168,6 +167,8 @@ def sealed_copy(program: str) -> int:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
+    import fcntl  # Linux alone seals files; this module is imported everywhere
+
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     os.fchmod(fd, 0o555)
     return fd

@@ -37,7 +37,7 @@ class RuntimeDirectory:
 
     def install_python(self, real: str) -> None:
         """`python` and `python3` as agents find them first. -I -S: it must start in milliseconds."""
-        text = f"#!{real} -IS\n" + SHIM.read_text().replace("@REAL@", real)
+        text = f"#!{real} -IS\n" + SHIM.read_text(encoding="utf-8").replace("@REAL@", real)
         for name in ("python", "python3"):
             file = self.path / "bin" / name
             file.write_text(text)
@@ -84,6 +84,6 @@ def _root() -> Path:
 
 def _started(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
         return stat[stat.rindex(")") + 2 :].split()[19]
     return ""

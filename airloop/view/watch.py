@@ -7,7 +7,7 @@ directory, the longer the pause.
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO
 
+from airloop import locks
 from airloop.view.index import Index
 
 PAUSE_S = 0.5
@@ -80,12 +81,12 @@ class Watch:
         """Of several viewers of one directory, the first keeps the index; another takes over when that one ends."""
         if self._duty is None:
             handle = Path(f"{self._index.store.path}.lock").open("w")  # noqa: SIM115 - held for as long as we serve
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                handle.close()
-                return False
-            self._duty = handle
+            with contextlib.suppress(OSError):  # a file system without locks: nobody is on duty there
+                if locks.take(handle):
+                    self._duty = handle
+                    return True
+            handle.close()
+            return False
         return True
 
     def _others_work(self) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 
 from airloop.engine.base import ContextFull, EngineFailed, Sampling
 from airloop.engine.embedded import EmbeddedEngine
-from airloop.engine.embedded.engine import NARROW, STEP_TOKENS, step_tokens
+from airloop.limits import NARROW, STEP_TOKENS, step_tokens
 from airloop.models import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy

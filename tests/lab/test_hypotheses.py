@@ -23,12 +23,13 @@ from airloop.doctor.preflight import SKIPPED
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError
 from airloop.lab.faults import FAULTS, fault_on
-from airloop.lab.hypotheses import SHIPPED, flat, read_hypothesis
+from airloop.lab.hypotheses import flat, read_hypothesis
 from airloop.lab.hypothesis_report import as_json, format_curves, format_report, make_report, mean_curve
 from airloop.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab, run_hypothesis
 from airloop.lab.hypothesis_worker import work
 from airloop.learn.batches import PackedPlan
 from airloop.run import Run
+from airloop.shipped import HYPOTHESES, shipped
 from airloop.train import refuse_faulty, start
 from airloop.watch import alarms
 from airloop.watch.alarms import Halted
@@ -36,7 +37,7 @@ from airloop.watch.display import Display
 from airloop.watch.sparkline import sparkline
 
 QUIET = Display(quiet=True)
-ARITH_TOML = Path(__file__).parents[2] / "configs" / "arith.toml"
+ARITH_TOML = shipped("arith")
 TINY = f"""\
 claim = "It makes no difference."
 config = "{ARITH_TOML}"
@@ -80,7 +81,7 @@ def refusal(path: Path) -> str:
 # --- reading and refusing ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(HYPOTHESES.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_shipped_ones_can_be_read_and_fit_their_budget(path: Path) -> None:
     found = read_hypothesis(path)
     assert len(found.written.seeds) >= 3 and len(found.variants) >= 2
@@ -355,7 +356,7 @@ def test_the_budget_ends_it_and_keeps_what_is_done(air: Any, tmp_path: Path) -> 
 )
 def test_what_a_sweep_could_not_use_is_refused(tmp_path: Path, rule: str, vary: str, said: str) -> None:
     file = tmp_path / "s.toml"
-    config = Path(__file__).parents[2] / "configs" / "arith.toml"
+    config = shipped("arith")
     file.write_text(
         f'claim = "c"\nconfig = "{config}"\nseeds = [0, 1, 2]\n[vary]\n{vary}\n[rule]\nmetric = "reward"\n{rule}\n'
         "[budget]\nminutes = 1\nsteps = 10000\n"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airloop.lab.hypotheses import Rule
-from airloop.lab.intervals import Interval
+from airloop.lab.intervals import Interval, student_quantile, student_share
 from airloop.lab.verdicts import decide, difference, student_mean
 
 numbers = st.floats(-2, 2, allow_nan=False)
@@ -97,3 +97,13 @@ def test_both_doubts_count() -> None:
     assert tasks.interval.low == pytest.approx(tasks.over_rows.low)
     assert both.interval.low < min(both.over_seeds.low, both.over_rows.low)
     assert both.interval.high > max(both.over_seeds.high, both.over_rows.high)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 9, 23, 100, 999])
+def test_students_t_is_that_of_scipy(freedom: int) -> None:
+    from scipy.special import stdtr, stdtrit
+
+    for share in (0.6, 0.9, 0.975, 0.9995):
+        assert student_quantile(freedom, share) == pytest.approx(stdtrit(freedom, share), rel=1e-10)
+    for t in (-3.0, 0.0, 0.7, 12.0):
+        assert student_share(t, freedom) == pytest.approx(stdtr(freedom, t), abs=1e-12)

@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said_with_what_to_do(browser: Any, base: str) -> None:
 def test_an_empty_directory_teaches(browser: Any, tmp_path: Path) -> None:
     with serving(Options(tmp_path)) as viewer, tab(browser, viewer.url) as view:
         view.open()
-        assert f"No runs in {tmp_path} yet" in view.text() and "air train @ configs/quickstart.toml" in view.text()
+        assert f"No runs in {tmp_path} yet" in view.text() and "air train quickstart" in view.text()
         view.open("list")
         assert "air train @" in view.text()
 

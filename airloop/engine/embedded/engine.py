@@ -18,15 +18,10 @@ from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import Request, Scheduler, Step
 from airloop.errors import AirError
+from airloop.limits import step_tokens
 from airloop.models.blocks import read_blocks, why_unknown
 from airloop.policy import Policy
 from airloop.waits import waiting
-
-# Tokens per step: enough to keep the matrix units busy, little enough that decoding goes on.
-STEP_TOKENS = {"cpu": 1024, "cuda": 8192}
-# On a GPU a step of our own forward pass through a narrow model ends before the next one is asked for, so it takes
-# more: up to four times as many tokens, in the memory that a model of this width needs for STEP_TOKENS.
-NARROW = 2048
 
 # A step takes milliseconds; the first ones of a run, which compile kernels and capture graphs, up to 90 s. A CPU may
 # take longer: while it computes, it is waited for.
@@ -35,13 +30,6 @@ STEP_S = 180.0
 LOCKSTEP_S = 900.0
 
 Answer = tuple[Step, "np.ndarray", "np.ndarray"]
-
-
-def step_tokens(device: str, width: int, own: bool) -> int:
-    """The most tokens of one step of a model whose hidden states have this width, by our `own` forward pass or not:
-    plain attention has a mask that grows with the square."""
-    tokens = STEP_TOKENS.get(device, STEP_TOKENS["cpu"])
-    return tokens * max(1, min(4, NARROW // width)) if device == "cuda" and own else tokens
 
 
 @dataclass

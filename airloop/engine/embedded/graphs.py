@@ -9,16 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def sizes(most: int) -> list[int]:
-    """Batch sizes worth a graph of their own: padding never doubles a batch, and costs little in a large one."""
-    found = [n for n in (1, 2, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64) if n < most]
-    step = 16
-    n = 64 + step
-    while n < most:
-        found.append(n)
-        n += step if n < 256 else 64
-    return [*found, most]
+from airloop.limits import graph_sizes
 
 
 class Graphs:
@@ -27,7 +18,7 @@ class Graphs:
     def __init__(self, step: Callable[[Tensor, bool], None], rows: Tensor, most: int) -> None:
         self._step = step
         self._rows = rows
-        self._sizes = sizes(most)
+        self._sizes = graph_sizes(most)
         self._graphs: dict[tuple[int, bool], Any] = {}
         self._pool: Any = None
         self.bytes = 0

@@ -19,6 +19,8 @@ from airloop.envs.rows import FILES, parse_source, read_rows
 from airloop.errors import AirError
 
 GENERATED = "generated"
+# Of the generated problems, as they are split by default: to make them only to count them takes a quarter of a second.
+GENERATED_COUNTS = {"train": 1666, "eval": 113, "test": 221}
 SPLITS = ("train", "eval", "test")
 TEST_SHARE = 0.1  # of the rows, where no test rows are given
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
 from airloop.envs.gsm8k.answers import Number, find_answer, has_form, read_number, same
 from airloop.envs.gsm8k.calculator import CalculatorError, calculate
-from airloop.envs.gsm8k.data import GENERATED, Problem, load_problems
+from airloop.envs.gsm8k.data import GENERATED, GENERATED_COUNTS, Problem, load_problems
 from airloop.envs.gsm8k.scripted import calculator_agent, text_agent
 from airloop.types import Action, Agent, Message, Observation, Score, Task
 
@@ -183,6 +183,11 @@ class Gsm8kEnv(Environment):
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._tasks.get(split, ())
+
+    def count(self, split: str) -> int:
+        if self.args == type(self.args)():
+            return GENERATED_COUNTS[split]
+        return super().count(split)
 
     @cached_property
     def _tasks(self) -> dict[str, tuple[Task, ...]]:

@@ -12,7 +12,6 @@ A program of its own on the standard library: it is copied into the grader's wor
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import pickle
@@ -62,6 +61,9 @@ class Link:
         self.worker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self.worker.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self.thread_lock = threading.RLock()
+        import fcntl  # here, before foreign code runs: the module's names are wanted on Windows, too
+
+        self.fcntl = fcntl
         self.process_lock = os.memfd_create("lock")
         self.broken = ""
 
@@ -71,11 +73,11 @@ class Link:
         except Exception as error:
             raise TypeError(f"the evaluation passes the agent's code what cannot be sent: {error}") from None
         with self.thread_lock:  # an evaluation may use threads, and fork
-            fcntl.lockf(self.process_lock, fcntl.LOCK_EX)
+            self.fcntl.lockf(self.process_lock, self.fcntl.LOCK_EX)
             try:
                 answer = self._exchange(data)
             finally:
-                fcntl.lockf(self.process_lock, fcntl.LOCK_UN)
+                self.fcntl.lockf(self.process_lock, self.fcntl.LOCK_UN)
         return read_answer(answer)
 
     def _exchange(self, data: bytes) -> bytearray:

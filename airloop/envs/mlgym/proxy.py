@@ -106,7 +106,7 @@ def cpu_seconds(namespace: int) -> float:
     for pid in processes.all_pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
             if processes.namespace_of(pid) == namespace:
-                stat = Path(f"/proc/{pid}/stat").read_text()
+                stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
                 own_user, own_system, user, system = stat[stat.rindex(")") + 2 :].split()[11:15]
                 total += (int(user) + int(system)) / processes.TICKS
                 try:

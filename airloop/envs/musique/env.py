@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment
 from airloop.envs.musique.args import MusiqueArgs
-from airloop.envs.musique.library import Library
+from airloop.envs.musique.library import GENERATED_COUNTS, Library
 from airloop.envs.musique.questions import Question, arrange
 from airloop.envs.musique.retrievers import Recent, Retriever, make_retriever
 from airloop.envs.musique.scores import COMPONENTS, MIXTURE
@@ -63,6 +63,11 @@ class MusiqueEnv(Environment):
             Task(self.name, q.id, split, {"question": q.text, "answers": list(q.answers), "hops": q.hops}, q.family)
             for q in self.library.split(split)
         ]
+
+    def count(self, split: str) -> int:
+        if self.args == MusiqueArgs():
+            return GENERATED_COUNTS[split]
+        return super().count(split)
 
     def question(self, task: Task) -> Question:
         """As its episodes see it."""

@@ -37,7 +37,7 @@ MANIFEST = Path(__file__).with_name("manifest.json")  # written by `python -m ai
 
 def bench() -> list[tuple[str, int]]:
     """Kind and seed of the fixed tasks, always in the same order, the first few already of many kinds."""
-    return [(entry["kind"], entry["seed"]) for entry in json.loads(MANIFEST.read_text())["tasks"]]
+    return [(entry["kind"], entry["seed"]) for entry in json.loads(MANIFEST.read_text(encoding="utf-8"))["tasks"]]
 
 
 def generate(kind: str, seed: int) -> SoupTask:

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jsonschema import Draft202012Validator
-
 from airloop.envs.soup.code_facts import CodeFacts, code_facts
 from airloop.envs.soup.spec import MIN_EVIDENCE, SoupTask
 
@@ -118,6 +116,8 @@ def judge(task: SoupTask, attempt: Attempt) -> Verdict:
         return Verdict("no_tool")
     if answer.status == "limit":
         return Verdict("limit", LIMIT) if justified(task, attempt, answer) else Verdict("wrong")
+    from jsonschema import Draft202012Validator  # takes a while to import
+
     if not Draft202012Validator(task.schema).is_valid(answer.value):
         return Verdict("schema_error")
     if task.limit is not None:

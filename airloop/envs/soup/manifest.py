@@ -22,7 +22,7 @@ Entry = dict[str, Any]
 
 
 def read() -> list[Entry]:
-    entries: list[Entry] = json.loads(MANIFEST.read_text())["tasks"]
+    entries: list[Entry] = json.loads(MANIFEST.read_text(encoding="utf-8"))["tasks"]
     return entries
 
 

@@ -11,6 +11,8 @@ from typing import Literal
 Kind = Literal["classification", "regression"]
 Split = Literal["train", "eval", "test", "none"]  # none: measured, but without headroom, so without tasks
 
+PREPARATION = 1  # of tables; part of the cache's file names: raise it when tables.py prepares them otherwise
+
 
 @dataclass(frozen=True, slots=True)
 class Dataset:

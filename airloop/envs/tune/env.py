@@ -218,7 +218,7 @@ def check_dataset(name: str) -> None:
 @cache
 def measured() -> Mapping[str, Any]:
     """Baselines and references, by data set: what `python -m airloop.envs.tune.measure` wrote."""
-    stored: Mapping[str, Any] = json.loads(SCORES_FILE.read_text())["datasets"]
+    stored: Mapping[str, Any] = json.loads(SCORES_FILE.read_text(encoding="utf-8"))["datasets"]
     return stored
 
 

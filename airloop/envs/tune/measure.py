@@ -124,7 +124,7 @@ def main() -> None:
     unknown = [name for name in names if name not in BY_NAME]
     if unknown:
         sys.exit(f"no data set {', '.join(unknown)}; known: {', '.join(BY_NAME)}")
-    stored = json.loads(SCORES_FILE.read_text())["datasets"] if names and SCORES_FILE.exists() else {}
+    stored = json.loads(SCORES_FILE.read_text(encoding="utf-8"))["datasets"] if names and SCORES_FILE.exists() else {}
     asyncio.run(measure(names or [dataset.name for dataset in DATASETS], stored))
 
 

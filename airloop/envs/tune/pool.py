@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from airloop.effort import Patience
-from airloop.envs.tune.tables import PREPARATION
+from airloop.envs.tune.catalogue import PREPARATION
 from airloop.errors import AirError, InfraError
 from airloop.files import cache_directory, write_atomically
 from airloop.waits import waiting
@@ -247,7 +247,7 @@ class ResultCache:
     def get(self, key: str) -> Scores | None:
         if key not in self.memory and self.directory is not None:
             try:
-                self.memory[key] = json.loads(self.file(key).read_text())
+                self.memory[key] = json.loads(self.file(key).read_text(encoding="utf-8"))
             except (OSError, ValueError):  # not there, or cut short by a crash: fitted again
                 return None
         return self.memory.get(key)

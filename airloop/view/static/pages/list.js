@@ -153,7 +153,7 @@ class ListPage {
       "div",
       { class: "notice" },
       h("p", {}, "No trajectories here yet. They appear as episodes end:"),
-      h("pre", {}, "air train @ configs/quickstart.toml"),
+      h("pre", {}, "air train quickstart"),
     );
   }
 

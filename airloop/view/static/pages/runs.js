@@ -273,7 +273,7 @@ function noRuns(dir) {
     "div",
     { class: "notice" },
     h("p", {}, `No runs in ${dir} yet. Make one; it appears here by itself:`),
-    h("pre", {}, "air train @ configs/quickstart.toml"),
+    h("pre", {}, "air train quickstart"),
     h("p", { class: "muted" }, "Runs elsewhere? Stop this server and name their directory: air view DIR."),
   );
 }

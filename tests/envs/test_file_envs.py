@@ -1,0 +1,88 @@
+"""Environments of one file: named by path and class, found from anywhere, refused with a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airloop.commands.init import STARTER
+from airloop.config import load_config, to_toml
+from airloop.envs.base import load_environment
+from airloop.errors import AirError
+from airloop.rollout.actions import parse
+
+PARTIAL = "from airloop.envs.base import Environment\nclass Other(Environment):\n    pass\n"
+MINE = f"{STARTER / 'my_env.py'}:MyEnv"
+
+
+def play(env: Any, who: str, task: Any) -> float:
+    async def episode() -> float:
+        async with env.open(task, 0) as session:
+            opening = await session.begin()
+            reply = await env.scripted(who, task, 0).reply(opening.messages, opening.tools)
+            await session.act(parse(reply["content"], env.action_format)[0][0])
+            return float((await session.finish()).rewards["correct"])
+
+    return asyncio.run(episode())
+
+
+def test_the_starter_pays_its_oracle_and_nobody_else() -> None:
+    env = load_environment(MINE)
+    splits = [{task.id for task in env.tasks(split)} for split in ("train", "eval", "test")]
+    assert not set.intersection(*splits) and all(splits)
+    for task in [task for split in ("train", "eval", "test") for task in env.tasks(split)]:
+        assert [play(env, who, task) for who in ("oracle", "noop", "cheat")] == [1.0, 0.0, 0.0]
+    assert pickle.loads(pickle.dumps(env.args)) == env.args
+
+
+def test_a_path_is_relative_to_its_toml_and_saved_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "mine.py").write_text((STARTER / "my_env.py").read_text())
+    file = tmp_path / "one" / "a.toml"
+    file.write_text('[[orchestrator.env]]\nid = "./mine.py:MyEnv"\nargs = { demo_accuracy = 0.1 }\n')
+    monkeypatch.chdir(os.sep)
+    config = load_config(["@", str(file)])
+    entry = config.orchestrator.env[0]
+    assert entry.id == f"{tmp_path}/one/mine.py:MyEnv" and entry.title == config.task == "mine"
+    (tmp_path / "saved.toml").write_text(to_toml(config))
+    assert load_config(["@", str(tmp_path / "saved.toml")]) == config
+    assert load_environment(entry.id, entry.args).args.demo_accuracy == 0.1  # type: ignore[attr-defined]
+    monkeypatch.chdir(tmp_path / "one")
+    flags = ["--orchestrator.env.0.id", "mine.py:MyEnv"]
+    assert load_config(flags).orchestrator.env[0].id == entry.id
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "problem", "fix"),
+    [
+        (None, ":MyEnv", "There is no file", "correct its id"),
+        ("x = 1\n", ":MyEnv", "has no environment 'MyEnv'", "subclass of airloop.envs.base.Environment"),
+        ("x = 1 +\n", ":MyEnv", "broken.py:1 cannot be imported: SyntaxError", "mend the file"),
+        ("\nimport no_such_module\n", ":MyEnv", "broken.py:2 cannot be imported: ModuleNotFoundError", "mend"),
+        (
+            PARTIAL,
+            "",
+            "names no class",
+            ":Other",
+        ),
+        (PARTIAL, ":Other", "it lacks", "define"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str | None, kind: str, problem: str, fix: str) -> None:
+    if text is not None:
+        (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(AirError) as refused:
+        load_environment(f"{tmp_path / 'broken.py'}{kind}")
+    assert problem in refused.value.problem and fix in refused.value.fix
+
+
+def test_tasks_of_a_file_are_shown(air: Any) -> None:
+    code, text, _ = air("tasks", "show", MINE, "--play", "oracle", "--n", 1)
+    assert code == 0 and "assistant" in text
+    code, text, _ = air("tasks", "list", MINE)
+    assert code == 0 and "60 train, 20 eval, 20 test" in text

