@@ -77,14 +77,14 @@ async def look(config: Config, demonstrations: Sequence[Trajectory], layers: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/quickstart.toml")
+    parser.add_argument("--config", default="quickstart")
     parser.add_argument("--layers", type=int, nargs="+", default=[30, 15, 10])
     parser.add_argument("flags", nargs="*")
     options = parser.parse_args()
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {time.strftime('%F')}")
     print("\n| product of 512 × 576 with 576 × 1536 | |\n|---|---|")
     products()
-    config = load_config(["@", options.config, *options.flags])
+    config = load_config([options.config, *options.flags])
     demonstrations = asyncio.run(collect_demonstrations(config, Display(quiet=True)))
     print("\n| adapters in | speed | a supervised step, beginnings shared | each alone |\n|---|---|---|---|")
     seconds = {layers: asyncio.run(look(config, demonstrations, layers)) for layers in options.layers}
