@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from probe_cases import ARITH, ask, case_of, chance, graded
 
-from airloop import waits
+from airloop import waits, world
 from airloop.doctor import probe
 from airloop.doctor.case import Case, NotJudged
 from airloop.doctor.examine import Result, examine
@@ -217,3 +218,25 @@ def test_G10_what_this_process_computes_is_told_from_waiting() -> None:
     while time.monotonic() < until:
         pass
     assert effort.computing
+
+
+def test_G10_a_rank_that_goes_on_is_seen_by_the_others_and_one_that_hangs_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "PULSE_S", 0.02)
+    pulses = world.Pulses(tmp_path, 1)
+    try:
+        assert pulses.last(0) == 0.0
+        began = time.time()
+        with waits.waiting("the supervised start", "the learner", 60) as wait:
+            until = time.monotonic() + 30
+            while pulses.last(1) < began + 0.2 and time.monotonic() < until:  # file times may be coarse
+                wait.progress("part 1 of 2")
+                time.sleep(0.01)
+            assert pulses.last(1) >= began + 0.2
+            time.sleep(0.1)
+            last = pulses.last(1)
+            time.sleep(0.3)  # the thread lives, and nothing moves
+            assert pulses.last(1) == last
+    finally:
+        pulses.stop()
