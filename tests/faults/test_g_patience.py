@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from probe_cases import ARITH, ask, case_of, chance, graded
+from rich.console import Console
+from tiny_runs import write_config
 
-from airloop import waits
-from airloop.doctor import probe
+from airloop import waits, world
+from airloop.config import load_config
+from airloop.doctor import preflight, probe
 from airloop.doctor.case import Case, NotJudged
 from airloop.doctor.examine import Result, examine
 from airloop.doctor.report import as_json, exit_code, format_report, refusal, unjudged
 from airloop.effort import Effort, Patience, cpu_seconds
 from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.envs.arith import ArithSession
+from airloop.run import Run
 from airloop.types import Action, Observation
 from airloop.waits import Stall, Waits, Watchdog
+from airloop.watch.display import Display
 
 SPINS = "import time\nprint('computing', flush=True)\nwhile True: pass"
 SLEEPS = "import time\nprint('waiting', flush=True)\ntime.sleep(60)"
@@ -217,3 +224,43 @@ def test_G10_what_this_process_computes_is_told_from_waiting() -> None:
     while time.monotonic() < until:
         pass
     assert effort.computing
+
+
+def test_G10_a_rank_that_goes_on_is_seen_by_the_others_and_one_that_hangs_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "PULSE_S", 0.02)
+    pulses = world.Pulses(tmp_path, 1)
+    try:
+        assert pulses.last(0) == 0.0
+        began = time.time()
+        with waits.waiting("the supervised start", "the learner", 60) as wait:
+            until = time.monotonic() + 30
+            while pulses.last(1) < began + 0.2 and time.monotonic() < until:  # file times may be coarse
+                wait.progress("part 1 of 2")
+                time.sleep(0.01)
+            assert pulses.last(1) >= began + 0.2
+            time.sleep(0.1)
+            last = pulses.last(1)
+            time.sleep(0.3)  # the thread lives, and nothing moves
+            assert pulses.last(1) == last
+    finally:
+        pulses.stop()
+
+
+def test_G10_proofs_in_a_process_that_hangs_are_not_judged_and_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "APART_S", 0.5)
+    monkeypatch.setattr(preflight.sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "python").chmod(0o755)
+    config = load_config(["@", str(write_config(tmp_path)), "--trainer.processes", "2"])
+    run, said = Run.create(config, "arith"), list[str]()
+    display = Display(Console(file=io.StringIO()))
+    monkeypatch.setattr(display, "say", said.append)
+    began = time.monotonic()
+    preflight.prove_apart(run, display)  # and the run goes on
+    run.close()
+    assert time.monotonic() - began < 30 and "not judged" in run.status()["proofs"]
+    assert any("not judged: the process that makes them did not end" in text for text in said)
