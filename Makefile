@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Processes of pytest: more than two cores keep busy, because tests often wait for what they have started.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: train test test-fast lint clean
+.PHONY: train test test-fast soak lint clean
 .DELETE_ON_ERROR:
 
 train: $(READY)
@@ -14,10 +17,15 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow and not soak"
+
+# Before a release: what takes minutes and seldom fails, then every test in an order of its own.
+soak: $(READY)
+	$(PYTEST) -m soak
+	$(PYTEST) -p randomly
 
 lint: $(READY)
 	$(BIN)/ruff check --fix .
