@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL = @MAKECMDGOALS="$(MAKECMDGOALS)" PYTHON="$(PYTHON)" sh scripts/install.sh "$(VENV)"
+# Processes of pytest: more than two cores keep busy, because tests often wait for what they have started.
+WORKERS ?= 3
+PYTEST := "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: train test test-fast lint clean for-train for-dev
+.PHONY: train test test-fast soak lint clean for-train for-dev
 
 train: for-train
 	"$(BIN)/air" train quickstart
@@ -13,10 +16,15 @@ test: for-dev
 	"$(BIN)/ruff" check .
 	"$(BIN)/ruff" format --check .
 	"$(BIN)/mypy"
-	"$(BIN)/python" -m pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 test-fast: for-dev
-	"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow and not soak"
+
+# Before a release: what takes minutes and seldom fails, then every test in an order of its own.
+soak: for-dev
+	$(PYTEST) -m soak
+	$(PYTEST) -p randomly
 
 lint: for-dev
 	"$(BIN)/ruff" check --fix .

@@ -64,9 +64,13 @@ def air(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
+@pytest.hookimpl(tryfirst=True)  # before a test is left out by its marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs agents' commands needs bwrap; CI installs it, a first look at the project may do without."""
-    if shutil.which("bwrap") is None:
-        for item in items:
-            if any(part in str(item.path) for part in ("tests/sandbox", "tests/envs/mlgym", "test_d_environment")):
+    """What runs agents' commands starts worlds of its own, which takes a second and needs bwrap: CI installs it, a
+    first look at the project may do without."""
+    found = shutil.which("bwrap") is not None
+    for item in items:
+        if any(part in str(item.path) for part in ("tests/sandbox", "tests/envs/mlgym", "test_d_environment")):
+            item.add_marker(pytest.mark.slow)
+            if not found:
                 item.add_marker(pytest.mark.skip(reason="needs bubblewrap: apt-get install bubblewrap"))

@@ -27,6 +27,7 @@ TUNE = {
     **ARITH,
     "orchestrator.env.0.id": "tune",
     "orchestrator.env.0.args.datasets": '["concrete", "storms"]',
+    "orchestrator.env.0.args.workers": "1",  # each imports scikit-learn
     "orchestrator.seq_len": "1500",
     "orchestrator.sampling.max_tokens": "12",
 }

@@ -95,6 +95,7 @@ def _norm(norm: Any, x: Tensor) -> Tensor:
 TUNE = {
     "orchestrator.env.0.id": "tune",
     "orchestrator.env.0.args.datasets": '["concrete", "storms"]',
+    "orchestrator.env.0.args.workers": "1",  # each imports scikit-learn
     "orchestrator.batch_size": "8",
     "orchestrator.rollouts_per_example": "4",
     "orchestrator.sampling.max_tokens": "24",
@@ -102,6 +103,7 @@ TUNE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["interleaved", "branching"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
 def test_engine_and_trainer_agree_on_multi_turn_episodes(kind: str, strategy: str) -> None:
@@ -111,6 +113,7 @@ def test_engine_and_trainer_agree_on_multi_turn_episodes(kind: str, strategy: st
     assert found.worst < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["interleaved", "branching"])
 def test_engine_and_trainer_agree_when_the_environment_shortens_what_was_seen(
     strategy: str, monkeypatch: pytest.MonkeyPatch

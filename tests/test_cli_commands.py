@@ -24,6 +24,7 @@ def test_eval_then_compare(air: Any, tmp_path: Path) -> None:
     assert code == 0 and json.loads(text)["overall"]["correct"]["difference"]["mean"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_refused_comparison_exits_with_one(air: Any, tmp_path: Path) -> None:
     code, _, problem = air("compare", f"{tiny_run()}:before", f"{tiny_run()}:step_0001")
     assert code == 1 and "were not measured alike" in problem and "fix:" in problem
@@ -64,6 +65,7 @@ def test_models(air: Any) -> None:
     assert code == 0 and any(row["default"] for row in json.loads(text))
 
 
+@pytest.mark.slow
 def test_tasks(air: Any) -> None:
     code, text, _ = air("tasks", "list")
     assert code == 0 and "79 train, 13 eval, 8 test" in text

@@ -105,6 +105,7 @@ def configs(draw: st.DrawFn) -> Config:
     return Config.model_validate(tree | {"orchestrator": orchestrator, "trainer": trainer})
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(config=configs())
 def test_the_resolved_toml_loads_back_to_the_same_config(config: Config, tmp_path_factory: pytest.TempPathFactory):
@@ -143,6 +144,7 @@ def nested(pairs: list[tuple[list[str], Any]]) -> dict[str, Any]:
     return tree
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     tree=st.lists(st.tuples(PATHS, TOML), max_size=5).map(nested),

@@ -134,6 +134,7 @@ def test_fast_checks_of_the_default_config_take_less_than_five_seconds() -> None
 VERDICTS = st.lists(st.lists(st.sampled_from(["pass", "warn", "fail"]), max_size=3), max_size=6)
 
 
+@pytest.mark.slow
 @given(VERDICTS)
 def test_report_exit_code_and_refusal_agree(verdicts: list[list[str]]) -> None:
     some = [c for c in checks() if c.stage == "fast"]
@@ -161,6 +162,7 @@ def test_the_report_has_a_table_by_family_and_corrected_lines() -> None:
     assert text.endswith("1 warn.")
 
 
+@pytest.mark.slow
 def test_air_doctor_exit_codes_json_and_only(air: Any, tmp_path: Path) -> None:
     good = cli("doctor", *TINY, "--skip-proofs", "--json")
     report = json.loads(good.stdout)
@@ -243,6 +245,7 @@ def test_a_failed_probe_stops_the_run_and_a_resumed_one_is_probed_again(tmp_path
     assert len(one_probe) == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_has_passed_is_not_probed_again_when_resumed(tmp_path: Path, one_probe: list[Case]) -> None:
     run = tiny_train(tmp_path)
     start(load_config([]), Display(Console(quiet=True), quiet=True), resume=run)
@@ -300,6 +303,7 @@ def test_a_run_of_two_processes_is_probed_by_one_before_they_start(tmp_path: Pat
 # --- the catalogue --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_failure_is_answered_and_the_page_is_current() -> None:
     for id in WHAT:
         assert catalogue.answers(id), f"{id} has no answer"

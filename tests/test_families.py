@@ -77,6 +77,7 @@ def test_the_schedule_says_what_an_epoch_is(families: list[str], says: str) -> N
     assert TaskSchedule({"e": Listed(ArithArgs())}, "train", 0).describe(32, 8, 200).startswith(says)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_families_and_a_rank_within_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything through `air train`: the start, each step, the evaluations, the summary, the step's record."""
     tasks, finish = ArithEnv.tasks, ArithSession.finish

@@ -71,9 +71,9 @@ async def many(name: str) -> tuple[Collected, int, int, int]:
         "arith",
         "gsm8k",
         "gsm8k-calculator",
-        pytest.param("tune", marks=pytest.mark.slow),
-        pytest.param("musique", marks=pytest.mark.slow),
-        pytest.param("soup", marks=pytest.mark.slow),
+        pytest.param("tune", marks=[pytest.mark.slow, pytest.mark.soak]),
+        pytest.param("musique", marks=[pytest.mark.slow, pytest.mark.soak]),
+        pytest.param("soup", marks=[pytest.mark.slow, pytest.mark.soak]),
     ],
 )
 def test_256_episodes_at_once_hold_and_each_is_the_oracles(name: str) -> None:
@@ -107,6 +107,7 @@ class CountedEnv(Gsm8kCalculatorEnv):
         return CountedSession(task)
 
 
+@pytest.mark.slow
 def test_twice_as_many_episodes_as_places_never_hold_more_sessions_than_places() -> None:
     """What waits for its turn has no session yet, so an episode's cost does not depend on the batch's size."""
     env = CountedEnv()
@@ -115,6 +116,7 @@ def test_twice_as_many_episodes_as_places_never_hold_more_sessions_than_places()
     assert CountedSession.most == AT_ONCE and CountedSession.open_now == 0
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_from_step_to_step() -> None:
     async def main() -> list[int]:
         env = load_environment("gsm8k")
@@ -134,6 +136,7 @@ def test_memory_does_not_grow_from_step_to_step() -> None:
     assert left[-1] - left[1] < 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["noop", "cheat"])
 @pytest.mark.parametrize("name", ["gsm8k", "gsm8k-calculator"])
 def test_256_empty_and_cheating_episodes_hold_too_and_earn_nothing(name: str, agent: str) -> None:

@@ -519,6 +519,7 @@ def test_the_default_model_s_tokenizer(default: models.Loaded) -> None:
     assert "quantization_config" not in default.model.config.to_dict()
 
 
+@pytest.mark.slow
 def test_a_command_starts_without_what_transformers_needs_for_other_things() -> None:
     program = "import airloop.policy, sys; print([m for m in ('sklearn', 'scipy', 'pandas') if m in sys.modules]); "
     program += "from transformers.utils import is_scipy_available; print(is_scipy_available())"

@@ -173,6 +173,7 @@ def test_weights_and_optimiser_are_what_the_learner_has(train: str, dtype: str) 
     assert made.backward.gradients == trained * (4 * (train == "lora") + policy.dtype.itemsize)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_what_transformers_layers_keep_is_counted(kind: str) -> None:
     policy = tiny_policy(kind, torch.bfloat16, "lora", hidden=256, layers=4)

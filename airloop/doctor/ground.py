@@ -15,7 +15,7 @@ from torch import Tensor
 
 from airloop.doctor.case import NotJudged
 from airloop.doctor.probe import LONGEST_S
-from airloop.doctor.speed import SLOWER
+from airloop.doctor.reply_times import SLOWER
 from airloop.engine.base import Generation, Sampling
 from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airloop.doctor.case import NotJudged
-from airloop.doctor.speed import SLOWER, measure_speed
+from airloop.doctor.reply_times import SLOWER, time_replies
 from airloop.errors import AirError
 from airloop.types import Group, Trajectory, Turn
 from airloop.waits import waiting
@@ -201,7 +201,7 @@ class _Sampling:
         config = self.parts.config
         at_once = min(self.width * self.members, self.settings.max_concurrent * self.parts.world.size)
         waves = -(-self.width * self.members // at_once)
-        speed = await measure_speed(self.parts, self.schedule.batch(0, self.width), at_once, self._longest_s())
+        speed = await time_replies(self.parts, self.schedule.batch(0, self.width), at_once, self._longest_s())
         reply_s = speed.reply_s(config.orchestrator.sampling.max_tokens) if speed else 0.0
         if reply_s * waves > LONGEST_S and self.width > 1:  # one group has a fraction of the prompts
             self.width, waves = 1, -(-self.members // at_once)

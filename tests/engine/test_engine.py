@@ -41,6 +41,7 @@ def reference_logprobs(kind: str, tokens: list[int], temperature: float = 1.0) -
         return (model(torch.tensor([tokens])).logits[0].float() / temperature).log_softmax(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_equals_transformers_token_for_token(kind: str) -> None:
     model = tiny_model(kind, seed=1).model
@@ -130,6 +131,7 @@ def test_a_prompt_that_fills_the_context_is_refused_and_a_long_one_cut_short() -
     in_loop(work)
 
 
+@pytest.mark.slow
 def test_back_pressure_more_requests_than_memory_all_come_through() -> None:
     _, engine = make(context=128, kv_tokens=160, max_batch=4)
 

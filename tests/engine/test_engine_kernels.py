@@ -82,6 +82,7 @@ def test_add_product(tokens: int, rank: int) -> None:
     close(both[:, :200], wanted, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("programs", [1, 528])
 def test_decode_attention(shape: tuple[int, int, int], programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +135,7 @@ def drawn(
     return int(out[0][1, 0]), float(out[1][1, 0])
 
 
+@pytest.mark.slow
 def test_draws_have_the_scaled_probabilities_and_their_logprob(monkeypatch: pytest.MonkeyPatch) -> None:
     from airloop.engine.embedded.kernels import draw
 
@@ -151,6 +153,7 @@ def test_draws_have_the_scaled_probabilities_and_their_logprob(monkeypatch: pyte
     assert {drawn(logits, 0.7, at=1, seed=s)[0] for s in range(20)} >= {0, 2}
 
 
+@pytest.mark.slow
 def test_greedy_and_floors() -> None:
     logits = torch.randn(5000)
     token, logprob = drawn(logits, 0.0)

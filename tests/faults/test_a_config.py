@@ -231,6 +231,7 @@ def test_A10_small_lr_with_lora_warns():
     assert load_config(["--trainer.optim.lr", "1e-5"]).warnings() == []
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     section=st.sampled_from(sorted({key.section for key in describe_keys()})),

@@ -39,6 +39,7 @@ def probe_by(case: Case, agent: AgentFactory | None = None) -> None:
 # --- B4 -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_B4_a_model_that_never_acts_is_refused() -> None:
     with case_of(TUNE) as case:
         (finding,) = ask(case, "valid_actions")
@@ -48,6 +49,7 @@ def test_B4_a_model_that_never_acts_is_refused() -> None:
     assert finding.detail  # what it said instead
 
 
+@pytest.mark.slow
 def test_B4_is_silent_where_replies_hold_actions() -> None:
     with case_of(TUNE) as case:
         probe_by(case)
@@ -61,6 +63,7 @@ def test_B4_is_silent_where_any_reply_counts(monkeypatch: pytest.MonkeyPatch) ->
         assert ask(case, "valid_actions")[0].seen == "the environment takes any reply as it is"
 
 
+@pytest.mark.slow
 def test_B4_a_parser_for_another_form_of_calls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TuneEnv, "action_format", "tools")
     call = '{"name": "run", "arguments": {"command": "validate"}}'
@@ -211,6 +214,7 @@ def stopping() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_B9_a_stop_token_that_is_missing_is_caught(stopping: dict[str, str]) -> None:
     with case_of(stopping) as case:
         teach_to_stop(case)
@@ -223,6 +227,7 @@ def test_B9_a_stop_token_that_is_missing_is_caught(stopping: dict[str, str]) -> 
     assert "sampling does not stop" in finding.why and "eos_token_id" in finding.fix
 
 
+@pytest.mark.slow
 def test_B9_is_silent_where_replies_end(stopping: dict[str, str]) -> None:
     with case_of(stopping) as case:
         teach_to_stop(case)

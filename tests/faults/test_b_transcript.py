@@ -69,6 +69,7 @@ def rendered(case: Case, trajectory: Trajectory) -> list[str]:
     return [pieces[0], *after[:-1], ""]  # nothing is rendered after the last reply
 
 
+@pytest.mark.slow
 def test_B6_sampled_tokens_stay_as_sampled_and_a_rewrite_forks(tmp_path: Path) -> None:
     assert REWRITES != CHATML
     (tmp_path / "chat.jinja").write_text(REWRITES)
@@ -104,6 +105,7 @@ def test_B7_what_stands_between_replies_is_what_the_template_writes(plain: Case)
     assert all("\n<|im_start|>user\n" in piece for piece in between(plain, episodes[0])[1:-1])
 
 
+@pytest.mark.slow
 def test_B7_no_tools_and_an_empty_list_are_one_prompt(tmp_path: Path) -> None:
     """The template would say otherwise: it asks whether there is a list, not whether there is anything in it."""
     (tmp_path / "chat.jinja").write_text(CHATML.replace("or tools %}", "or tools is not none %}"))

@@ -66,6 +66,7 @@ def test_C2_a_backward_pass_without_activation_checkpointing(seven: list[str]) -
     assert silent([*argv, "--trainer.model.ac.freq", "1"], "C2", gpu_memory=80 * GIB)
 
 
+@pytest.mark.slow
 def test_C2_logits_are_never_held_in_full() -> None:
     """The head is asked for a chunk at a time, forward and backward."""
     import torch
@@ -167,6 +168,7 @@ print("seen", len(forks))
 """
 
 
+@pytest.mark.slow
 def test_C7_no_process_is_forked() -> None:
     """Workers are started by exec: nothing of the parent's memory, and no CUDA context, goes with them. (Ranks and
     sandboxes are too: what starts them is subprocess.)"""

@@ -23,6 +23,7 @@ from airloop.errors import AirError
 TURNS = 20
 
 
+@pytest.mark.slow
 def test_D1_sixty_four_episodes_at_once_each_get_all_their_turns() -> None:
     async def one(env: MlgymEnv, number: int) -> None:
         lines = [f"echo {number}.{turn} $N $(cat own)" for turn in range(TURNS - 1)]
@@ -39,6 +40,7 @@ def test_D1_sixty_four_episodes_at_once_each_get_all_their_turns() -> None:
     with_env(work, prompt="full", max_turns=TURNS, standby=0, memory_mb=256)
 
 
+@pytest.mark.slow
 def test_D2_python_is_not_read_as_shell() -> None:
     async def work(env: MlgymEnv) -> None:
         text = "def f(x):\n    return {'a': x if x else \"it's $fine (really\"}\n"
@@ -48,6 +50,7 @@ def test_D2_python_is_not_read_as_shell() -> None:
     with_env(work)
 
 
+@pytest.mark.slow
 def test_D3_of_several_commands_the_first_runs_and_the_others_are_named() -> None:
     class Two:
         async def reply(self, messages: object, tools: object) -> dict[str, str]:
@@ -64,6 +67,7 @@ def test_D3_of_several_commands_the_first_runs_and_the_others_are_named() -> Non
     with_env(work)
 
 
+@pytest.mark.slow
 def test_D4_the_commands_are_there_after_a_hundred_resets() -> None:
     async def work(env: MlgymEnv) -> None:
         from airloop.envs.mlgym.workspace import agent_image
@@ -79,6 +83,7 @@ def test_D4_the_commands_are_there_after_a_hundred_resets() -> None:
     with_env(work, standby=2)
 
 
+@pytest.mark.slow
 def test_D5_a_task_without_a_baseline_is_measured_and_one_that_fails_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +109,7 @@ def test_D5_a_task_without_a_baseline_is_measured_and_one_that_fails_is_an_error
     with_env(fails, **args)
 
 
+@pytest.mark.slow
 def test_D7_a_sandbox_that_fails_in_one_of_ten_episodes_is_no_reward_and_harms_no_other() -> None:
     async def work(env: MlgymEnv) -> None:
         tasks = [asyncio.create_task(play(env, [DEFECT, "sleep 3", "submit"])) for _ in range(10)]
@@ -123,6 +129,7 @@ def test_D7_a_sandbox_that_fails_in_one_of_ten_episodes_is_no_reward_and_harms_n
     with_env(work, standby=0)
 
 
+@pytest.mark.slow
 def test_D8_answers_graders_and_opponents_are_outside_the_agents_world() -> None:
     async def work(env: MlgymEnv) -> None:
         for task in env.tasks("train"):
@@ -134,6 +141,7 @@ def test_D8_answers_graders_and_opponents_are_outside_the_agents_world() -> None
     with_env(work, task_configs=["titanic", GAME], num_examples_per_task=1, max_turns=1, command_timeout_s=60)
 
 
+@pytest.mark.slow
 def test_D9_a_hung_command_holds_nothing() -> None:
     async def work(env: MlgymEnv) -> None:
         begin = time.monotonic()
@@ -163,6 +171,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_D10_what_a_crash_leaves_is_reaped() -> None:
     """Killed in the middle of an episode: its worlds end with it, and the next start clears what is left of files."""
     from airloop.sandbox import cgroups, processes
@@ -185,6 +194,7 @@ def test_D10_what_a_crash_leaves_is_reaped() -> None:
     assert not [g for parent in {groups.memory, groups.pids} if parent for g in parent.glob(f"air-{process.pid}-*")]
 
 
+@pytest.mark.slow
 def test_D14_parallel_episodes_of_one_task_share_nothing() -> None:
     async def work(env: MlgymEnv) -> None:
         kind = DEFECT.replace("return 1", "return 0")
@@ -195,6 +205,7 @@ def test_D14_parallel_episodes_of_one_task_share_nothing() -> None:
     with_env(work)
 
 
+@pytest.mark.slow
 def test_D15_a_score_belongs_to_an_artefact_of_this_attempt() -> None:
     make = "python -c \"import shutil; exec(open('baseline.py').read())\""
 
@@ -220,6 +231,7 @@ def test_D16_labels_that_are_a_rule_are_reported_before_a_run(tmp_path: Path, ca
     assert "a rule of one feature" in caplog.text
 
 
+@pytest.mark.slow
 def test_D17_a_score_beyond_the_optimum_is_withheld(caplog: pytest.LogCaptureFixture) -> None:
     async def work(env: MlgymEnv) -> None:
         from dataclasses import replace
@@ -235,6 +247,7 @@ def test_D17_a_score_beyond_the_optimum_is_withheld(caplog: pytest.LogCaptureFix
     with_env(work)
 
 
+@pytest.mark.slow
 def test_D17_the_agents_code_never_runs_in_the_graders_process() -> None:
     cheat = """cat << 'EOF' > strategy.py
 import random, sys
@@ -265,6 +278,7 @@ def test_D18_what_counts_and_in_which_direction_is_known_not_guessed(tmp_path: P
     assert (house.yardstick.metric.lower(), house.yardstick.direction) == ("r2", "up")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["done", "max_turns", "context_full", "deadline"])
 def test_D19_the_last_reward_is_given_however_an_episode_ends(ending: str) -> None:
     from airloop.engine.base import ContextFull

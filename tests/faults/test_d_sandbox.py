@@ -41,6 +41,7 @@ class SpoiltSession(ArithSession):
         raise InfraError("the sandbox is gone")
 
 
+@pytest.mark.slow
 def test_D7_an_episode_whose_sandbox_never_works_is_dropped_and_nothing_else_is_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

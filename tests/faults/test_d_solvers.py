@@ -50,6 +50,7 @@ def games(request: pytest.FixtureRequest) -> Games:
     return asyncio.run(played(request.param))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("games", ENVIRONMENTS, indirect=True)
 def test_D11_doing_nothing_earns_nothing_and_a_cheat_next_to_it(games: Games) -> None:
     for noop, cheat, oracle in zip(*(games[solver] for solver in SOLVERS), strict=True):

@@ -73,6 +73,7 @@ def test_E6_other_mode_is_refused_even_on_equal_rows(tmp_path: Path) -> None:
     assert "--orchestrator.env.0.args.demo_accuracy 0.5" in error.fix and "--orchestrator.seq_len 128" in error.fix
 
 
+@pytest.mark.slow
 def test_E6_a_run_is_compared_under_the_conditions_of_its_config(tmp_path: Path) -> None:
     after = f"{tiny_run()}:after"
     cold = str(tmp_path / "cold")

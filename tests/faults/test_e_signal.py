@@ -35,6 +35,7 @@ def test_E1_a_model_that_never_earns_anything_is_refused() -> None:
     assert "easier" in finding.fix
 
 
+@pytest.mark.slow
 def test_E1_names_actions_that_cannot_be_read_as_the_cause() -> None:
     with case_of(TUNE) as case:
         (finding,) = ask(case, "rewards_differ")
@@ -173,6 +174,7 @@ def test_D19_is_silent_where_every_component_is_seen(monkeypatch: pytest.MonkeyP
 # --- A6 -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("context", "verdict"), [("1500", "pass"), ("680", "warn"), ("540", "fail")])
 def test_A6_the_transcripts_length_is_projected_to_the_last_turn(context: str, verdict: str) -> None:
     with case_of(TUNE, orchestrator__seq_len=context) as case:

@@ -56,6 +56,7 @@ def test_F1_what_the_loss_counts_changes_nothing_of_what_the_model_sees(case: Ca
         assert only[row.key] == pytest.approx(whole[row.key][-len(only[row.key]) :], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["interleaved", "branching"])
 def test_F3_a_token_is_trained_if_and_only_if_it_was_sampled(strategy: str, tmp_path: Path) -> None:
     """In episodes of several turns, also where the template hides earlier replies."""
@@ -113,6 +114,7 @@ def test_F6_a_batch_without_them_is_never_trained_on(case: Case) -> None:
         case.parts.learner.update(Batch(tuple(without), {}, len(without)))
 
 
+@pytest.mark.slow
 def test_F7_truncated_sampling_is_told_with_the_lines_that_end_it() -> None:
     ids, finding = trouble([*TINY, "--orchestrator.sampling.top_p", "0.9", "--orchestrator.sampling.top_k", "20"], "F7")
     assert ids == ("F7",) and finding.verdict == "warn"

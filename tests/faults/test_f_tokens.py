@@ -49,6 +49,7 @@ def tune() -> Iterator[Case]:
         yield case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 @pytest.mark.parametrize("train", ["lora", "full"])
 def test_F_proofs_are_silent_on_a_healthy_learner(kind: str, train: str) -> None:
@@ -58,12 +59,14 @@ def test_F_proofs_are_silent_on_a_healthy_learner(kind: str, train: str) -> None
                 assert finding.verdict == "pass", (name, finding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_F_proofs_are_silent_in_each_number_format(dtype: str) -> None:
     with case_of(ARITH, model__dtype=dtype) as case:
         assert {f.verdict for name in PROOFS for f in ask(case, name)} == {"pass"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dr_grpo", "dapo", "gspo", "cispo", "rloo"])
 def test_F_proofs_are_silent_with_every_loss(loss: str) -> None:
     with case_of(ARITH, trainer__loss__type=loss) as case:
@@ -74,6 +77,7 @@ def test_F_proofs_are_silent_with_every_loss(loss: str) -> None:
 # --- F1 -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_F1_a_loss_mask_used_as_attention_mask_is_caught() -> None:
     """The bug that cost weeks: the training forward sees only what the loss counts."""
     began = time.monotonic()
@@ -88,6 +92,7 @@ def test_F1_a_loss_mask_used_as_attention_mask_is_caught() -> None:
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_F1_tool_results_that_the_trainer_cannot_see_are_caught(tune: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the results are hidden: the prompt is seen, so a proof on the prompt alone would pass."""
     original = PackedPlan.__init__
@@ -107,6 +112,7 @@ def test_F1_tool_results_that_the_trainer_cannot_see_are_caught(tune: Case, monk
     assert finding.verdict == "fail" and finding.seen.startswith("a tool's result was changed and the trainer's")
 
 
+@pytest.mark.slow
 def test_F1_an_engine_that_forgets_the_prompt_is_caught(tune: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     original = EmbeddedEngine.generate
 
@@ -139,6 +145,7 @@ def test_F2_an_adapter_that_never_reaches_the_engine_is_caught(arith: Case, monk
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_F2_an_engine_on_a_copy_of_the_model_is_caught(arith: Case) -> None:
     with case_of(ARITH) as other:
         arith.parts.engine = engine_of(arith.parts, other.parts.policy)
@@ -193,6 +200,7 @@ def test_F1_F2_the_famous_ones_are_caught_on_the_default_model_within_a_minute(
 # --- F3 -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_F3_a_loss_on_tool_results_is_caught_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Transcript._branch
 
@@ -211,6 +219,7 @@ def test_F3_a_loss_on_tool_results_is_caught_and_shown(monkeypatch: pytest.Monke
         assert "cut off" in trained.partition(CLOSE)[0]  # what the environment said stands inside the marks
 
 
+@pytest.mark.slow
 def test_F3_the_healthy_mask_is_shown_too(tune: Case) -> None:
     (finding,) = ask(tune, "sampled_are_trained")
     assert finding.verdict == "pass" and "each as it was sampled" in finding.seen
@@ -256,6 +265,7 @@ def test_F5_an_optimiser_of_other_parameters_is_caught(arith: Case) -> None:
     assert finding.verdict == "fail" and finding.ids == ("F5",) and "gradient norm 0" in finding.seen
 
 
+@pytest.mark.slow
 def test_F5_steps_that_bf16_rounds_away_are_caught() -> None:
     flags = {"model.dtype": "bfloat16", "trainer.model.train": "full", "trainer.optim.lr": "1e-5"}
     with case_of({**ARITH, **flags}) as case:
@@ -279,6 +289,7 @@ def flip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(losses.LOSSES, "grpo", wrong)
 
 
+@pytest.mark.slow
 def test_F5_a_loss_with_the_wrong_sign_is_caught(arith: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(monkeypatch)
     (finding,) = ask(arith, "update_moves")
@@ -287,6 +298,7 @@ def test_F5_a_loss_with_the_wrong_sign_is_caught(arith: Case, monkeypatch: pytes
     assert toy.verdict == "fail" and "did not raise it" in toy.why and len(toy.detail.split()) == 21
 
 
+@pytest.mark.slow
 def test_F5_advantages_with_the_wrong_sign_are_caught(arith: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """One update with a given advantage is right; the toy goes through the advantages too."""
     right = advantages.group_advantages
@@ -295,6 +307,7 @@ def test_F5_advantages_with_the_wrong_sign_are_caught(arith: Case, monkeypatch: 
     assert ask(arith, "toy_reward_rises")[0].verdict == "fail"
 
 
+@pytest.mark.slow
 def test_A10_a_learning_rate_that_moves_nothing_is_told() -> None:
     with case_of(ARITH, trainer__optim__lr="1e-7") as case:
         (finding,) = ask(case, "update_moves")
@@ -328,6 +341,7 @@ def no_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Learner, "state", lambda self: {**original(self), "updates": 0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lose", "named"),
     [(no_optimiser, "optimiser"), (no_adapter, "weights"), (no_random_states, "random"), (no_count, "updates")],
@@ -358,6 +372,7 @@ def test_G2_a_checkpoint_without_the_policys_version_is_caught(arith: Case, monk
 # --- nothing is left behind ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_probes_and_proofs_leave_no_trace_in_the_learner(tune: Case, tmp_path: Path) -> None:
     before, settings = learner_state(tune.parts), tune.parts.learner.settings
     for name in PROOFS:
@@ -368,6 +383,7 @@ def test_probes_and_proofs_leave_no_trace_in_the_learner(tune: Case, tmp_path: P
     assert all(p.grad is None for p in tune.parts.learner.parameters)
 
 
+@pytest.mark.slow
 def test_a_run_after_probes_and_proofs_is_the_same_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 9: what is done before the first step does not show in the run."""
     graded(monkeypatch, lambda text: {"correct": chance(text)})

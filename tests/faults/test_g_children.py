@@ -92,6 +92,7 @@ def fit_once(kill: bool = False) -> tuple[dict[str, float], int]:
     return asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_G1_the_last_words_of_a_worker_that_died_are_in_the_main_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, main_log: Path
 ) -> None:
@@ -104,12 +105,14 @@ def test_G1_the_last_words_of_a_worker_that_died_are_in_the_main_log(
     assert "warning: fitting worker" in said and "died (exit code 3); its last words:\nMemoryError: 3 GiB" in said
 
 
+@pytest.mark.slow
 def test_G1_a_killed_worker_is_named_in_the_main_log_and_replaced(main_log: Path) -> None:
     scores, _ = fit_once(kill=True)
     assert set(scores) == {"cv", "valid", "test"}
     assert "(exit code -9)" in main_log.read_text()
 
 
+@pytest.mark.slow
 def test_G1_a_worker_that_works_leaves_the_log_alone(main_log: Path) -> None:
     fit_once()
     assert not main_log.exists()

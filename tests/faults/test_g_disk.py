@@ -60,6 +60,7 @@ def test_G4_the_estimate_is_that_of_real_checkpoints_and_episodes() -> None:
     assert sum(f.stat().st_size for f in run.path.glob("trajectories/*/*.json")) < upper
 
 
+@pytest.mark.slow
 def test_G4_a_run_whose_disk_fills_up_stops_with_a_sentence_and_goes_on_when_there_is_room(small: Path) -> None:
     """On 400 KiB, with a checkpoint at every step; then the same file system has 64 MiB."""
     resize(small, "400k")

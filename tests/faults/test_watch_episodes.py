@@ -46,6 +46,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Witness, Any
     return run_watched(tmp_path_factory.mktemp("healthy"), max_steps="6")
 
 
+@pytest.mark.slow
 def test_a_healthy_run_raises_nothing(healthy: tuple[Run, Witness, Any]) -> None:
     run, witness, error = healthy
     assert error is None and witness.alarms == [] and run.alarms() == []
@@ -153,6 +154,7 @@ def test_E4_components_that_cancel_are_named(tmp_path: Path) -> None:
     assert run.metrics("train")[0]["ledger"]["variance"]["sum"] == 0
 
 
+@pytest.mark.slow
 def test_E7_an_entropy_that_collapses_without_gain_is_an_alarm(tmp_path: Path) -> None:
     """Rewards that are chance, and a rate that follows them."""
     changes = {"max_steps": "16", "trainer.optim.lr": "0.1", "orchestrator.batch_size": "32"}
@@ -186,6 +188,7 @@ class Rivals:
         return statistics.fmean(beaten)
 
 
+@pytest.mark.slow
 def test_E7_lengths_that_drift_without_gain_are_an_alarm(tmp_path: Path) -> None:
     """Each step rewards what is shorter than before: replies go from the limit to a few tokens, the reward nowhere."""
     talk = Talk(lambda number, seed: ({}, {}), {"said": 1.0}, hear=Rivals())
@@ -201,6 +204,7 @@ def test_E7_lengths_that_drift_without_gain_are_an_alarm(tmp_path: Path) -> None
     assert [line["id"] for line in run.alarms() if line["name"] == "lengths_drift"] == ["E7"]
 
 
+@pytest.mark.slow
 def test_E7_lengths_that_drift_while_the_reward_rises_are_none(tmp_path: Path) -> None:
     """The same fall of lengths, where short replies are worth more: that is learning."""
     talk = Talk(lambda number, seed: ({}, {}), {"said": 1.0}, hear=lambda text: 1 - len(text) / 24)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
@@ -41,6 +42,7 @@ def names(witness: Witness) -> set[str]:
     return {alarm.name for alarm in witness.alarms} - {"replies_run_to_the_limit"}  # random weights never stop
 
 
+@pytest.mark.slow
 def test_a_healthy_update_raises_nothing(tmp_path: Path) -> None:
     """With an adapter, with all weights in bf16 at a small but usual rate, and with a KL term."""
     for i, changes in enumerate(
@@ -63,6 +65,7 @@ def test_A10_updates_of_an_adapter_that_nobody_will_see(tmp_path: Path) -> None:
     assert "trainer.optim.lr = 1e-4" in alarm.fix
 
 
+@pytest.mark.slow
 def test_F5_gradients_that_change_no_weight_pause_the_run(tmp_path: Path) -> None:
     """Steps so small that bf16 weights never see them."""
     changes = {"model.dtype": "bfloat16", "trainer.optim.lr": "1e-12", "max_steps": "4"}
@@ -123,6 +126,7 @@ def test_F2_weights_that_never_reach_the_engine_stop_the_run(tmp_path: Path) -> 
     assert "the update does not reach the engine" in alarm.why
 
 
+@pytest.mark.slow
 def test_F7_a_gap_that_grows_is_an_alarm_with_its_percentiles(tmp_path: Path) -> None:
     changes = {"max_steps": "10", "trainer.optim.lr": "5e-5"}
     _, witness, _ = run_watched(tmp_path, apart, **{**FRESH, **changes})

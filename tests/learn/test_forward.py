@@ -90,6 +90,7 @@ def test_equal_in_float32(kind: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_in_bf16_the_error_is_not_larger_than_transformers(kind: str, device: str) -> None:
@@ -151,6 +152,7 @@ def test_checkpointing_may_keep_the_attention(dear: float, monkeypatch: pytest.M
     assert once == len(called) * (1 if dear == 0.0 else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")
 @pytest.mark.parametrize(
     ("kind", "targets", "freq"), [("qwen3", ALL, 1), ("qwen3", None, 1), ("llama", ["q_proj", "down_proj"], 0)]

@@ -185,6 +185,7 @@ def test_kl_is_to_the_policy_the_run_started_from() -> None:
     assert not all(torch.equal(a, p) for a, (_, p) in zip(weights, policy.trainable(), strict=True))
 
 
+@pytest.mark.slow
 def test_bf16_weights_are_trained_through_fp32_masters() -> None:
     """F5: a step of 1e-5 is lost in bf16; the masters remember it until it shows."""
     policy = make_policy()

@@ -52,6 +52,7 @@ def run(directory: Path, **loss: Any) -> Run:
     return start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True).run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"])
 def test_a_run_of_every_loss_with_a_price_for_length(outputs: Path, kind: str) -> None:
     done = run(outputs, type=kind, overlong="reply", overlong_share=1.0, passes=1 if kind == "rloo" else 2)

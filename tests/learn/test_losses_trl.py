@@ -131,6 +131,7 @@ def our_loss_and_gradient(loss: str, data: Data, settings: LossSettings) -> tupl
     return ours.item(), leaf.grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl_beta", [0.0, 0.04])
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_equal_trls_on_the_same_tensors(case: str, kl_beta: float) -> None:

@@ -175,6 +175,7 @@ def close(one: Any, two: Any, tolerance: float) -> None:
         assert one == two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_several_ranks_learn_what_one_learns(tmp_path: Path, alone: list[Any], size: int) -> None:
     """fp32: only the order of sums differs, also in the weights after three updates at lr 1e-3."""
@@ -197,6 +198,7 @@ def few_rows(world: World) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_rank_without_rows_takes_part(tmp_path: Path) -> None:
     wanted = few_rows(World())
     assert wanted[0] > 0 and wanted[1] == 0
@@ -216,6 +218,7 @@ def shard_sizes(world: World) -> tuple[int, int, int]:
     )
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_keeps_masters_and_moments_in_shards(tmp_path: Path) -> None:
     found = on_ranks(2, tmp_path, shard_sizes)
     whole = found[0][2]
@@ -242,6 +245,7 @@ def sample_differently(world: World, train: str) -> list[Any]:
     return replies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["lora", "full"])
 def test_every_rank_samples_from_the_new_weights_at_its_own_pace(tmp_path: Path, train: str) -> None:
     wanted = sample_differently(World(), train)
@@ -266,6 +270,7 @@ def save_or_load(
     return learner.updates, learner.logprobs(rows), dtypes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "changes", "tolerance"),
     [("lora", {}, 2e-4), ("full", {}, 2e-4), ("full", {"bf16": True}, 0.1)],
@@ -290,6 +295,7 @@ def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(
     assert files[0] == files[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bf16", [False, True])
 def test_an_optimiser_in_the_cpus_memory_does_the_same(bf16: bool) -> None:
     results = []
@@ -341,6 +347,7 @@ def gone(world: World) -> str:
     return str(lost.value)
 
 
+@pytest.mark.slow
 def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
     late = on_ranks(2, tmp_path, too_late)[0]
     assert "waited 0 s for rank 1 at: the test's second meeting" in late and "--resume" in late

@@ -22,6 +22,7 @@ def tools(text: str, parser: str = "auto", **more: bool) -> list[Action]:
     return parse(text, "tools", parser, **more)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "wanted"),
     [
@@ -144,6 +145,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     text=st.one_of(st.text(), st.lists(PIECES, max_size=25).map("".join)),

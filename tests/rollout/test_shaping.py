@@ -92,6 +92,7 @@ def shaped(history: Sequence[Message], fates: Sequence[int]) -> list[Message]:
     return [*out, *history[max(2, len(history) - 1) :]]
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(name=st.sampled_from([None, *TEMPLATES]), turns=TURNS)
 def test_under_any_shaping_each_token_is_trained_once_where_it_was_sampled(

@@ -73,6 +73,7 @@ TRAJECTORIES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(TRAJECTORIES)
 def test_nothing_is_lost_on_the_way_there_and_back(trajectory: Trajectory) -> None:

@@ -101,6 +101,7 @@ members = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     kept=st.lists(members, max_size=3),

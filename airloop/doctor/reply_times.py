@@ -23,7 +23,7 @@ SLOWER = "a smaller model, shorter replies (orchestrator.sampling.max_tokens) or
 
 
 @dataclass(frozen=True)
-class Speed:
+class ReplyTimes:
     """Of so many replies at once as the probe will ask for."""
 
     opening_s: float  # until a task has shown its prompt
@@ -35,7 +35,7 @@ class Speed:
         return self.opening_s + self.first_s + tokens * self.token_s
 
 
-async def measure_speed(parts: Parts, plan: Sequence[Planned], at_once: int, longest_s: float) -> Speed | None:
+async def time_replies(parts: Parts, plan: Sequence[Planned], at_once: int, longest_s: float) -> ReplyTimes | None:
     """None where a task cannot be opened or does not fit: the probe's episodes will say so."""
     try:
         async with asyncio.timeout(longest_s):
@@ -46,7 +46,7 @@ async def measure_speed(parts: Parts, plan: Sequence[Planned], at_once: int, lon
             if not all(prompts):
                 return None
             with waiting("the probe's first tokens", "the engine", longest_s):
-                return Speed(opening_s, *await _generate(parts, prompts, at_once))
+                return ReplyTimes(opening_s, *await _generate(parts, prompts, at_once))
     except TimeoutError:
         raise NotJudged(
             f"the first tasks were not opened and answered with {1 + TOKENS} tokens within {span(longest_s)}",
