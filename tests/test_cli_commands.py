@@ -49,6 +49,7 @@ def test_a_stopped_eval_says_how_to_go_on(air: Any, tmp_path: Path, monkeypatch:
     assert code == 130 and f"--out {tmp_path / 'e'}" in text.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_export(air: Any, tmp_path: Path) -> None:
     code, text, _ = air("export", tiny_run(), "--out", tmp_path / "a")
     assert code == 0 and "adapter of step 2" in text

@@ -114,6 +114,7 @@ def test_the_resolved_toml_loads_back_to_the_same_config(config: Config, tmp_pat
     assert load_config(["@", str(file)]) == config
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(tree=st.dictionaries(st.text(max_size=8), TOML, max_size=4))
 def test_values_are_written_as_valid_toml_and_found_on_their_line(tree: dict[str, Any]):

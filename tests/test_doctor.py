@@ -194,6 +194,7 @@ def test_what_the_fast_checks_refuse_leaves_no_run_behind(tmp_path: Path) -> Non
     assert caught.value.fix and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_skipped_proofs_are_recorded_in_the_run(tmp_path: Path) -> None:
     status = json.loads((tiny_train(tmp_path, skip_proofs=True) / "status.json").read_text())
     assert status["status"] == "completed" and status["proofs"] == "skipped (--skip-proofs)"
@@ -225,6 +226,7 @@ def one_probe(registry: None, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     return seen
 
 
+@pytest.mark.slow
 def test_probes_see_the_runs_own_parts_in_its_own_loop_and_are_kept(tmp_path: Path, one_probe: list[Case]) -> None:
     run = tiny_train(tmp_path)
     (case,) = one_probe

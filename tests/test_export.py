@@ -47,6 +47,7 @@ def test_merging_into_bfloat16_rounds_and_says_by_how_much(tmp_path: Path) -> No
     assert "8 bits" in report["check"]["tolerance"]["why"]
 
 
+@pytest.mark.slow
 def test_a_run_that_trained_all_weights_is_exported_whole(tmp_path: Path) -> None:
     run = Path(shutil.copytree(tiny_run("full"), tmp_path / "run"))
     weights = run / "checkpoints" / "step_2" / "model" / "model.safetensors"

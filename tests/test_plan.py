@@ -277,6 +277,7 @@ def test_a_kl_term_holds_the_starting_weights(shapes: dict[str, Shape]) -> None:
     assert with_kl.log_probs.reference == 8 * trainable
 
 
+@pytest.mark.slow
 @given(
     gpu=st.integers(8, 200),
     budget=st.sampled_from([1024, 4096, 16384]),

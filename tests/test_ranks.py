@@ -206,8 +206,8 @@ def test_a_killed_rank_ends_the_run_with_a_sentence_and_it_resumes(
 ) -> None:
     os.kill(started.ranks[victim], signal.SIGKILL)
     began = time.monotonic()
-    errors = started.end(30)
-    assert time.monotonic() - began < 20
+    errors = started.end(120)
+    assert time.monotonic() - began < 60
     run = the_run(tmp_path)
     assert started.process.returncode == 1 and "Traceback" not in errors
     assert f"Rank {victim} of 2 was killed by SIGKILL" in errors and f"air train --resume {run.path}" in errors
@@ -229,7 +229,7 @@ def test_a_killed_rank_ends_the_run_with_a_sentence_and_it_resumes(
 @pytest.mark.slow
 def test_ctrl_c_stops_all_ranks_with_everything_saved(tmp_path: Path, started: Started) -> None:
     started.process.send_signal(signal.SIGINT)
-    errors = started.end(60)
+    errors = started.end(120)
     run = the_run(tmp_path)
     assert started.process.returncode == 130 and "Traceback" not in errors
     assert f"air train --resume {run.path}" in errors and run.status()["status"] == "stopped"
@@ -241,7 +241,7 @@ def test_ctrl_c_stops_all_ranks_with_everything_saved(tmp_path: Path, started: S
 def test_ranks_do_not_outlive_the_process_that_started_them(started: Started) -> None:
     started.process.kill()
     started.process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(alive(pid) for pid in started.ranks.values()):
         assert time.monotonic() < deadline
         time.sleep(0.1)

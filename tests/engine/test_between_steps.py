@@ -37,6 +37,7 @@ def test_training_may_begin_right_after_a_stop_or_a_deadline(own: bool) -> None:
     in_loop(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_a_policy_is_published_between_two_steps_while_others_sample(own: bool) -> None:
     async def work() -> None:

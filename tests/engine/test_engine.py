@@ -95,6 +95,7 @@ def test_a_group_computes_its_prompt_once_and_a_turn_continues_the_last() -> Non
     in_loop(work)
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_what_else_is_in_the_batch() -> None:
     asked = prompts(12, seed=4)
 

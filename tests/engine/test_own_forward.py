@@ -95,6 +95,7 @@ def make_changed() -> EmbeddedEngine:
     return engine
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_what_else_is_in_the_batch() -> None:
     asked = prompts(12, seed=4)
 

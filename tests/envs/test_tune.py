@@ -319,6 +319,7 @@ def test_demonstrations_use_every_model_about_equally(env: TuneEnv) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_the_measured_shares_leave_something_to_learn(env: TuneEnv) -> None:
     """A random model beats the baseline on some tasks, the oracle on nearly all; of those trained on, titanic,
     credit and tumours leave little room by nature and are not counted."""

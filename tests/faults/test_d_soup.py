@@ -91,6 +91,7 @@ def test_D11_no_opening_names_its_kind_or_the_answer() -> None:
 # --- D12 ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize("together", [True, False], ids=["in one reply", "in two replies"])
 def test_D12_the_first_call_after_a_page_change_sees_the_new_page(together: bool) -> None:
@@ -180,6 +181,7 @@ def native(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]}
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_D13_a_servers_arguments_are_decoded_once() -> None:
     task = generate("text_by_id", 5)

@@ -43,6 +43,7 @@ def rows_of(episodes: list[Trajectory]) -> list[Row]:
     return [row for t in episodes for row in trajectory_rows(t, [1.0], 1.0)]
 
 
+@pytest.mark.slow
 def test_F1_what_the_loss_counts_changes_nothing_of_what_the_model_sees(case: Case) -> None:
     """The last reply's tokens have the same log-probs whether the loss counts all replies or the last one only."""
     rows = rows_of(played(case))
@@ -79,6 +80,7 @@ def test_F3_a_token_is_trained_if_and_only_if_it_was_sampled(strategy: str, tmp_
                 assert len(episode.branches) == (1 if one else len(episode.turns))
 
 
+@pytest.mark.slow
 def test_F6_logprobs_are_recorded_with_every_sampled_token_and_used_in_every_pass(tmp_path: Path) -> None:
     flags = {
         "model.name": "tiny:llama",

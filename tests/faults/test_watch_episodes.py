@@ -55,6 +55,7 @@ def test_a_healthy_run_raises_nothing(healthy: tuple[Run, Witness, Any]) -> None
         assert metrics["ledger"]["tokens"] == metrics["ledger"]["trained"] + metrics["ledger"]["zero_advantage"]
 
 
+@pytest.mark.slow
 def test_A6_episodes_that_fill_the_context_are_named_with_their_share(tmp_path: Path) -> None:
     talk = Talk(coin, turns=20, answer="a long answer to it " * 3)
     changes = {"orchestrator.seq_len": "160", "max_steps": "3"}
@@ -80,6 +81,7 @@ def test_D6_slow_tools_are_named_and_not_the_model(tmp_path: Path) -> None:
     assert "the environment's answers to actions" in alarm.why and "orchestrator.workers_per_env" in alarm.fix
 
 
+@pytest.mark.slow
 def test_D17_scores_above_the_optimum_are_an_alarm_and_no_candidate_for_the_best(tmp_path: Path) -> None:
     def cheat(number: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
         return {"won": float(seed % 2)}, {"too_good": float(number == 0)}
@@ -112,6 +114,7 @@ def test_E1_the_first_step_without_signal_says_why(silent: tuple[Run, Witness, A
     assert "orchestrator.rollouts_per_example" in alarm.fix
 
 
+@pytest.mark.slow
 def test_E1_a_run_that_never_had_signal_is_paused_and_resumes_to_the_same_next_batch(
     silent: tuple[Run, Witness, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +135,7 @@ def test_E1_a_run_that_never_had_signal_is_paused_and_resumes_to_the_same_next_b
         assert len(mine) == 16
 
 
+@pytest.mark.slow
 def test_E2_groups_without_signal_are_an_alarm_when_they_are_nearly_all(tmp_path: Path) -> None:
     def mostly_alike(number: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
         return {"won": float(seed % 2) if number == 0 else 1.0}, {}

@@ -146,6 +146,7 @@ def test_metrics_are_compared_where_both_sides_have_them() -> None:
     assert any("only one side has cost" in note for note in comparison.notes)
 
 
+@pytest.mark.slow
 def test_before_and_after_of_a_run() -> None:
     comparison = compare_named([str(tiny_run())])
     assert (comparison.a, comparison.b) == (f"{tiny_run()}:before", f"{tiny_run()}:after")

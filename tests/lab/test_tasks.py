@@ -13,6 +13,7 @@ from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
 
 
+@pytest.mark.slow
 def test_registered_environments_are_listed_with_their_tasks() -> None:
     rows = {row["id"]: row for row in tasks.list_environments()}
     assert {"arith", "tune"} <= rows.keys()

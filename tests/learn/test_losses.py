@@ -219,6 +219,7 @@ def test_every_loss_is_its_papers_from_rewards_to_gradient(kind: str, name: str,
     assert (parts["cut"] > 0) == bool((terms.old - terms.sampler).exp().max() > SETTINGS[name].importance_cap)
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(TYPES),
     st.sampled_from(sorted(SETTINGS)),

@@ -328,12 +328,12 @@ def too_late(world: World) -> str:
     async def go() -> str:
         await world.meet("everybody is here")
         if world.rank == 1:
-            await asyncio.sleep(2)
+            await asyncio.sleep(5)
             return ""
         began = time.monotonic()
         with pytest.raises(RankLost) as lost:
             await world.meet("the test's second meeting", 0.3)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 4
         return str(lost.value)
 
     return asyncio.run(go())
@@ -360,6 +360,7 @@ def sums(world: World) -> tuple[list[float], list[int], list[int]]:
     return [t.sum().item() for t in tensors], world.mine(range(7)), world.gather_now(world.rank, "a test")
 
 
+@pytest.mark.slow
 def test_sums_shares_and_gathers(tmp_path: Path) -> None:
     assert sums(World()) == ([3.0, 2.0], [0, 1, 2, 3, 4, 5, 6], [0])
     found: Sequence[Any] = on_ranks(2, tmp_path, sums)

@@ -62,6 +62,7 @@ def check(tree: Segments) -> Tree:
     return laid
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=1, max_size=12),

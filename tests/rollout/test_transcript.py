@@ -177,6 +177,7 @@ REPLIES = st.one_of(WORDS.map(lambda t: list(t.encode())), THOUGHTS.map(lambda t
 TURNS = st.lists(st.tuples(REPLIES, st.booleans(), WORDS), max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(NAMES), turns=TURNS)
 def test_sampled_tokens_never_change_and_are_trained_once(

@@ -333,7 +333,7 @@ async def test_a_file_over_the_limit_is_none(world, backend):
     await world.run("truncate -s 300M huge; head -c 1000 /dev/zero > small", 20)
     started = time.monotonic()
     assert await world.get("huge") is None
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert await world.get("small", limit_bytes=999) is None and await world.get("small", limit_bytes=1000) == bytes(
         1000
     )

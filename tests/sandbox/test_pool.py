@@ -155,7 +155,7 @@ def test_a_lease_held_too_long_is_closed_under_its_holder() -> None:
         begin = time.monotonic()
         with pytest.raises(InfraError, match="deadline"):
             await lease.run("sleep 60", 90)
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 40
         await lease.close()
 
     with_pool(work)

@@ -154,6 +154,7 @@ def test_a_phrase_is_within_one_text(tmp_path: Path) -> None:
     close(index)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(chosen=filters)
 def test_a_list_is_what_looking_through_every_file_finds(mixed: Mixed, chosen: Filter) -> None:

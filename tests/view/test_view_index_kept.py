@@ -216,6 +216,7 @@ def test_without_a_cache_it_works_all_the_same(tmp_path: Path, monkeypatch: pyte
 # --- what is read of a file ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_quick_look_sees_what_the_whole_one_does() -> None:
     paths = sorted(tiny_run().rglob("*_*-*.json"))
     assert len(paths) > 20

@@ -94,6 +94,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reply", "reference"), RIGHT)
 def test_right_however_it_is_written(reply: str, reference: str) -> None:
     assert is_correct(reply, reference), find_answer(reply)

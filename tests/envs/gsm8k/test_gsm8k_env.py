@@ -45,6 +45,7 @@ def everything(env: Gsm8kEnv) -> list[Task]:
     return [task for split in SPLITS for task in env.tasks(split)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [Gsm8kEnv(), Gsm8kCalculatorEnv()], ids=lambda env: env.name)
 def test_oracle_demo_noop_and_cheat_on_every_kind(env: Gsm8kEnv) -> None:
     """Every length of solution, in every split."""

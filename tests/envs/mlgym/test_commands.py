@@ -400,12 +400,15 @@ def test_an_edit_of_a_python_file_is_fast(shell: Shell) -> None:
     body = "".join(f"def f{number}(x):\n    return x + {number}\n\n\n" for number in range(75))
     (shell.home / "a.py").write_text(body)
     shell.ok("open a.py")
-    times = []
+    times, cold = [], []
     for number in range(5):
         started = time.perf_counter()
         shell.ok(f"edit 2:2\n    return x - {number}\nend_of_edit")
         times.append(time.perf_counter() - started)
-    assert min(times) < 0.5  # about 0.1 on a free machine
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import flake8.main.cli, flake8.style_guide"], check=True)
+        cold.append(time.perf_counter() - started)
+    assert min(times) < min(cold)  # a linter that is loaded each time takes longer, however busy the machine
 
 
 # Searching
@@ -613,10 +616,10 @@ def test_clean_output(raw: str, clean: str) -> None:
     "text", ["1." * 500_000, "━" * 500_000, "9%|" * 300_000, "[" * 10 + " [00:00" * 100_000, "\b" * 500_000]
 )
 def test_cleaning_hostile_output_is_fast(text: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     clean_output(text)
     clean_output("\n".join(text[place : place + 1500] for place in range(0, 300_000, 1500)))
-    assert time.perf_counter() - started < 3
+    assert time.thread_time() - started < 3
 
 
 @given(st.text(st.sampled_from("ab\n"), max_size=400), st.integers(0, 300))

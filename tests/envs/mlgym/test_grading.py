@@ -171,7 +171,7 @@ def test_what_counts_as_a_score(lab: Lab, tmp_path: Path, printed: str, error: s
     grade = lab.grade(spec, Submission("submission.csv", {"submission.csv": b""}, "x"), timeout=3.0)
     assert grade.error == error, grade
     assert grade.scores == (None if error else {"Score": 1.0})
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
 
 
 def test_the_agent_is_not_told_where_the_answers_are(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_code_that_does_not_end_ends_the_grading(lab: Lab, dilemma: TaskSpec) ->
     hasty = Grader(lab.backend, call_s=1.0)
     grade = lab.run(hasty.grade(dilemma, submission))
     assert grade.error == "evaluation_timeout" and "your code" in grade.text
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_huge_output_goes_nowhere(lab: Lab, dilemma: TaskSpec) -> None:

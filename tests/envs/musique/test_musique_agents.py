@@ -14,6 +14,7 @@ from airloop.errors import AirError
 SPLITS = ("train", "eval", "test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retriever", ["lexical", "golden"])
 def test_the_oracle_solves_every_generated_question(retriever: str) -> None:
     env = make(retriever=retriever)
@@ -66,6 +67,7 @@ def test_an_unknown_script_is_told() -> None:
         env.scripted("wizard", env.tasks("train")[0], 0)
 
 
+@pytest.mark.slow
 def test_two_hundred_and_fifty_six_episodes_at_once_keep_to_themselves() -> None:
     env = make()
     tasks = [*env.tasks("train"), *env.tasks("eval"), *env.tasks("test"), *env.tasks("train")[:16]]

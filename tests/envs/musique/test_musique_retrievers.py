@@ -48,6 +48,7 @@ def test_lexical_ranks_by_words_and_finds_nothing_without_them() -> None:
     assert rank(Lexical(), of("the", "of"), "zebra") == []
 
 
+@pytest.mark.slow
 def test_each_document_is_found_by_its_own_words() -> None:
     lexical = Lexical()
     for question in generated_questions()[:60]:

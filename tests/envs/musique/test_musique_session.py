@@ -153,6 +153,7 @@ def test_schemas_describe_what_is_accepted() -> None:
             assert set(function["parameters"]["required"]) <= set(kind.example)
 
 
+@pytest.mark.slow
 def test_tools_reach_the_model_through_its_template_or_the_system_message() -> None:
     from airloop.models.chat import CHATML, ChatTokenizer
     from airloop.models.tiny import tiny_tokenizer
@@ -210,6 +211,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(ACTIONS, st.integers(0, 2))
 def test_whatever_is_called_the_session_goes_on_and_is_scored(actions: list[Action], per_turn: int) -> None:
     env = MusiqueEnv(MusiqueArgs(calls_per_turn=per_turn))

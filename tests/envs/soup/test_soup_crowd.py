@@ -41,6 +41,7 @@ def test_many_episodes_at_once_share_four_sandboxes(episodes: int) -> None:
     assert left <= 2 + 1  # the pool's ready ones, and one that is being ended
 
 
+@pytest.mark.slow
 def test_an_episode_whose_sandbox_was_taken_goes_on_with_another() -> None:
     async def in_turns() -> list[str]:
         env = sample_env(sandboxes=1)
@@ -59,6 +60,7 @@ def test_an_episode_whose_sandbox_was_taken_goes_on_with_another() -> None:
     assert asyncio.run(in_turns()) == ["4.8", "abc"] * 3
 
 
+@pytest.mark.slow
 def test_no_two_episodes_meet_in_one_sandbox() -> None:
     """An empty file can be made although nothing can be written: the next episode must not find it."""
 
@@ -78,6 +80,7 @@ def test_no_two_episodes_meet_in_one_sandbox() -> None:
     assert said == [said[0]] * 3 and said[0].endswith(" []") and "sign" not in said[0]  # an interpreter may lie in /tmp
 
 
+@pytest.mark.slow
 def test_an_episode_that_is_stopped_gives_its_sandbox_back() -> None:
     async def stopped() -> tuple[int, str]:
         env = sample_env(sandboxes=1)

@@ -160,6 +160,7 @@ def made_of(seeds: int) -> list[Task]:
     ]
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_the_oracle_solves_every_kind_through_the_tools() -> None:
     check_oracle(1)
@@ -188,6 +189,7 @@ def test_a_noop_gets_nothing_on_any_kind() -> None:
         assert trajectory.reward == 0 and trajectory.ending == "max_turns"
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_demonstrations_are_right_as_often_as_asked_and_differ() -> None:
     tasks = list(env(difficulty="primer").tasks("train")[:30])
@@ -198,6 +200,7 @@ def test_demonstrations_are_right_as_often_as_asked_and_differ() -> None:
     assert all(t.metrics["passed"] for t in asyncio.run(play(env(demo_accuracy=1.0), "demo", tasks[:5])))
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_an_evaluation_has_a_row_for_all_for_each_level_and_for_each_kind() -> None:
     made = env(kinds=["text_by_id", "text_by_class"])

@@ -124,6 +124,7 @@ def test_small_levels_are_made_quickly(level: str) -> None:
     assert 10 * len(wanted) / (time.process_time() - began) >= 200
 
 
+@pytest.mark.slow
 def test_manifest_is_what_the_generator_makes() -> None:
     assert "all 680 tasks" in manifest.check()
     assert len(bench()) == len(set(bench())) == 680

@@ -124,6 +124,7 @@ def test_limits_are_four_with_a_twin_each() -> None:
         assert KINDS[kind].level == KINDS[KINDS[kind].twin].level
 
 
+@pytest.mark.slow
 def test_limits_and_twins_share_every_prompt() -> None:
     for seed in range(40):
         tasks = [generate(kind, seed) for kind in PANEL]
@@ -131,6 +132,7 @@ def test_limits_and_twins_share_every_prompt() -> None:
         assert len({json.dumps(t.answer) for t in tasks if t.answer}) == 4  # prompts are shared, values are not
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIMITS)
 def test_twins_show_the_same_things(kind: str) -> None:
     """A canvas, an image or a script alone proves nothing: the twin has it as well."""

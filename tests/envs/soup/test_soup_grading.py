@@ -145,6 +145,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(json_values)
 def test_a_value_is_the_same_as_itself_and_not_as_its_text(value: Any) -> None:
     assert same(value, value)

@@ -47,6 +47,7 @@ async def outputs(kind: str, *codes: str, **args: Any) -> list[str]:
         await env.close()
 
 
+@pytest.mark.slow
 def test_every_sample_is_solved_by_its_recipe_through_the_tools() -> None:
     async def all_of_them() -> list[Trajectory]:
         env = sample_env()
@@ -79,6 +80,7 @@ def test_the_page_is_never_shown_and_the_words_are() -> None:
         assert tools == (["run_python", "navigate", "answer"] if kind == "detail" else ["run_python", "answer"])
 
 
+@pytest.mark.slow
 def test_what_code_has_and_what_it_has_not() -> None:
     said = asyncio.run(
         outputs(
@@ -111,6 +113,7 @@ def test_what_code_has_and_what_it_has_not() -> None:
     assert said[11] == "bye"
 
 
+@pytest.mark.slow
 def test_time_and_output_are_bounded() -> None:
     said = asyncio.run(
         outputs(
@@ -130,6 +133,7 @@ def test_time_and_output_are_bounded() -> None:
     assert "MemoryError" in said[3] or "exit code" in said[3]
 
 
+@pytest.mark.slow
 def test_a_page_is_left_at_once_and_links_are_followed_as_a_browser_would() -> None:
     async def walk() -> list[str]:
         env = sample_env()
@@ -147,6 +151,7 @@ def test_a_page_is_left_at_once_and_links_are_followed_as_a_browser_would() -> N
     ]
 
 
+@pytest.mark.slow
 def test_wrong_calls_are_answered_with_the_right_form_and_do_not_count() -> None:
     agent = Says(
         Message(role="assistant", content='{"status": "ok", "answer": "4.8"}'),
@@ -176,6 +181,7 @@ def test_wrong_calls_are_answered_with_the_right_form_and_do_not_count() -> None
     assert trajectory.reward == 1.0 and trajectory.metrics["calls"] == 1
 
 
+@pytest.mark.slow
 def test_whoever_breaks_its_own_world_is_told_and_goes_on() -> None:
     said = asyncio.run(
         outputs(
@@ -192,6 +198,7 @@ def test_whoever_breaks_its_own_world_is_told_and_goes_on() -> None:
     assert LOST not in said[1::2]
 
 
+@pytest.mark.slow
 def test_a_thief_finds_neither_the_generator_nor_the_answer() -> None:
     """The page's own text is what the agent may have; nothing else of the task is in its process."""
     said = asyncio.run(outputs("sales", *THEFTS))
@@ -205,6 +212,7 @@ def test_a_thief_finds_neither_the_generator_nor_the_answer() -> None:
     assert "out" not in network.splitlines()
 
 
+@pytest.mark.slow
 def test_a_thief_earns_nothing() -> None:
     async def all_of_them() -> list[Trajectory]:
         env = sample_env()

