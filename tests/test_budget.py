@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.busy import busy_processes
 from tiny_runs import CONFIG, WARMSTART
 
 from airloop import budget as budgets
@@ -161,6 +162,15 @@ def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Pat
     # its time is spent: going on adds no step
     again = start(run.config, Display(quiet=True), resume=run.path).run
     assert len(again.metrics("train")) == steps
+
+
+@pytest.mark.slow
+def test_a_run_with_a_budget_ends_well_beside_eight_busy_processes(tmp_path: Path) -> None:
+    """It may be late, since the least that can show anything may not fit; it may not fail."""
+    with busy_processes(8):
+        run = start(tiny(tmp_path, 0.5), Display(quiet=True), skip_proofs=True).run
+    assert run.status()["status"] == "completed"
+    assert len(run.metrics("train")) >= 3 and {m["name"] for m in run.metrics("eval")} >= {"before", "after"}
 
 
 def test_a_supervised_start_that_was_shortened_is_found_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from probe_cases import ARITH, ask, case_of, chance, graded
 from rich.console import Console
+from support.busy import busy_processes
 from tiny_runs import write_config
 
 from airloop import waits, world
@@ -135,14 +136,8 @@ def test_G10_a_task_that_does_not_open_is_its_own_finding(monkeypatch: pytest.Mo
 def test_G10_the_doctor_ends_well_beside_eight_busy_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On two cores each of the nine has less than a quarter of one."""
     graded(monkeypatch, lambda text: {"correct": chance(text)})
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
-    try:
-        with case_of(ARITH, trainer__optim__lr="1e-2") as case:
-            found = examined(case, "fast", "probe", "proof")
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+    with busy_processes(8), case_of(ARITH, trainer__optim__lr="1e-2") as case:
+        found = examined(case, "fast", "probe", "proof")
     told = [f"{name}: {f.seen}" for name, r in found.items() for f in r.findings if f.verdict != "pass"]
     assert exit_code(list(found.values())) == 0 and not told, told
     assert all(result.findings for result in found.values())  # nothing was left out
