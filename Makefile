@@ -10,7 +10,7 @@ PYTEST := "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal
 .PHONY: train test test-fast soak lint clean for-train for-dev
 
 train: for-train
-	"$(BIN)/air" train quickstart
+	"$(BIN)/air" train quickstart --continue
 
 test: for-dev
 	"$(BIN)/ruff" check .

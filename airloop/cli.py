@@ -81,6 +81,12 @@ def _check_environments(config: Any) -> None:
         find_environment(entry.id)
 
 
+def _unfinished(config: Any) -> Path | None:
+    from airloop.run import Run
+
+    return Run.unfinished(config)
+
+
 TRAIN_HELP = """air train @ a.toml @ b.toml --key value …   (or: air train --resume RUN)
 
 Before the first step the doctor looks at the config, the model's small files and the tasks, then, with the model
@@ -88,6 +94,7 @@ loaded, plays a few episodes and proves that training can work; its failures sto
 
   --minutes M          plan everything into this time, on whatever machine (budget.minutes)
   --resume RUN         go on with a run that was stopped or killed, or start a planned one, with its own config
+  --continue           go on with the latest unfinished run of this very config, if there is one
   --skip-proofs        leave out the doctor's episodes and proofs; the run records it
   --json               print the result as JSON
 
@@ -98,6 +105,7 @@ Keys:"""
 def train(
     context: typer.Context,
     resume: Annotated[Path | None, typer.Option(help="Go on with a stopped run, or start a planned one.")] = None,
+    go_on: Annotated[bool, typer.Option("--continue", help="Go on with an unfinished run of the same config.")] = False,
     skip_proofs: SkipProofs = False,
     as_json: Json = False,
 ) -> None:
@@ -110,6 +118,7 @@ def train(
         )
     if resume is None:
         _check_environments(config)
+        resume = _unfinished(config) if go_on else None
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:

@@ -22,6 +22,7 @@ sampled, the update is computed again, and sampling sets in where the run was ki
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -35,6 +36,7 @@ from airloop import locks
 from airloop.config import Config, load_config, to_toml, with_changes
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, write_json, write_text
+from airloop.lab.damaged import is_held
 from airloop.lab.entries import add_entry, alone
 from airloop.lab.lineage import as_noted, given_parent, label, run_before
 from airloop.lab.results import last_sign
@@ -88,8 +90,20 @@ class Run:
         write_text(path / "config.toml", to_toml(config))
         parent = parent or run_before(path)
         add_entry(path, "parent", as_noted(parent, root) if parent else "")
+        run.note(asked=digest_of(config))
         run.set_status("planned" if planned else "running")
         return run
+
+    @classmethod
+    def unfinished(cls, config: Config) -> Path | None:
+        """The latest run of the very same config that was killed, stopped or failed, and that nobody works on."""
+        root = Path(config.output_dir).expanduser().resolve()
+        asked = digest_of(config.model_copy(update={"output_dir": str(root)}))
+        for path in sorted(root.glob("exp*"), key=_number, reverse=True):
+            status = cls(path, config).status()
+            if status.get("asked") == asked and status["status"] != "completed" and not is_held(path / ".lock"):
+                return path
+        return None
 
     @classmethod
     def open(cls, path: Path) -> Run:
@@ -269,6 +283,16 @@ class Run:
         self._lock = handle
         now = time.time()
         self.note(sessions=[*self._sessions(ended=last_sign(self.path) or now), [since or now, None]])
+
+
+def digest_of(config: Config) -> str:
+    """Of a config as it was asked for, before a budget of time or a supervised start changed anything in it."""
+    return hashlib.sha256(to_toml(config).encode()).hexdigest()[:16]
+
+
+def _number(path: Path) -> tuple[int, int]:
+    found = _NAME.match(path.name)
+    return (int(found[1]), int(found[2])) if found else (-1, -1)
 
 
 def _next_free(root: Path, major: int, task: str) -> Path:

@@ -181,6 +181,29 @@ def test_ctrl_c_stops_cleanly_with_everything_saved(tmp_path: Path, way: str) ->
     assert all(json.loads(p.read_text()) for p in run.path.rglob("trajectories/*/*.json"))
 
 
+def test_the_same_config_goes_on_with_what_is_unfinished_and_with_nothing_else(tmp_path: Path, air: Any) -> None:
+    """`make train` after a kill: nothing that was finished is repeated; after a whole run: a new one."""
+    config = load_config(["--output_dir", str(tmp_path)])
+    assert Run.unfinished(config) is None
+    other = Run.create(load_config(["--output_dir", str(tmp_path), "--seed", "1"]), "tune")
+    other.close()
+    assert Run.unfinished(config) is None
+    run = Run.create(config, "tune")
+    assert Run.unfinished(config) is None  # we are at work on it
+    run.close()
+    assert Run.unfinished(config) == run.path
+    run.change({"max_steps": 3})  # a budget of time has planned it
+    assert Run.unfinished(config) == run.path
+    run.set_status("completed")
+    assert Run.unfinished(config) is None
+    words = flags(tmp_path / "out", max_steps="1")
+    assert air("train", "--skip-proofs", "--continue", *words)[0] == 0
+    first = next((tmp_path / "out").glob("exp*"))
+    Run.open(first).set_status("stopped", "killed")
+    code, _, errors = air("train", "--skip-proofs", "--continue", *words)
+    assert code == 0 and "resuming" in errors and [*(tmp_path / "out").glob("exp*")] == [first]
+
+
 def test_names_count_up_and_a_directory_is_never_overwritten(tmp_path: Path) -> None:
     """A9."""
     config = load_config(["--output_dir", str(tmp_path)])
