@@ -7,7 +7,8 @@
 
 Everything after `--` goes to `air train`. A seed whose run is already complete under --out is read, not repeated.
 Intervals: training reward over episodes; held-out values over tasks and, more careful, over data sets (draws of
-one table are not independent). The seeds' pooled lines treat every seed's episodes or tasks alike.
+one table are not independent). Those of one seed are Student's t over its tasks, differences paired. The seeds' pooled
+lines treat every seed's episodes or tasks alike.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean as mean
 
-from airloop.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
+from airloop.lab.intervals import Interval, bootstrap_difference, bootstrap_mean, student_mean
 from airloop.run import Run
 from airloop.types import Trajectory
 from airloop.watch.summary import paired
@@ -91,8 +92,8 @@ def held_out(runs: Mapping[int, Run], measures: Sequence[str]) -> tuple[list[Tra
         print(f"\n| held out: {name} | warm start | after RL | difference |\n|---|---|---|---|")
         for seed, sides in rows.items():
             b, a = ([measured(t, name) for t in side] for side in sides)
-            gain = bootstrap_difference(a, b)
-            print(line(f"seed {seed} ({len(b)} episodes)", bootstrap_mean(b), bootstrap_mean(a), gain))
+            gain = student_mean([y - x for x, y in zip(b, a, strict=True)])
+            print(line(f"seed {seed} ({len(b)} episodes)", student_mean(b), student_mean(a), gain))
         b, a = (by_cluster(side, [measured(t, name) for t in side]) for side in (before, after))
         gain = bootstrap_difference(a, b)
         print(line(f"all, over {len(b)} data sets or tasks", bootstrap_mean(b), bootstrap_mean(a), gain))
