@@ -27,7 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean as mean
 
-from airloop.lab.intervals import Interval, bootstrap_difference, bootstrap_mean, student_mean
+from airloop.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
+from airloop.lab.verdicts import student_mean
 from airloop.run import Run
 from airloop.types import Trajectory
 from airloop.watch.summary import paired
