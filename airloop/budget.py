@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MARGIN = 0.08
 # A step is begun only if one and this share of it fit: steps differ, and the evaluation behind it must fit too.
 STEP_MARGIN = 0.25
+# Fewer show nothing: a run that is late still has so many.
+LEAST_STEPS, LEAST_TASKS = 3, 12
 # Seconds for the last checkpoint, the summary and the plot.
 ENDING_S = 8.0
 # What the doctor's probes and proofs compute, roughly: episodes sampled, tokens trained.
@@ -56,9 +58,13 @@ class Costs:
     trained_episode: float
     evaluated_task: float
     fixed: float = 0.0
+    interval: int = 0  # steps between evaluations, beside the one before and the one after; 0: none
 
     def total(self, a: Amounts) -> float:
-        return self.fixed + self.warmstart(a) + a.steps * self.step(a) + 2 * self.evaluation(a)
+        return self.fixed + self.warmstart(a) + a.steps * self.step(a) + self.evaluations(a) * self.evaluation(a)
+
+    def evaluations(self, a: Amounts) -> int:
+        return 2 + (a.steps // self.interval if self.interval else 0)
 
     def warmstart(self, a: Amounts) -> float:
         return a.warmstart_steps * self.warmstart_step
@@ -80,8 +86,8 @@ def shrink_order(asked: Amounts, group: int) -> list[tuple[str, int, int]]:
         ("steps", min(asked.steps, 8), 1),
         ("warmstart_steps", -(-asked.warmstart_steps // 2), 1),
         ("batch_size", min(asked.batch_size, 2 * group), group),
-        ("num_examples", min(asked.num_examples, 12), 1),
-        ("steps", min(asked.steps, 3), 1),
+        ("num_examples", min(asked.num_examples, LEAST_TASKS), 1),
+        ("steps", min(asked.steps, LEAST_STEPS), 1),
     ]
 
 
@@ -141,7 +147,8 @@ def costs_of(
     warmstart = config.warmstart.batch_size * demonstration_tokens / speed.train if config.warmstart else 0.0
     doctor = DOCTOR_EPISODES * episode + DOCTOR_TRAINED / speed.train if proofs else 0.0
     evaluated = evaluation.rollouts_per_example * alone
-    return Costs(warmstart, episode / ranks, trained / ranks, evaluated / ranks, doctor + ENDING_S)
+    fixed = doctor + ENDING_S
+    return Costs(warmstart, episode / ranks, trained / ranks, evaluated / ranks, fixed, evaluation.interval)
 
 
 def asked_for(config: Config, warmstart: bool) -> Amounts:
@@ -178,8 +185,10 @@ class Budget:
         minutes = run.config.budget.minutes
         if minutes is None:
             return None
-        budget = cls(minutes, run.spent_s(), run.config.max_steps)
-        if facts := run.status().get("budget"):
+        facts = run.status().get("budget")
+        # Before there was a plan nothing was made that could be gone on with: such a run has all of its time again.
+        budget = cls(minutes, run.spent_s(this_session_only=not facts), run.config.max_steps)
+        if facts:
             budget.recall(facts)
         return budget
 
@@ -194,13 +203,14 @@ class Budget:
         size: EpisodeSize,
         demonstration_tokens: float | None,
         proofs: bool,
+        ranks: int,
     ) -> dict[str, Any]:
         """The changes that make the config fit, said in three lines. Without `demonstration_tokens` there is no
-        supervised start to be made."""
+        supervised start to be made. `ranks` will share the work of the run, whoever plans it."""
         watcher.phase("measuring this machine with the model, for the budget")
         speed = await measure_speed(parts)
         config = parts.config
-        costs = costs_of(config, speed, size, demonstration_tokens or 0.0, proofs, parts.world.size)
+        costs = costs_of(config, speed, size, demonstration_tokens or 0.0, proofs, ranks)
         asked = asked_for(config, warmstart=demonstration_tokens is not None)
         group = config.orchestrator.rollouts_per_example
         chosen = fit(asked, costs, self.left_s * (1 - MARGIN), group)
@@ -211,7 +221,8 @@ class Budget:
     def _explain(self, speed: Speed, asked: Amounts, chosen: Amounts, costs: Costs) -> list[str]:
         spent = 60 * self.minutes - self.left_s
         most = chosen.steps if asked.steps >= MOST_STEPS else asked.steps
-        evaluation = f"2 evaluations on {_of(chosen.num_examples, asked.num_examples)} tasks"
+        count = costs.evaluations(chosen)
+        evaluation = f"{count} evaluations on {_of(chosen.num_examples, asked.num_examples)} tasks"
         if chosen.num_examples < asked.num_examples:
             wider = (asked.num_examples / chosen.num_examples) ** 0.5
             evaluation += f" (intervals {wider:.1f} times as wide)"
@@ -226,14 +237,17 @@ class Budget:
         return [
             f"budget: {self.minutes:g} min, {_span(spent)} spent; this machine computes {speed} (measured in "
             f"{speed.seconds:.0f} s)",
-            f"  {start}{evaluation} ({_span(2 * costs.evaluation(chosen))})",
+            f"  {start}{evaluation} ({_span(count * costs.evaluation(chosen))})",
             f"  {_of(chosen.steps, most)} steps of {_of(chosen.batch_size, asked.batch_size)} episodes, about "
             f"{_span(costs.step(chosen))} each; {kept}",
         ]
 
     def evaluated(self, seconds: float) -> None:
-        """The evaluation before the first step took so long, and steps begin now."""
+        """The evaluation before the first step took so long, or would have, had none of it been there already."""
         self._evaluation_s = seconds
+
+    def begin_steps(self) -> None:
+        """What came before the first step of this session, loading and evaluating, is no step's time."""
         self._mark = time.monotonic()
 
     def step_ended(self, replayed: bool) -> None:
@@ -246,13 +260,13 @@ class Budget:
         """How many steps the run will have: those finished and those that still fit before the last evaluation."""
         if not self._steps:
             return max(finished, self.asked)
-        usual = statistics.fmean(self._steps[-RECENT:] if len(self._steps) <= RECENT else self._steps[1:][-RECENT:])
+        usual = statistics.fmean((self._steps[1:] or self._steps)[-RECENT:])
         room = self.left_s - self._evaluation_s - ENDING_S - STEP_MARGIN * usual
-        return min(self.asked, finished + max(0, int(room / usual)))
+        return min(self.asked, max(LEAST_STEPS, finished + max(0, int(room / usual))))
 
     def facts(self) -> Mapping[str, Any]:
         """What a resumed run needs to know of the sessions before it."""
-        return {"asked": self.asked, "steps_s": self._steps[-RECENT:], "evaluation_s": self._evaluation_s}
+        return {"asked": self.asked, "steps_s": self._steps[-RECENT - 1 :], "evaluation_s": self._evaluation_s}
 
     def recall(self, facts: Mapping[str, Any]) -> None:
         self.asked = int(facts["asked"])
@@ -266,6 +280,8 @@ async def keep_to_budget(parts: Parts, run: Run, watcher: Watcher, finished: int
     if budget is None:
         return
     budget.step_ended(replayed)
+    if run.recorded(finished):  # the next one is on disk too: it is read back, whatever the time
+        return
     steps = (await parts.world.gather(budget.steps_in_all(finished), "how many steps fit the budget"))[0]
     before = run.config.max_steps
     if steps != before:

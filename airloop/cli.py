@@ -116,6 +116,8 @@ def train(
             f"--resume goes on with the run's own config; {' '.join(context.args)} would change it.",
             "leave the other arguments out, or start a new run.",
         )
+    if resume is not None and go_on:
+        raise AirError("--resume names a run and --continue looks for one.", "give one of them.")
     if resume is None:
         _check_environments(config)
         resume = _unfinished(config) if go_on else None

@@ -114,7 +114,10 @@ class ForkServer:
         while pid not in self._codes:
             if not self._readable(None if until is None else max(0.0, until - time.monotonic())):
                 return None
-            told = self._hear()
+            try:
+                told = self._hear()
+            except ChildProcessError:  # killed, and with it all that it had forked
+                return -signal.SIGKILL
             self._codes[told["pid"]] = told["code"]
         return self._codes[pid]
 

@@ -56,6 +56,8 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Ou
     sampler = parts.sampler(save, schedule)
     before = run.evaluation("before") if run.first_step else []
     before = before or await _evaluate(parts, run, watcher, 0, "before", evaluation.test_split)
+    if parts.budget:
+        parts.budget.begin_steps()
     for step in run.remaining_steps():
         clock = StepClock(engine.counters)
         replayed = run.recorded(step)
@@ -81,9 +83,9 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Ou
         if halted and halted.alarm.severity == "stop":
             raise halted  # before a checkpoint: this update may be at fault, and resuming makes it anew
         finished = step + 1
-        await keep_to_budget(parts, run, watcher, finished, replayed)
         if evaluation.interval and finished % evaluation.interval == 0:
             await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
+        await keep_to_budget(parts, run, watcher, finished, replayed)
         if halted or finished % config.ckpt.interval == 0 or finished in (run.config.max_steps, best_step(run)):
             _checkpoint(parts, run, finished)
         if halted and finished < run.config.max_steps:
@@ -128,12 +130,13 @@ def _advantages(parts: Parts, collected: Collected) -> Batch:
 
 
 async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str) -> list[Trajectory]:
-    began = time.monotonic()
+    began, found = time.monotonic(), len(run.evaluated(name))
     trajectories = await evaluate_policy(parts, run, watcher, step, name, split)
     await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
     watcher.evaluated(run.metrics("eval")[-1])
-    if parts.budget and name == "before":  # the one behind the last step takes as long
-        parts.budget.evaluated(time.monotonic() - began)
+    new = len(trajectories) - found
+    if parts.budget and name == "before" and new > 0:  # the one behind the last step takes as long
+        parts.budget.evaluated((time.monotonic() - began) * len(trajectories) / new)
     return trajectories
 
 

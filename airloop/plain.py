@@ -35,8 +35,8 @@ SIGNS = {
 def begin_with_utf8() -> None:
     """Under a locale without UTF-8, Python reads names of files and arguments so that they cannot be written to a file
     again: then this program is begun once more in Python's UTF-8 mode, with its output as it was."""
-    if codecs.lookup(sys.getfilesystemencoding()).name == "utf-8":
-        return
+    if codecs.lookup(sys.getfilesystemencoding()).name == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
+        return  # the second: it was begun anew already, and something else (-X utf8=0) had its way
     os.environ.setdefault("PYTHONIOENCODING", sys.stdout.encoding or "ascii")
     os.environ["PYTHONUTF8"] = "1"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

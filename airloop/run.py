@@ -34,6 +34,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from airloop import locks
 from airloop.config import Config, load_config, to_toml, with_changes
+from airloop.envs.files import content_digest
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, write_json, write_text
 from airloop.lab.damaged import is_held
@@ -100,8 +101,11 @@ class Run:
         root = Path(config.output_dir).expanduser().resolve()
         asked = digest_of(config.model_copy(update={"output_dir": str(root)}))
         for path in sorted(root.glob("exp*"), key=_number, reverse=True):
-            status = cls(path, config).status()
-            if status.get("asked") == asked and status["status"] != "completed" and not is_held(path / ".lock"):
+            try:
+                status = cls(path, config).status()
+            except (OSError, ValueError):  # damaged: `air log list` says so
+                continue
+            if status.get("asked") == asked and _can_go_on(status) and not is_held(path / ".lock"):
                 return path
         return None
 
@@ -143,9 +147,10 @@ class Run:
         self.config = with_changes(self.config, changes)
         return self.config
 
-    def spent_s(self) -> float:
+    def spent_s(self, this_session_only: bool = False) -> float:
         """Seconds that its sessions took, this one included."""
-        return sum((time.time() if end is None else end) - began for began, end in self.status().get("sessions", []))
+        sessions = self.status().get("sessions", [])[-1 if this_session_only else 0 :]
+        return sum((time.time() if end is None else end) - began for began, end in sessions)
 
     def set_status(self, status: str, why: str = "") -> None:
         now = time.time()
@@ -285,9 +290,16 @@ class Run:
         self.note(sessions=[*self._sessions(ended=last_sign(self.path) or now), [since or now, None]])
 
 
+def _can_go_on(status: Mapping[str, Any]) -> bool:
+    """Killed, interrupted, paused or failed. One that an alarm stopped would stop at the same step again."""
+    interrupted = status.get("status") == "stopped" and status.get("why") == "interrupted"
+    return interrupted or status.get("status") in ("running", "paused", "failed")
+
+
 def digest_of(config: Config) -> str:
     """Of a config as it was asked for, before a budget of time or a supervised start changed anything in it."""
-    return hashlib.sha256(to_toml(config).encode()).hexdigest()[:16]
+    files = [content_digest(env.id) for env in config.orchestrator.env]
+    return hashlib.sha256("\n".join([to_toml(config), *filter(None, files)]).encode()).hexdigest()[:16]
 
 
 def _number(path: Path) -> tuple[int, int]:

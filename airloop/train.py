@@ -27,7 +27,7 @@ from airloop.loop import Outcome, train
 from airloop.rollout.schedule import TaskSchedule
 from airloop.run import Run
 from airloop.types import Trajectory
-from airloop.warmstart import computed_tokens, started, warmstart
+from airloop.warmstart import as_transcript, computed_tokens, found_demonstrations, started, warmstart
 from airloop.watch.alarms import Halted
 from airloop.watch.base import Watcher
 from airloop.watch.display import Clock, Display
@@ -187,17 +187,19 @@ async def _start_supervised(run: Run, display: Watcher, world: World, budget: Bu
     async def plan(parts: Parts, rows: list[Trajectory]) -> dict[str, Any]:
         assert budget is not None
         tokens = computed_tokens(parts.config, rows)
-        return await budget.plan(parts, display, size_of_demonstrations(rows), tokens, preflight.wanted(run))
+        size, proofs = size_of_demonstrations(rows), preflight.wanted(run)
+        return await budget.plan(parts, display, size, tokens, proofs, world.size)
 
     changes: dict[str, Any] = {}
     if world.first:
         # A resumed run keeps to the plan it has.
         planned = budget is None or "budget" in run.status()
         _, changes = await warmstart(run.config, display, None if planned else plan)
-        if changes and budget is not None and "max_steps" in changes:
-            run.note(budget=budget.facts())
     changes = (await world.gather(changes, "the supervised start, which the first rank makes", WARMSTART_S))[0]
-    return run.change(changes)
+    config = run.change(changes)
+    if run.writes and budget is not None and "max_steps" in changes:
+        run.note(budget=budget.facts())
+    return config
 
 
 async def _plan_time(parts: Parts, run: Run, display: Watcher) -> None:
@@ -208,7 +210,9 @@ async def _plan_time(parts: Parts, run: Run, display: Watcher) -> None:
     prompt = await check_prompts(parts, schedule.batch(0, min(PROMPTS_FOR_PLAN, len(schedule))), display)
     turns = max(env.max_turns for env in parts.envs.values())
     size = size_by_config(parts.config, prompt, turns)
-    changes = await parts.budget.plan(parts, display, size, None, preflight.wanted(run))
+    if rows := found_demonstrations(run.config):
+        size = size_of_demonstrations([as_transcript(t, parts.loaded.tokenizer) for t in rows])
+    changes = await parts.budget.plan(parts, display, size, None, preflight.wanted(run), parts.world.size)
     changes = (await parts.world.gather(changes, "the plan for the budget"))[0]
     parts.config = with_changes(parts.config, changes)
     run.change(changes)

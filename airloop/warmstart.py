@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from airloop.assemble import Parts, assemble, learner_settings, load_environments, rollout_settings
 from airloop.config import Config, WarmstartConfig, with_changes
+from airloop.envs.files import content_digest
 from airloop.errors import AirError
 from airloop.files import append_line, whole_directory, write_json
 from airloop.learn.advantages import demonstration_batch
@@ -31,6 +32,8 @@ from airloop.watch.base import Watcher
 
 # Keys that earlier versions did not have: at their defaults they must not change the name of what was made then.
 LATER_KEYS = ("last_layers",)
+# Demonstrations that are looked at to see how long an episode is.
+SIZED = 64
 # Demonstrations of one task that go into a batch together: their prompt is computed once.
 SAME_TASK = 4
 # For one part of an update, as in loop.py.
@@ -62,7 +65,7 @@ def warmstart_directory(config: Config) -> Path:
         "optim": _as_written(config.trainer.optim, exclude={"lr", "warmup_steps"}),
         "train": trainer.train,
         "lora": _as_written(trainer.lora),
-        "env": [e.model_dump() for e in config.orchestrator.env],
+        "env": [e.model_dump() | _file_of(e.id) for e in config.orchestrator.env],
         "warmstart": _as_written(config.warmstart) if config.warmstart else None,
         "seq_len": config.context,
         "seed": config.seed,
@@ -70,6 +73,10 @@ def warmstart_directory(config: Config) -> Path:
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
     task = "-".join(e.title for e in config.orchestrator.env)
     return Path(config.output_dir).expanduser().resolve() / f"warmstart-{task}-{digest}"
+
+
+def _file_of(env_id: str) -> dict[str, str]:
+    return {"file": digest} if (digest := content_digest(env_id)) else {}
 
 
 def _as_written(section: BaseModel, exclude: set[str] | None = None) -> dict[str, Any]:
@@ -86,15 +93,24 @@ Planner = Callable[[Parts, list[Trajectory]], Awaitable[dict[str, Any]]]
 
 
 def find_warmstart(config: Config) -> tuple[Path, dict[str, Any]] | None:
-    """A supervised start that was made for this config, and the changes that a budget of time asked for then."""
+    """A supervised start that was made for this config, and the changes that a budget of time asked for then. One that
+    was cut for fewer minutes than there are now is no answer."""
     directory = warmstart_directory(config)
     if (directory / "done.json").is_file():
         return directory, {}
+    found = []
     for done in directory.parent.glob(f"{directory.name.rpartition('-')[0]}-*/done.json"):
         facts = json.loads(done.read_text())
-        if facts.get("asked") == directory.name and config.budget.minutes is not None:
-            return done.parent, {"warmstart.steps": facts["steps"]}
-    return None
+        cut_for = facts.get("minutes")
+        if facts.get("asked") == directory.name and cut_for and cut_for >= (config.budget.minutes or float("inf")):
+            found.append((facts["steps"], done.parent))
+    return (max(found)[1], {"warmstart.steps": max(found)[0]}) if found else None
+
+
+def found_demonstrations(config: Config) -> list[Trajectory]:
+    """Those of a supervised start that was found; none where there is no such thing."""
+    found = find_warmstart(config) if config.warmstart else None
+    return read_trajectories(found[0] / "demonstrations")[:SIZED] if found else []
 
 
 async def warmstart(config: Config, watcher: Watcher, plan: Planner | None = None) -> tuple[Path, dict[str, Any]]:
@@ -118,7 +134,7 @@ async def warmstart(config: Config, watcher: Watcher, plan: Planner | None = Non
                 write_json(beside / "demonstrations" / f"{trajectory.id}.json", to_json(trajectory))
             report = await fit_demonstrations(parts, rows, beside, watcher)
             _save(parts, beside)
-            write_json(beside / "done.json", {**report, "asked": asked})
+            write_json(beside / "done.json", {**report, "asked": asked, "minutes": config.budget.minutes})
     finally:
         await parts.close()
         del parts

@@ -33,6 +33,10 @@ find_python() {
 }
 
 make_venv() {
+    if [ ! -e "$ours" ] && [ -n "$(ls -A "$venv" 2>/dev/null)" ]; then
+        stop "$venv is there, was not made by air, and has no pip to install with." \
+            "add pip to it, or let air make another: $command VENV=.venv-air"
+    fi
     find_python
     made=$("$python" -m venv --clear --without-pip "$venv" 2>&1 && "$venv/bin/python" -m ensurepip --default-pip 2>&1 && touch "$ours") && return
     case $made in
@@ -69,7 +73,7 @@ explain() {
     stop "the installation failed; all of it is in $log." "mend what the lines above name, then $command again"
 }
 
-[ -e "$stamp" ] && [ -z "$(find pyproject.toml -newer "$stamp")" ] && exit 0
+[ ! -e "$begun" ] && [ -e "$stamp" ] && [ -z "$(find pyproject.toml -newer "$stamp")" ] && exit 0
 
 anew=
 if [ -e "$begun" ] && [ ! -e "$ours" ]; then

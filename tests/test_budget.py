@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tiny_runs import CONFIG, WARMSTART
 from airloop import budget as budgets
 from airloop.assemble import assemble
 from airloop.budget import Amounts, Budget, Costs, EpisodeSize, costs_of, fit, size_of_demonstrations
-from airloop.config import Refused, load_config
+from airloop.config import Refused, load_config, with_changes
 from airloop.run import Run
 from airloop.speed import Speed, measure_speed
 from airloop.train import start
@@ -79,6 +80,7 @@ def test_the_number_of_steps_follows_the_clock_and_leaves_room_for_the_last_eval
     budget = Budget(minutes=10, spent_s=60, asked=100)
     now[0] = 30
     budget.evaluated(30)
+    budget.begin_steps()
     for _ in range(3):
         now[0] += 20
         budget.step_ended(replayed=False)
@@ -86,6 +88,7 @@ def test_the_number_of_steps_follows_the_clock_and_leaves_room_for_the_last_eval
     assert budget.steps_in_all(3) == 3 + 20
     now[0] = 500
     assert budget.steps_in_all(23) == 23
+    assert budget.steps_in_all(1) == 3  # late as it is: fewer show nothing
     recalled = Budget(minutes=10, spent_s=560, asked=5)
     recalled.recall(json.loads(json.dumps(budget.facts())))
     assert recalled.asked == 100 and recalled.steps_in_all(23) == 23
@@ -141,6 +144,9 @@ def test_costs_follow_from_speed_and_size() -> None:
     assert costs.evaluated_task == pytest.approx(20 / 10 + 90 / 100)
     assert costs_of(config, speed, size, 25, proofs=True).fixed > costs.fixed
     assert costs_of(config, speed, size, 25, proofs=False, ranks=2).episode == costs.episode / 2
+    often = replace(costs, interval=3)
+    assert often.evaluations(Amounts(0, 10, 8, 4)) == 5
+    assert often.total(Amounts(0, 10, 8, 4)) == costs.total(Amounts(0, 10, 8, 4)) + 3 * 4 * costs.evaluated_task
 
 
 @pytest.mark.slow
@@ -159,9 +165,33 @@ def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Pat
     assert any("supervised start of 6" in line for line in said)
     assert {m["name"] for m in run.metrics("eval")} >= {"before", "after"}
     assert size_of_demonstrations(run.finished(0).values()).sampled > 0  # type: ignore[arg-type]
-    # its time is spent: going on adds no step
+    # its time is spent: going on adds no step, and takes none away, though all since the last checkpoint are replayed
+    for checkpoint in (run.path / "checkpoints").iterdir():
+        shutil.rmtree(checkpoint)
+    facts = run.status()["budget"]
     again = start(run.config, Display(quiet=True), resume=run.path).run
-    assert len(again.metrics("train")) == steps
+    assert len(again.metrics("train")) == steps == again.config.max_steps
+    assert again.status()["budget"]["evaluation_s"] == facts["evaluation_s"]  # found on disk, it took no time
+
+
+@pytest.mark.slow
+def test_two_ranks_keep_to_one_budget(tmp_path: Path) -> None:
+    config = with_changes(tiny(tmp_path, 0.5), {"trainer.processes": 2})
+    run = start(config, Display(quiet=True), skip_proofs=True).run
+    steps = len(run.metrics("train"))
+    assert run.status()["status"] == "completed" and steps >= 3
+    assert Run.open(run.path).config.max_steps == steps and Run.open(run.path).config.trainer.processes == 2
+
+
+def test_a_run_that_was_killed_before_it_had_a_plan_has_all_of_its_time_again(tmp_path: Path) -> None:
+    run = Run.create(tiny(tmp_path, 10), "arith", since=time.time() - 500)
+    assert Budget.of(run).left_s < 110  # type: ignore[union-attr]
+    run.close()
+    run.lock()
+    assert Budget.of(run).left_s > 590  # type: ignore[union-attr]
+    run.note(budget={"asked": 12, "steps_s": [], "evaluation_s": 0.0})
+    assert Budget.of(run).left_s < 110  # type: ignore[union-attr]
+    run.close()
 
 
 @pytest.mark.slow
@@ -185,5 +215,6 @@ def test_a_supervised_start_that_was_shortened_is_found_again(tmp_path: Path) ->
     assert changes == {"warmstart.steps": 3} and made != warmstart_directory(config)
     assert json.loads((made / "done.json").read_text())["steps"] == 3
     assert find_warmstart(config) == (made, changes)
-    without = load_config(["@", str(tmp_path / "c.toml"), "--budget.minutes", "5"])
-    assert find_warmstart(without.model_copy(update={"budget": type(config.budget)()})) is None
+    assert find_warmstart(with_changes(config, {"budget.minutes": 4.0})) == (made, changes)
+    assert find_warmstart(with_changes(config, {"budget.minutes": 60.0})) is None  # it was cut for fewer minutes
+    assert find_warmstart(with_changes(config, {"budget.minutes": None})) is None

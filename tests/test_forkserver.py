@@ -14,7 +14,7 @@ import pytest
 from support import warm_process
 from support.warm_process import Process
 
-from airloop.forkserver import CannotFork, ForkServer
+from airloop.forkserver import CannotFork, Forked, ForkServer
 
 
 def gone(pid: int) -> bool:
@@ -77,6 +77,16 @@ def test_what_was_forked_ends_with_who_asked_for_it() -> None:
         pid = int(asking.stdout.readline())
         asking.kill()
     assert gone(pid)
+
+
+def test_a_server_that_is_killed_takes_what_it_forked_with_it_and_says_so() -> None:
+    server = ForkServer(["json"])
+    sleeping = server.start("time:sleep", [], [0, 1, 2], os.environ)  # ends at once: sleep wants a number
+    assert sleeping.wait(60) == 1
+    os.kill(server._pid, signal.SIGKILL)
+    forked = Forked(server, 1 << 22)
+    assert forked.wait(60) == -signal.SIGKILL and forked.poll() == -signal.SIGKILL
+    server.close()
 
 
 def test_a_server_that_a_clean_process_forks_holds_none_of_its_files(tmp_path: Path) -> None:

@@ -177,6 +177,25 @@ def test_an_environment_that_is_not_ours_is_not_cleared(project: Path) -> None:
     assert (project / "mine/kept").exists() and (project / "mine/.train").exists()
 
 
+def test_a_folder_that_is_not_ours_is_never_cleared(project: Path) -> None:
+    """An environment without pip, as uv makes them, or no environment at all."""
+    for name in ("mine", "data"):
+        (project / name).mkdir()
+        (project / name / "thesis.tex").touch()
+        done = install(project, venv=name)
+        assert done.returncode == 1 and "was not made by air" in done.stderr and "VENV=" in done.stderr
+        assert (project / name / "thesis.tex").exists()
+
+
+@pytest.mark.slow
+def test_a_second_installation_that_was_interrupted_leaves_no_trust_in_the_first(project: Path) -> None:
+    assert install(project).returncode == 0
+    (project / ".venv/.begun").touch()  # `make test` was killed within pip, after `make train` had been installed
+    (project / "began").unlink()
+    assert install(project).returncode == 0 and (project / "began").exists()
+    assert not (project / ".venv/.begun").exists()
+
+
 def big_wheel(folder: Path, size: int) -> None:
     folder.mkdir()
     with zipfile.ZipFile(folder / "big_thing-1.0-py3-none-any.whl", "w") as wheel:

@@ -194,12 +194,17 @@ def test_the_same_config_goes_on_with_what_is_unfinished_and_with_nothing_else(t
     assert Run.unfinished(config) == run.path
     run.change({"max_steps": 3})  # a budget of time has planned it
     assert Run.unfinished(config) == run.path
+    run.set_status("stopped", "no signal for 20 steps")  # by an alarm: it would stop there again
+    assert Run.unfinished(config) is None
+    run.set_status("stopped", "interrupted")
+    (other.path / "status.json").write_text("")  # somebody else's, damaged
+    assert Run.unfinished(config) == run.path
     run.set_status("completed")
     assert Run.unfinished(config) is None
     words = flags(tmp_path / "out", max_steps="1")
     assert air("train", "--skip-proofs", "--continue", *words)[0] == 0
     first = next((tmp_path / "out").glob("exp*"))
-    Run.open(first).set_status("stopped", "killed")
+    Run.open(first).set_status("stopped", "interrupted")
     code, _, errors = air("train", "--skip-proofs", "--continue", *words)
     assert code == 0 and "resuming" in errors and [*(tmp_path / "out").glob("exp*")] == [first]
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from airloop.envs.files import find_class, is_file_id
+from airloop.envs.files import check_file, find_class, is_file_id
 from airloop.errors import AirError
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
@@ -142,6 +142,7 @@ def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Envi
 def find_environment(env_id: str) -> Callable[[], type[Environment]]:
     """What imports the environment, once it is certain that all it needs is installed. Imports nothing of it."""
     if is_file_id(env_id):
+        check_file(env_id)
         return lambda: find_class(env_id, Environment)
     registered = plugins("envs")
     if env_id not in registered:

@@ -33,12 +33,30 @@ def title(env_id: str) -> str:
     return Path(_split(env_id)[0]).stem
 
 
+def content_digest(env_id: str) -> str:
+    """Of the file's text: another text is another environment. Empty where there is no such file."""
+    path = Path(_split(env_id)[0]).expanduser()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if is_file_id(env_id) and path.is_file() else ""
+
+
+def check_file(env_id: str) -> Path:
+    """The file, not yet imported. One that lies inside a run's directory came with the run, from whoever made it:
+    reading a run must never run code."""
+    path = Path(_split(env_id)[0]).expanduser().absolute()
+    if not path.is_file():
+        raise AirError(f"There is no file {path} for the environment {env_id!r}.", "correct its id.")
+    if run := next((p for p in path.parents if (p / "status.json").is_file() and (p / "config.toml").is_file()), None):
+        raise AirError(
+            f"The environment {env_id!r} is a file inside the run {run}, and a run's files are never executed.",
+            "look at the file; if you trust it, copy it elsewhere and name that place in the config.",
+        )
+    return path
+
+
 def find_class(env_id: str, base: type[Any]) -> type[Any]:
     """The class, a subclass of `base`; AirError says what is wrong with the file or the name."""
     name, _, kind = _split(env_id)
-    path = Path(name).expanduser().absolute()
-    if not path.is_file():
-        raise AirError(f"There is no file {path} for the environment {env_id!r}.", "correct its id.")
+    path = check_file(env_id)
     found = getattr(_module(path), kind, None) if kind else None
     if isinstance(found, type) and issubclass(found, base) and not inspect.isabstract(found):
         return found

@@ -258,6 +258,11 @@ def _sweep(name: str, written: Written) -> tuple[Variant, ...]:
 def check_steps(hypothesis: Hypothesis, seeds: Sequence[int]) -> None:
     """The budget of steps is known to suffice before the first run."""
     configs = [hypothesis.config(variant) for variant in hypothesis.variants]
+    if any(config.budget.minutes for config in configs):
+        raise AirError(
+            f"{hypothesis.name}: its config has budget.minutes, so the clock would give each side steps of its own.",
+            "take a config without [budget]; `air configs copy NAME` writes one that can be changed.",
+        )
     each, budget = sum(config.max_steps for config in configs), hypothesis.written.budget.steps
     if not all(config.max_steps for config in configs):
         raise AirError(f"{hypothesis.name}: max_steps = 0 trains nothing.", "set max_steps in [both].")

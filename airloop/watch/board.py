@@ -152,7 +152,9 @@ class Board:
         return f"{in_words(left)} left" if left else "time left: known after the next step"
 
     def _total(self) -> int:
-        return int(self.run.config.max_steps if self.run else self._steps[-1].get("plan", {}).get("max_steps", 0))
+        """Of several ranks, only they know what a budget of time has made of it: their metrics say so."""
+        planned = self._steps[-1].get("plan", {}).get("max_steps", 0)
+        return int(planned if planned or not self.run else self.run.config.max_steps)
 
     def _range(self) -> Text:
         if len(self._rewards) < 2:

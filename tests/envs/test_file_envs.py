@@ -15,6 +15,8 @@ from airloop.config import load_config, to_toml
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
 from airloop.rollout.actions import parse
+from airloop.run import Run, digest_of
+from airloop.warmstart import warmstart_directory
 
 PARTIAL = "from airloop.envs.base import Environment\nclass Other(Environment):\n    pass\n"
 MINE = f"{STARTER / 'my_env.py'}:MyEnv"
@@ -86,3 +88,34 @@ def test_tasks_of_a_file_are_shown(air: Any) -> None:
     assert code == 0 and "assistant" in text
     code, text, _ = air("tasks", "list", MINE)
     assert code == 0 and "60 train, 20 eval, 20 test" in text
+
+
+def test_another_text_is_another_environment_to_what_is_reused(tmp_path: Path) -> None:
+    """A supervised start made with the old demonstrations, and an unfinished run, are not those of the new file."""
+    mine = tmp_path / "mine.py"
+    mine.write_text((STARTER / "my_env.py").read_text())
+    flags = ["--orchestrator.env.0.id", f"{mine}:MyEnv", "--output_dir", str(tmp_path / "out")]
+    config = load_config([*flags, "--warmstart.steps", "2"])
+    before = warmstart_directory(config), digest_of(config)
+    assert (warmstart_directory(config), digest_of(config)) == before
+    mine.write_text(mine.read_text() + "\n# another rule\n")
+    after = warmstart_directory(config), digest_of(config)
+    assert before[0] != after[0] and before[1] != after[1]
+
+
+def test_a_file_that_came_with_a_run_is_never_executed(tmp_path: Path, air: Any) -> None:
+    """Somebody else's run: its config names a file that lies in it. Reading the run must not run it."""
+    run = Run.create(load_config(["--output_dir", str(tmp_path)]), "tune")
+    run.close()
+    for name in ("before", "after"):
+        (run.path / "evaluations" / name).mkdir(parents=True)
+        (run.path / "evaluations" / name / "a.json").write_text("{}")
+    mark = tmp_path / "harmed"
+    (run.path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    text = (run.path / "config.toml").read_text()
+    (run.path / "config.toml").write_text(text.replace('id = "tune"', 'id = "./evil.py:Evil"'))
+    for words in (("compare", run.path), ("train", "--resume", run.path), ("eval", "--agent", f"run:{run.path}")):
+        code, _, errors = air(*words)
+        assert code != 0 and "a run's files are never executed" in errors, (words, errors)
+    air("log", "show", run.path)
+    assert not mark.exists()

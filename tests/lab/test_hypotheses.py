@@ -23,7 +23,7 @@ from airloop.doctor.preflight import SKIPPED
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError
 from airloop.lab.faults import FAULTS, fault_on
-from airloop.lab.hypotheses import flat, read_hypothesis
+from airloop.lab.hypotheses import check_steps, flat, read_hypothesis
 from airloop.lab.hypothesis_report import as_json, format_curves, format_report, make_report, mean_curve
 from airloop.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab, run_hypothesis
 from airloop.lab.hypothesis_worker import work
@@ -114,6 +114,16 @@ def test_exactly_one_thing_is_changed(tmp_path: Path) -> None:
     assert "names 0 things" in refusal(written(tmp_path, ""))
     same = refusal(written(tmp_path, "trainer.loss.scale_rewards = true"))
     assert "is what the base has already" in same
+
+
+def test_a_budget_of_minutes_would_give_each_side_steps_of_its_own(tmp_path: Path) -> None:
+    found = read_hypothesis(written(tmp_path, "trainer.optim.lr = 1e-3"))
+    for variant in found.variants:
+        assert found.config(variant).budget.minutes is None
+    text = written(tmp_path, "trainer.optim.lr = 1e-3").read_text()
+    (tmp_path / "hurried.toml").write_text(text.replace("[both]", "[both]\nbudget.minutes = 5.0", 1))
+    with pytest.raises(AirError, match="the clock would give each side steps of its own"):
+        check_steps(read_hypothesis(tmp_path / "hurried.toml"), [0, 1])
 
 
 def test_a_key_that_brings_a_second_change_along_is_refused_with_the_line_that_holds_it(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""The README's first command on a busy machine: it ends well, whatever it has to leave out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.busy import busy_processes
+
+from airloop.run import Run
+
+
+@pytest.mark.soak
+def test_the_quickstart_ends_well_beside_eight_busy_processes(tmp_path: Path) -> None:
+    """What `make train` runs after its installation, into a log file: half an hour or more."""
+    log = tmp_path / "log.txt"
+    command = [sys.executable, "-m", "airloop.cli", "train", "quickstart", "--output_dir", str(tmp_path / "outputs")]
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    with busy_processes(8), log.open("w") as file:
+        done = subprocess.run(command, stdout=file, stderr=file, env=env, timeout=3 * 3600)
+    assert done.returncode == 0, log.read_text()[-4000:]
+    run = Run.open(next((tmp_path / "outputs").glob("exp*")))
+    assert run.status()["status"] == "completed" and len(run.metrics("train")) >= 3
+    assert run.status()["proofs"] == "passed" and {m["name"] for m in run.metrics("eval")} >= {"before", "after"}
