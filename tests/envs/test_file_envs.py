@@ -114,8 +114,9 @@ def test_a_file_that_came_with_a_run_is_never_executed(tmp_path: Path, air: Any)
     (run.path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
     text = (run.path / "config.toml").read_text()
     (run.path / "config.toml").write_text(text.replace('id = "tune"', 'id = "./evil.py:Evil"'))
-    for words in (("compare", run.path), ("train", "--resume", run.path), ("eval", "--agent", f"run:{run.path}")):
-        code, _, errors = air(*words)
-        assert code != 0 and "a run's files are never executed" in errors, (words, errors)
+    for words in (("compare", run.path), ("train", "--resume", run.path), ("doctor", "@", run.path / "config.toml")):
+        code, printed, errors = air(*words)
+        assert code != 0 and "a run's files are never executed" in printed + errors, (words, printed, errors)
     air("log", "show", run.path)
+    air("eval", "--agent", f"run:{run.path}")
     assert not mark.exists()
