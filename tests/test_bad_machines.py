@@ -89,7 +89,7 @@ def test_a_read_only_home(tmp_path: Path) -> None:
 def test_where_the_cache_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv("AIR_CACHE", raising=False)
+    monkeypatch.setenv("AIR_CACHE", "")  # so that it is put back, whoever sets it meanwhile
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "not yet" / "there"))
     assert files.cache_directory() == tmp_path / "not yet" / "there" / "air"
     (tmp_path / "file").touch()

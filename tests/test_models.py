@@ -23,6 +23,7 @@ from airloop.models.chat import CHATML, PROBE_TOOL, ChatTokenizer
 from airloop.models.checks import active_window, check_context, check_weights
 from airloop.models.gguf import MANIFEST, conversion, convert
 from airloop.models.tiny import KINDS, save_tiny, tiny_model, tiny_tokenizer
+from airloop.waits import Wait
 
 USER = {"role": "user", "content": "What is two and two?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -416,7 +417,7 @@ def test_without_hub_and_index_the_way_out_is_told(monkeypatch: pytest.MonkeyPat
 # --- GGUF --------------------------------------------------------------------------------------------
 
 
-def fake_write(gguf: Path, scratch: Path, name: str) -> str:
+def fake_write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
     (scratch / "config.json").write_text('{"model_type": "llama"}')
     (scratch / "written_by").write_text(str(time.time()))
     with (gguf.parent / "times").open("a") as stream:
@@ -471,7 +472,7 @@ def test_a_damaged_conversion_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_conversion_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fail(gguf: Path, scratch: Path, name: str) -> str:
+    def fail(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
         (scratch / "config.json").write_text("{}")
         raise AirError("no")
 

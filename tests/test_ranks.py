@@ -56,7 +56,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]
         directory = tmp_path_factory.mktemp(train)
         fit = {"warmstart.steps": "30", "warmstart.episodes": "64", "warmstart.lr": "1e-2"}
         settings = {**FLAGS, **fit, "trainer.model.train": train, "output_dir": str(directory)}
-        made = asyncio.run(warmstart(load_config(words(settings)), Display(quiet=True)))
+        made, _ = asyncio.run(warmstart(load_config(words(settings)), Display(quiet=True)))
         found[train] = (
             {"model.adapter": str(made / "adapter")} if train == "lora" else {"model.name": str(made / "model")}
         )

@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from airloop.errors import AirError
 from airloop.files import cache_directory
 from airloop.view.hits import Hits
 
@@ -123,15 +124,16 @@ class Store:
 def _place(viewed: Path) -> tuple[Path, str]:
     """Never in what is viewed. Where the cache cannot be written, a directory that goes with this process."""
     name = hashlib.sha256(os.fsencode(viewed)).hexdigest()[:24] + ".sqlite"
-    directory = cache_directory() / "view"
     try:
+        directory = cache_directory() / "view"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         probe = directory / f".{os.getpid()}.probe"
         probe.touch()
         probe.unlink()
-    except OSError as error:
+    except (OSError, AirError) as error:
         apart = Path(tempfile.mkdtemp(prefix="air-view-"))
-        return apart / name, f"{directory} cannot be written ({error.strerror}); the index is made anew at every start"
+        why = error.problem if isinstance(error, AirError) else f"{error.filename} cannot be written ({error.strerror})"
+        return apart / name, f"{why.rstrip('.')}; the index is made anew at every start"
     with contextlib.suppress(OSError):
         directory.chmod(0o700)  # what agents wrote is nobody else's business
     _sweep(directory)

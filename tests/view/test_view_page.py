@@ -170,7 +170,7 @@ def test_an_empty_directory_teaches(browser: Any, tmp_path: Path) -> None:
         view.open()
         assert f"No runs in {tmp_path} yet" in view.text() and "air train quickstart" in view.text()
         view.open("list")
-        assert "air train @" in view.text()
+        assert "air train quickstart" in view.text()
 
 
 def test_colours_are_chosen_and_kept(browser: Any, base: str) -> None:

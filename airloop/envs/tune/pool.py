@@ -242,7 +242,9 @@ class ResultCache:
 
     def __init__(self) -> None:
         self.memory: dict[str, Scores] = {}
-        self.directory: Path | None = cache_directory() / "tune" / "fits"
+        self.directory: Path | None = None
+        with contextlib.suppress(AirError):  # no cache, which only costs time
+            self.directory = cache_directory() / "tune" / "fits"
 
     def get(self, key: str) -> Scores | None:
         if key not in self.memory and self.directory is not None:
