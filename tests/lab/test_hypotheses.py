@@ -121,7 +121,7 @@ def test_a_budget_of_minutes_would_give_each_side_steps_of_its_own(tmp_path: Pat
     for variant in found.variants:
         assert found.config(variant).budget.minutes is None
     text = written(tmp_path, "trainer.optim.lr = 1e-3").read_text()
-    (tmp_path / "hurried.toml").write_text(text.replace("[both]", "[both]\nbudget.minutes = 5.0", 1))
+    (tmp_path / "hurried.toml").write_text(text.replace("deterministic = true", "budget.minutes = 5.0", 1))
     with pytest.raises(AirError, match="the clock would give each side steps of its own"):
         check_steps(read_hypothesis(tmp_path / "hurried.toml"), [0, 1])
 
