@@ -20,7 +20,6 @@ from airloop.watch.base import Watcher
 from airloop.world import World
 
 if TYPE_CHECKING:
-    from airloop.budget import Budget
     from airloop.engine.embedded import EmbeddedEngine
     from airloop.learn.learner import Learner, LearnerSettings
     from airloop.models import Loaded
@@ -40,7 +39,6 @@ class Parts:
     envs: dict[str, Environment]
     notes: list[str] = field(default_factory=list)
     world: World = field(default_factory=World)
-    budget: Budget | None = None
 
     def sampler(self, save: Save, schedule: TaskSchedule | None = None) -> Sampler:
         settings = rollout_settings(self.config, self.envs, self.loaded.tokenizer.stop_ids, self.world.size)

@@ -274,9 +274,10 @@ class Budget:
         self._evaluation_s = float(facts.get("evaluation_s", 0.0))
 
 
-async def keep_to_budget(parts: Parts, run: Run, watcher: Watcher, finished: int, replayed: bool) -> None:
+async def keep_to_budget(
+    budget: Budget | None, parts: Parts, run: Run, watcher: Watcher, finished: int, replayed: bool
+) -> None:
     """After each step: the run's number of steps becomes what fits, which every rank must see alike."""
-    budget = parts.budget
     if budget is None:
         return
     budget.step_ended(replayed)

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from airloop.assemble import Parts
-from airloop.budget import keep_to_budget
+from airloop.budget import Budget, keep_to_budget
 from airloop.evaluation import evaluate_policy
 from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
 from airloop.learn.checkpoints import prune, save_checkpoint
@@ -36,13 +36,13 @@ class Outcome:
     after: list[Trajectory]
 
 
-async def train(parts: Parts, run: Run, watcher: Watcher) -> Outcome:
+async def train(parts: Parts, run: Run, watcher: Watcher, budget: Budget | None = None) -> Outcome:
     alarms = Alarms(run, watcher)
     with alarms.on_guard():
-        return await _train(parts, run, watcher, alarms)
+        return await _train(parts, run, watcher, alarms, budget)
 
 
-async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Outcome:
+async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms, budget: Budget | None) -> Outcome:
     """sample → advantages → update → publish → record, with held-out evaluation before, during and after."""
     config, policy, learner, engine = parts.config, parts.policy, parts.learner, parts.engine
     evaluation = config.orchestrator.eval
@@ -55,9 +55,9 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Ou
 
     sampler = parts.sampler(save, schedule)
     before = run.evaluation("before") if run.first_step else []
-    before = before or await _evaluate(parts, run, watcher, 0, "before", evaluation.test_split)
-    if parts.budget:
-        parts.budget.begin_steps()
+    before = before or await _evaluate(parts, run, watcher, 0, "before", evaluation.test_split, budget)
+    if budget:
+        budget.begin_steps()
     for step in run.remaining_steps():
         clock = StepClock(engine.counters)
         replayed = run.recorded(step)
@@ -85,7 +85,7 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms) -> Ou
         finished = step + 1
         if evaluation.interval and finished % evaluation.interval == 0:
             await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
-        await keep_to_budget(parts, run, watcher, finished, replayed)
+        await keep_to_budget(budget, parts, run, watcher, finished, replayed)
         if halted or finished % config.ckpt.interval == 0 or finished in (run.config.max_steps, best_step(run)):
             _checkpoint(parts, run, finished)
         if halted and finished < run.config.max_steps:
@@ -129,14 +129,17 @@ def _advantages(parts: Parts, collected: Collected) -> Batch:
     )
 
 
-async def _evaluate(parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str) -> list[Trajectory]:
+async def _evaluate(
+    parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str, budget: Budget | None = None
+) -> list[Trajectory]:
+    """A `budget` learns how long it took: the evaluation behind the last step will take as long."""
     began, found = time.monotonic(), len(run.evaluated(name))
     trajectories = await evaluate_policy(parts, run, watcher, step, name, split)
     await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
     watcher.evaluated(run.metrics("eval")[-1])
     new = len(trajectories) - found
-    if parts.budget and name == "before" and new > 0:  # the one behind the last step takes as long
-        parts.budget.evaluated((time.monotonic() - began) * len(trajectories) / new)
+    if budget and new > 0:  # as long as if none of it had been there already
+        budget.evaluated((time.monotonic() - began) * len(trajectories) / new)
     return trajectories
 
 

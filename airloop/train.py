@@ -155,7 +155,6 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
         config = started(await _start_supervised(run, display, world, budget))
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
-    parts.budget = budget
     try:
         for note in parts.notes:
             display.say(f"note: {note}")
@@ -166,7 +165,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
                     f"The ranks could read checkpoints of different steps: {steps}.",
                     f"delete what is newer than step {min(steps)} in {run.path / 'checkpoints'} and resume again.",
                 )
-        await _plan_time(parts, run, display)
+        await _plan_time(parts, run, display, budget)
         if world.size == 1 and preflight.wanted(run):
             await preflight.prove(parts, run, display)
         if world.first:
@@ -174,7 +173,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
         await world.meet("the first prompts are measured by the first rank")
         sinks = config if world.first else config.model_copy(update={"wandb": None})
         with open_sinks(sinks, run, display) as watchers:
-            outcome = await train(parts, run, watchers)
+            outcome = await train(parts, run, watchers, budget)
         display.say(f"finished in {clock}")
         return outcome
     finally:
@@ -202,9 +201,9 @@ async def _start_supervised(run: Run, display: Watcher, world: World, budget: Bu
     return config
 
 
-async def _plan_time(parts: Parts, run: Run, display: Watcher) -> None:
+async def _plan_time(parts: Parts, run: Run, display: Watcher, budget: Budget | None) -> None:
     """With a budget that the supervised start has not been planned with: there is none to make, or it was found."""
-    if parts.budget is None or "budget" in run.status():
+    if budget is None or "budget" in run.status():
         return
     schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
     prompt = await check_prompts(parts, schedule.batch(0, min(PROMPTS_FOR_PLAN, len(schedule))), display)
@@ -212,12 +211,12 @@ async def _plan_time(parts: Parts, run: Run, display: Watcher) -> None:
     size = size_by_config(parts.config, prompt, turns)
     if rows := found_demonstrations(run.config):
         size = size_of_demonstrations([as_transcript(t, parts.loaded.tokenizer) for t in rows])
-    changes = await parts.budget.plan(parts, display, size, None, preflight.wanted(run), parts.world.size)
+    changes = await budget.plan(parts, display, size, None, preflight.wanted(run), parts.world.size)
     changes = (await parts.world.gather(changes, "the plan for the budget"))[0]
     parts.config = with_changes(parts.config, changes)
     run.change(changes)
     if run.writes:
-        run.note(budget=parts.budget.facts())
+        run.note(budget=budget.facts())
 
 
 async def _check_and_open(parts: Any, display: Watcher) -> None:
