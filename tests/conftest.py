@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -44,6 +45,23 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_default_dtype(dtype)
     torch.set_flush_denormal(False)
     torch.backends.mkldnn.set_flags(*onednn)
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    """A run sends what is logged to its display, and the doctor silences environments: in this process, for good."""
+    names = ["airloop", *(name for name in logging.Logger.manager.loggerDict if name.startswith("airloop."))]
+    before = {name: _settings(logging.getLogger(name)) for name in names}
+    yield
+    for name in ["airloop", *(name for name in logging.Logger.manager.loggerDict if name.startswith("airloop."))]:
+        logger = logging.getLogger(name)
+        level, handlers, propagate, disabled = before.get(name, (logging.NOTSET, [], True, False))
+        logger.setLevel(level)
+        logger.handlers, logger.propagate, logger.disabled = list(handlers), propagate, disabled
+
+
+def _settings(logger: logging.Logger) -> tuple[int, list[logging.Handler], bool, bool]:
+    return logger.level, list(logger.handlers), logger.propagate, logger.disabled
 
 
 @pytest.fixture

@@ -400,15 +400,12 @@ def test_an_edit_of_a_python_file_is_fast(shell: Shell) -> None:
     body = "".join(f"def f{number}(x):\n    return x + {number}\n\n\n" for number in range(75))
     (shell.home / "a.py").write_text(body)
     shell.ok("open a.py")
-    times, cold = [], []
+    times = []
     for number in range(5):
         started = time.perf_counter()
         shell.ok(f"edit 2:2\n    return x - {number}\nend_of_edit")
         times.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "import flake8.main.cli, flake8.style_guide"], check=True)
-        cold.append(time.perf_counter() - started)
-    assert min(times) < min(cold)  # a linter that is loaded each time takes longer, however busy the machine
+    assert min(times) < 0.5  # about 0.1 on a free machine
 
 
 # Searching
