@@ -73,6 +73,7 @@ class Adder:
 class ArithEnv(Environment):
     name: ClassVar[str] = "arith"
     action_format: ClassVar[ActionFormat] = "text"
+    success: ClassVar[str | None] = "correct"
     Args: ClassVar[type[EnvArgs]] = ArithArgs
     reward_weights: Mapping[str, float] = {"correct": 1.0}
 

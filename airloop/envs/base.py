@@ -79,6 +79,9 @@ class Environment(ABC):
     name: ClassVar[str]
     action_format: ClassVar[ActionFormat]
     Args: ClassVar[type[EnvArgs]] = EnvArgs
+    # The metric, from 0 to 1, that its users want (`correct`, `improved`). It comes before the reward wherever results
+    # are shown, chosen or compared: a reward can rise without it. None: only the reward is known.
+    success: ClassVar[str | None] = None
     # Weights of the reward components when the config names none.
     reward_weights: Mapping[str, float] = MappingProxyType({})
     # How a component given per turn becomes the episode's: its "sum" over turns (the default) or its "mean".

@@ -56,6 +56,7 @@ class Player:
 class MyEnv(Environment):
     name: ClassVar[str] = "my_env"
     action_format: ClassVar[ActionFormat] = "text"  # or "command", "tools"
+    success: ClassVar[str | None] = "correct"  # shown before the reward
     Args: ClassVar[type[EnvArgs]] = MyArgs
     reward_weights: Mapping[str, float] = {"correct": 1.0}
 

@@ -159,6 +159,7 @@ class Gsm8kEnv(Environment):
 
     name: ClassVar[str] = "gsm8k"
     action_format: ClassVar[ActionFormat] = "text"
+    success: ClassVar[str | None] = "correct"
     Args: ClassVar[type[EnvArgs]] = Gsm8kArgs
     reward_weights: Mapping[str, float] = {"correct": 1.0, "format": 0.1}
 

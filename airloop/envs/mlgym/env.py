@@ -41,6 +41,7 @@ class MlgymEnv(Environment):
 
     name: ClassVar[str] = "mlgym"
     action_format: ClassVar[ActionFormat] = "command"
+    success: ClassVar[str | None] = "improved"
     Args: ClassVar[type[EnvArgs]] = MlgymArgs
     reward_weights: Mapping[str, float] = {"headroom": 1.0, "tool": 0.2}
 

@@ -24,6 +24,7 @@ class MusiqueEnv(Environment):
 
     name: ClassVar[str] = "musique"
     action_format: ClassVar[ActionFormat] = "tools"
+    success: ClassVar[str | None] = "f1"
     Args: ClassVar[type[EnvArgs]] = MusiqueArgs
     reward_weights: Mapping[str, float] = MIXTURE
 

@@ -35,6 +35,7 @@ class SoupEnv(Environment):
 
     name: ClassVar[str] = "soup"
     action_format: ClassVar[ActionFormat] = "tools"
+    success: ClassVar[str | None] = "passed"
     Args: ClassVar[type[EnvArgs]] = SoupArgs
 
     args: SoupArgs

@@ -143,6 +143,7 @@ class TuneSession(Session):
 class TuneEnv(Environment):
     name: ClassVar[str] = "tune"
     action_format: ClassVar[ActionFormat] = "command"
+    success: ClassVar[str | None] = "improved"
     Args: ClassVar[type[EnvArgs]] = TuneArgs
     # Per-turn components: how an episode's turns become one number.
     turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = {"tool": "mean"}
