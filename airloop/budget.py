@@ -35,6 +35,8 @@ LEAST_STEPS, LEAST_TASKS = 3, 12
 ENDING_S = 8.0
 # What the doctor's probes and proofs compute, roughly: episodes sampled, tokens trained.
 DOCTOR_EPISODES, DOCTOR_TRAINED = 24, 6000
+# Supervised steps that take this many times what was forecast, or this share of it, change the plan.
+ANOTHER_PACE = (1.15, 0.87)
 # The last so many steps say how long the next will take; the first of a run compiles and fills caches, and says little.
 RECENT = 4
 
@@ -59,6 +61,11 @@ class Costs:
     evaluated_task: float
     fixed: float = 0.0
     interval: int = 0  # steps between evaluations, beside the one before and the one after; 0: none
+
+    def times(self, factor: float) -> Costs:
+        """On a machine that has become slower by this factor, or quicker."""
+        names = ("warmstart_step", "episode", "trained_episode", "evaluated_task", "fixed")
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def total(self, a: Amounts) -> float:
         return self.fixed + self.warmstart(a) + a.steps * self.step(a) + self.evaluations(a) * self.evaluation(a)
@@ -179,6 +186,7 @@ class Budget:
         self._steps: list[float] = []  # seconds of those that were sampled, not replayed
         self._evaluation_s = 0.0
         self._mark = time.monotonic()
+        self._planned: tuple[Amounts, Amounts, Costs] | None = None  # asked for, chosen, and at which costs
 
     @classmethod
     def of(cls, run: Run) -> Budget | None:
@@ -214,9 +222,23 @@ class Budget:
         asked = asked_for(config, warmstart=demonstration_tokens is not None)
         group = config.orchestrator.rollouts_per_example
         chosen = fit(asked, costs, self.left_s * (1 - MARGIN), group)
+        self._planned = asked, chosen, costs
         for line in self._explain(speed, asked, chosen, costs):
             watcher.say(line)
         return changes_of(config, chosen)
+
+    def plan_again(self, config: Config, seconds: Sequence[float]) -> dict[str, Any]:
+        """After some steps of the supervised start, which took `seconds` each: the changes that make the config fit at
+        this pace, none while it is about the one that was forecast. The first step warms up and says little."""
+        if self._planned is None or len(seconds) < 2:
+            return {}
+        asked, chosen, costs = self._planned
+        pace = statistics.fmean(seconds[1:][-RECENT:]) / costs.warmstart_step
+        if ANOTHER_PACE[1] <= pace <= ANOTHER_PACE[0]:
+            return changes_of(config, chosen)
+        since_plan = self.left_s + sum(seconds)
+        found = fit(asked, costs.times(pace), since_plan * (1 - MARGIN), config.orchestrator.rollouts_per_example)
+        return changes_of(config, replace(found, warmstart_steps=max(found.warmstart_steps, len(seconds))))
 
     def _explain(self, speed: Speed, asked: Amounts, chosen: Amounts, costs: Costs) -> list[str]:
         spent = 60 * self.minutes - self.left_s

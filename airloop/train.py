@@ -193,7 +193,11 @@ async def _start_supervised(run: Run, display: Watcher, world: World, budget: Bu
     if world.first:
         # A resumed run keeps to the plan it has.
         planned = budget is None or "budget" in run.status()
-        _, changes = await warmstart(run.config, display, None if planned else plan)
+        if planned:
+            _, changes = await warmstart(run.config, display)
+        else:
+            assert budget is not None
+            _, changes = await warmstart(run.config, display, plan, budget.plan_again)
     changes = (await world.gather(changes, "the supervised start, which the first rank makes", WARMSTART_S))[0]
     config = run.change(changes)
     if run.writes and budget is not None and "max_steps" in changes:

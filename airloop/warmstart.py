@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,8 @@ def _as_written(section: BaseModel, exclude: set[str] | None = None) -> dict[str
 
 # Given the assembled parts and the demonstrations, the changes of the config that make it fit a budget of time.
 Planner = Callable[[Parts, list[Trajectory]], Awaitable[dict[str, Any]]]
+# Given the config and the seconds of each supervised step so far, the changes that make it fit now.
+Replanner = Callable[[Config, Sequence[float]], dict[str, Any]]
 
 
 def find_warmstart(config: Config) -> tuple[Path, dict[str, Any]] | None:
@@ -113,9 +116,11 @@ def found_demonstrations(config: Config) -> list[Trajectory]:
     return read_trajectories(found[0] / "demonstrations")[:SIZED] if found else []
 
 
-async def warmstart(config: Config, watcher: Watcher, plan: Planner | None = None) -> tuple[Path, dict[str, Any]]:
-    """The directory of the warm-started weights (`adapter/`, or `model/` for full fine-tuning), and what `plan` changed
-    in the config before it was made."""
+async def warmstart(
+    config: Config, watcher: Watcher, plan: Planner | None = None, plan_again: Replanner = lambda *_: {}
+) -> tuple[Path, dict[str, Any]]:
+    """The directory of the warm-started weights (`adapter/`, or `model/` for full fine-tuning), and what `plan`, before
+    it was made, and `plan_again`, meanwhile, changed in the config."""
     assert config.warmstart is not None
     if (found := find_warmstart(config)) is not None:
         watcher.say(f"supervised start: reusing {found[0]}")
@@ -127,12 +132,18 @@ async def warmstart(config: Config, watcher: Watcher, plan: Planner | None = Non
     try:
         rows = [as_transcript(t, parts.loaded.tokenizer) for t in demonstrations]
         changes = await plan(parts, rows) if plan else {}
-        config = parts.config = with_changes(config, changes)
+        parts.config = with_changes(config, changes)
+        metrics, again = await fit_demonstrations(parts, rows, watcher, plan_again)
+        changes |= again
+        config = with_changes(config, changes)
         directory = warmstart_directory(config)
+        losses = [line["loss"] for line in metrics]
+        report = {"steps": len(losses), "first_loss": losses[0], "last_loss": losses[-1], "demonstrations": len(rows)}
         with whole_directory(directory) as beside:
             for trajectory in demonstrations:
                 write_json(beside / "demonstrations" / f"{trajectory.id}.json", to_json(trajectory))
-            report = await fit_demonstrations(parts, rows, beside, watcher)
+            for line in metrics:
+                append_line(beside / "metrics.jsonl", line)
             _save(parts, beside)
             write_json(beside / "done.json", {**report, "asked": asked, "minutes": config.budget.minutes})
     finally:
@@ -241,7 +252,10 @@ def demonstration_order(
     return [stream[i * batch : (i + 1) * batch] for i in range(steps)]
 
 
-async def fit_demonstrations(parts: Parts, rows: list[Trajectory], directory: Path, watcher: Watcher) -> dict[str, Any]:
+async def fit_demonstrations(
+    parts: Parts, rows: list[Trajectory], watcher: Watcher, plan_again: Replanner
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The metrics of each step, and the changes of the config that `plan_again` made meanwhile."""
     from airloop.learn.learner import Learner
 
     settings = parts.config.warmstart
@@ -252,23 +266,27 @@ async def fit_demonstrations(parts: Parts, rows: list[Trajectory], directory: Pa
         parts.policy,
         replace(base, loss="sft", lr=settings.lr, warmup_steps=warmup, passes=1, temperature=1.0),
     )
-    losses = []
-    watcher.phase("supervised start", settings.steps)
-    order = demonstration_order(rows, settings.batch_size, settings.steps, parts.config.seed)
+    metrics: list[dict[str, Any]] = []
+    seconds: list[float] = []
+    steps, changes = settings.steps, {}
+    watcher.phase("supervised start", steps)
     async with parts.engine.aside():
-        for step, batch in enumerate(order):
+        while len(metrics) < steps:
+            began, step = time.monotonic(), len(metrics)
+            # However many steps there will be, these are the first of the same stream.
+            batch = demonstration_order(rows, settings.batch_size, step + 1, parts.config.seed)[step]
             with waiting("a supervised update", "the learner", UPDATE_S, here=True):
                 report = parts.learner.update(demonstration_batch(batch))
-            losses.append(report.metrics["loss"])
-            append_line(directory / "metrics.jsonl", {"kind": "sft", "step": step, **report.metrics})
-            watcher.advance(f"loss {losses[-1]:.2f}")
+            metrics.append({"kind": "sft", "step": step, **report.metrics})
+            seconds.append(time.monotonic() - began)
+            watcher.advance(f"loss {report.metrics['loss']:.2f}")
+            changes = plan_again(parts.config, seconds)
+            if (fitting := changes.get("warmstart.steps", steps)) != steps:
+                watcher.say(f"  supervised steps take {seconds[-1]:.2g} s here: {fitting} of them, not {steps}")
+                watcher.phase(f"supervised start, after step {len(metrics)}", fitting - len(metrics))
+                steps = fitting
             await asyncio.sleep(0)  # so that Ctrl-C is heard between steps
-    return {
-        "steps": settings.steps,
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
-        "demonstrations": len(rows),
-    }
+    return metrics, changes
 
 
 def _save(parts: Parts, directory: Path) -> None:

@@ -19,7 +19,7 @@ from tiny_runs import CONFIG, WARMSTART
 
 from airloop import budget as budgets
 from airloop.assemble import assemble
-from airloop.budget import Amounts, Budget, Costs, EpisodeSize, costs_of, fit, size_of_demonstrations
+from airloop.budget import Amounts, Budget, Costs, EpisodeSize, changes_of, costs_of, fit, size_of_demonstrations
 from airloop.config import Refused, load_config, with_changes
 from airloop.run import Run
 from airloop.speed import Speed, measure_speed
@@ -218,3 +218,38 @@ def test_a_supervised_start_that_was_shortened_is_found_again(tmp_path: Path) ->
     assert find_warmstart(with_changes(config, {"budget.minutes": 4.0})) == (made, changes)
     assert find_warmstart(with_changes(config, {"budget.minutes": 60.0})) is None  # it was cut for fewer minutes
     assert find_warmstart(with_changes(config, {"budget.minutes": None})) is None
+
+
+def test_the_supervised_start_follows_the_pace_that_it_has(tmp_path: Path) -> None:
+    """A machine that has slowed down since it was measured makes fewer steps of everything; a quicker one more."""
+    config = tiny(tmp_path, 10)
+    asked = Amounts(20, 12, 32, 36)
+    costs = Costs(15.0, 2.0, 1.0, 3.0)
+    budget = Budget(10, 0.0, 12)
+    assert budget.plan_again(config, [15.0] * 5) == {}  # nothing was planned
+    chosen = fit(asked, costs, budget.left_s * 0.92, 8)
+    budget._planned = asked, chosen, costs
+    assert budget.plan_again(config, [90.0]) == {}  # the first step says little
+    assert budget.plan_again(config, [90.0, 15.0, 16.0]) == changes_of(config, chosen)
+    slower = budget.plan_again(config, [60.0] * 4)
+    assert 10 <= slower["warmstart.steps"] <= chosen.warmstart_steps and slower["max_steps"] < chosen.steps
+    quicker = budget.plan_again(config, [2.0] * 4)
+    assert quicker["warmstart.steps"] == 20 and quicker["max_steps"] == 12
+    assert budget.plan_again(config, [600.0] * 14)["warmstart.steps"] == 14  # what is made is made
+
+
+def test_a_supervised_start_that_becomes_shorter_while_it_is_made_is_named_by_what_it_is(tmp_path: Path) -> None:
+    from airloop.warmstart import find_warmstart, warmstart, warmstart_directory
+
+    config = tiny(tmp_path, 5)
+
+    async def plan(parts: Any, rows: Any) -> dict[str, Any]:
+        return {"warmstart.steps": 5}
+
+    def again(config: Any, seconds: Any) -> dict[str, Any]:
+        return {"warmstart.steps": 3} if len(seconds) > 1 else {}
+
+    made, changes = asyncio.run(warmstart(config, Display(quiet=True), plan, again))
+    assert changes == {"warmstart.steps": 3} and json.loads((made / "done.json").read_text())["steps"] == 3
+    assert made == warmstart_directory(with_changes(config, changes)) and find_warmstart(config) == (made, changes)
+    assert len((made / "metrics.jsonl").read_text().splitlines()) == 3
