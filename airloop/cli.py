@@ -67,6 +67,16 @@ def _config(context: typer.Context, help_text: str = "") -> Any:
     return load_config(context.args)
 
 
+def _refuse_minutes(context: typer.Context) -> None:
+    """Only a training run is planned into a time; a command that could not keep to it does not take the flag."""
+    if any(word.partition("=")[0] in ("--minutes", "--budget.minutes") for word in context.args):
+        raise AirError(
+            f"`air {context.info_name}` keeps no budget of time: --minutes is for `air train`, which plans the "
+            "supervised start, the steps and the evaluations into it.",
+            "leave --minutes out.",
+        )
+
+
 def _begin(display: Display, text: str) -> None:
     """The first line, before the seconds that torch and transformers take to be imported."""
     display.say(text)
@@ -140,6 +150,7 @@ def train(
 def warmstart(context: typer.Context, as_json: Json = False) -> None:
     """Supervised start from demonstrations: air warmstart @ config.toml."""
     config = _config(context, "air warmstart @ a.toml --key value …\n\nKeys:")
+    _refuse_minutes(context)
     _check_environments(config)
 
     from airloop.config import WarmstartConfig
@@ -195,6 +206,7 @@ def evaluate(
     """Evaluate a model, a run, a script or a URL on held-out tasks: air eval @ config.toml --agent …"""
     if {"--help", "-h"} & {*context.args}:
         _config(context, EVAL_HELP)
+    _refuse_minutes(context)
     from airloop.watch.display import Display
 
     try:
@@ -273,6 +285,7 @@ def plan_memory(
 ) -> None:
     """Say what a run takes of the GPU's memory, and what to change if it does not fit: air plan @ config.toml."""
     config = _config(context, PLAN_HELP)
+    _refuse_minutes(context)
     from airloop.plan.gpu import gpu_memory as available
     from airloop.plan.report import make_report
     from airloop.plan.shape import find_shape

@@ -40,6 +40,12 @@ def test_eval_passes_what_it_does_not_know_to_the_config(air: Any, tmp_path: Pat
     assert code == 0 and "--price-in" in text and "orchestrator.eval" in text
 
 
+@pytest.mark.parametrize("command", ["eval", "plan", "warmstart"])
+def test_a_budget_is_refused_where_it_could_not_be_kept(air: Any, tmp_path: Path, command: str) -> None:
+    code, _, problem = air(command, "@", write_config(tmp_path), "--minutes", 3)
+    assert code == 1 and f"`air {command}` keeps no budget of time" in problem
+
+
 def test_a_stopped_eval_says_how_to_go_on(air: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
