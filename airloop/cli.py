@@ -287,8 +287,8 @@ def plan_memory(
     config = _config(context, PLAN_HELP)
     _refuse_minutes(context)
     from airloop.plan.gpu import gpu_memory as available
+    from airloop.plan.model_shape import find_shape
     from airloop.plan.report import make_report
-    from airloop.plan.shape import find_shape
     from airloop.watch.display import Display
 
     with Display(quiet=as_json) as display:

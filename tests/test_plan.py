@@ -27,7 +27,7 @@ from airloop.plan import MOMENTS, Memory, Plan, Shape, find_shape, memory, plan,
 from airloop.plan.advice import advise, advise_gpus, apply
 from airloop.plan.counted import count
 from airloop.plan.gpu import gpu_memory, parse_size
-from airloop.plan.shape import built
+from airloop.plan.model_shape import built
 from airloop.policy import Policy
 
 GIB = 1 << 30

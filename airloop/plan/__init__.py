@@ -10,7 +10,8 @@ from typing import Any
 from airloop.config import Config
 from airloop.plan import memory
 from airloop.plan.memory import Memory, Sizes, read_sizes
-from airloop.plan.shape import Shape, find_shape, read_shape, shape_of
+from airloop.plan.model_shape import find_shape, read_shape, shape_of
+from airloop.plan.shape import Shape
 
 __all__ = ["Memory", "Plan", "Shape", "find_shape", "plan", "read_shape", "shape_of"]
 

@@ -4,12 +4,10 @@ once, where building the model, even without storage, takes seconds of imports."
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airloop.models.known import KNOWN, ROTARY
-
-if TYPE_CHECKING:
-    from airloop.plan.shape import Shape
+from airloop.plan.shape import Shape
 
 # Without one of these a default of transformers' class would count.
 NEEDED = (
@@ -20,8 +18,6 @@ NEEDED = (
 
 def count(settings: Mapping[str, Any]) -> Shape | None:
     """The shape that a config.json describes; None where only the model itself can tell."""
-    from airloop.plan.shape import Shape
-
     kind = settings.get("model_type")
     whole = _with_head_size(settings)
     if kind not in KNOWN or not _is_plain(settings) or any(whole.get(key) is None for key in NEEDED):

@@ -15,7 +15,7 @@ from airloop.engine.base import Sampling
 from airloop.errors import AirError
 from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row
-from airloop.plan.shape import read_shape
+from airloop.plan.model_shape import read_shape
 
 TINY = [
     "--model.name",
