@@ -2,6 +2,7 @@
 
     python bench/cpu.py                        # the quickstart's model and demonstrations
     python bench/cpu.py --layers 30 10 5       # adapters in the last so many blocks
+    python bench/cpu.py --busy 0 2 4           # decoding beside so many busy processes, threads fixed and chosen
 
 Seconds are of the clock, the best of several; ratios within one call are what counts, since machines are shared. A slow
 machine is imitated on x86 with ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 and --model.dtype float32 after
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,6 +23,8 @@ import torch
 
 from airloop.assemble import Parts, assemble
 from airloop.config import Config, load_config
+from airloop.engine.base import Sampling
+from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.learn.advantages import demonstration_batch
 from airloop.learn.batches import Row, micro_batches
 from airloop.speed import measure_speed
@@ -75,13 +80,43 @@ async def look(config: Config, demonstrations: Sequence[Trajectory], layers: int
     return shared
 
 
+async def decode(config: Config, busy: int) -> None:
+    """Replies side by side with all threads at every step, and with as many as the steps tell (engine/threads.py)."""
+    parts = assemble(config, lambda _: None)
+    engine = parts.engine
+    assert isinstance(engine, EmbeddedEngine)
+    chosen = engine._threads
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        for replies in (32, 4):
+            speeds = []
+            for threads in (None, chosen, None, chosen):
+                engine._threads = threads
+                asked = [engine.generate([5] * 32, Sampling(24, seed=i), f"{i:03d}") for i in range(replies)]
+                began = time.perf_counter()
+                await asyncio.gather(*asked)
+                speeds.append(24 * replies / (time.perf_counter() - began))
+            print(f"| {busy} | {replies} | {max(speeds[::2]):.1f} tokens/s | {max(speeds[1::2]):.1f} tokens/s |")
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+        await parts.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="quickstart")
     parser.add_argument("--layers", type=int, nargs="+", default=[30, 15, 10])
+    parser.add_argument("--busy", type=int, nargs="+", help="only decoding, beside so many busy processes")
     parser.add_argument("flags", nargs="*")
     options = parser.parse_args()
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {time.strftime('%F')}")
+    if options.busy:
+        print("\n| busy processes | replies side by side | all threads | chosen by the steps |\n|---|---|---|---|")
+        for busy in options.busy:
+            asyncio.run(decode(load_config([options.config, *options.flags]), busy))
+        return
     print("\n| product of 512 × 576 with 576 × 1536 | |\n|---|---|")
     products()
     config = load_config([options.config, *options.flags])

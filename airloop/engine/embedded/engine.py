@@ -17,9 +17,11 @@ from airloop.engine.base import ContextFull, EngineFailed, Generation, Limits, S
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import Request, Scheduler, Step
+from airloop.engine.embedded.threads import threads_to_choose_from
 from airloop.errors import AirError
 from airloop.limits import step_tokens
 from airloop.models.blocks import read_blocks, why_unknown
+from airloop.models.head import one_thread
 from airloop.policy import Policy
 from airloop.waits import waiting
 
@@ -91,6 +93,7 @@ class EmbeddedEngine:
         self._scheduler.version = policy.version
         self._answered = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="air-engine")
+        self._threads = threads_to_choose_from(lockstep) if policy.device.type == "cpu" else None
         self._driver: asyncio.Task[None] | None = None
         self._lockstep = lockstep
         self._tracked = 0
@@ -255,7 +258,7 @@ class EmbeddedEngine:
     def _run(self, step: Step | None, under_way: Drawn | None) -> tuple[Drawn | None, Answer | None]:
         """Asks for a step, then waits for the answers of the one before it (or its own, if nothing runs ahead)."""
         began = time.perf_counter()
-        launched = self._runner.launch(step) if step is not None else None
+        launched = self._launch(step) if step is not None else None
         if launched is not None and self._runner.ahead == 0:
             launched, under_way = None, launched
         if under_way is None:
@@ -269,6 +272,17 @@ class EmbeddedEngine:
             self.counters.decode_s += seconds
         self._answered = now if launched is not None else 0.0
         return launched, (under_way.step, tokens, logprobs)
+
+    def _launch(self, step: Step) -> Drawn:
+        if self._threads is None:
+            return self._runner.launch(step)
+        began = time.perf_counter()
+        threads = self._threads.most if step.prefill else self._threads.choose(len(step.decode))
+        with one_thread() if threads == 1 else contextlib.nullcontext():
+            drawn = self._runner.launch(step)
+        if not step.prefill:
+            self._threads.took(threads, len(step.decode), time.perf_counter() - began)
+        return drawn
 
     def _postprocess(self, step: Step, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         self.counters.steps += step.repeat

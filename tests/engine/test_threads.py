@@ -1,0 +1,56 @@
+"""Decoding on a CPU finds out by itself whether all threads or one are quicker."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from airloop.engine.embedded.threads import Threads, threads_to_choose_from
+
+
+def play(threads: Threads, seconds: dict[int, float], steps: int, rows: int = 8) -> list[int]:
+    rng = random.Random(0)
+    chosen = []
+    for _ in range(steps):
+        count = threads.choose(rows)
+        threads.took(count, rows, seconds[count] * rng.uniform(0.9, 1.1))
+        chosen.append(count)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("seconds", "better"), [({1: 0.02, 2: 0.01}, 2), ({1: 0.04, 2: 0.5}, 1), ({1: 0.02, 2: 0.0}, 2)]
+)
+def test_nearly_all_steps_are_made_the_quicker_way(seconds: dict[int, float], better: int) -> None:
+    chosen = play(Threads(2), seconds, 640)
+    assert chosen.count(better) >= 0.97 * len(chosen) and set(chosen) == {1, 2}
+
+
+def test_it_follows_when_other_work_comes_and_goes() -> None:
+    threads = Threads(2)
+    assert play(threads, {1: 0.02, 2: 0.012}, 100)[-10:] == [2] * 10
+    assert play(threads, {1: 0.04, 2: 0.5}, 100)[-10:].count(1) >= 9
+    assert play(threads, {1: 0.02, 2: 0.012}, 400)[-10:].count(2) >= 9
+
+
+def test_small_and_large_batches_are_told_apart() -> None:
+    threads = Threads(2)
+    for _ in range(50):
+        play(threads, {1: 0.01, 2: 0.1}, 1, rows=2)
+        play(threads, {1: 0.1, 2: 0.06}, 1, rows=32)
+    assert threads.choose(3) == 1 and threads.choose(33) == 2
+
+
+def test_a_number_that_is_not_ours_to_choose_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    found = threads_to_choose_from(lockstep=False)
+    assert found is not None and found.most == 4
+    assert threads_to_choose_from(lockstep=True) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert threads_to_choose_from(lockstep=False) is None
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert threads_to_choose_from(lockstep=False) is None
