@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -80,13 +81,23 @@ async def look(config: Config, demonstrations: Sequence[Trajectory], layers: int
     return shared
 
 
+@contextlib.contextmanager
+def beside(busy: int) -> Iterator[None]:
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        yield
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
 async def decode(config: Config, busy: int) -> None:
     """Replies side by side with all threads at every step, and with as many as the steps tell (engine/threads.py)."""
     parts = assemble(config, lambda _: None)
     engine = parts.engine
     assert isinstance(engine, EmbeddedEngine)
     chosen = engine._threads
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
         for replies in (32, 4):
             speeds = []
@@ -98,9 +109,6 @@ async def decode(config: Config, busy: int) -> None:
                 speeds.append(24 * replies / (time.perf_counter() - began))
             print(f"| {busy} | {replies} | {max(speeds[::2]):.1f} tokens/s | {max(speeds[1::2]):.1f} tokens/s |")
     finally:
-        for process in others:
-            process.kill()
-            process.wait()
         await parts.close()
 
 
@@ -115,7 +123,8 @@ def main() -> None:
     if options.busy:
         print("\n| busy processes | replies side by side | all threads | chosen by the steps |\n|---|---|---|---|")
         for busy in options.busy:
-            asyncio.run(decode(load_config([options.config, *options.flags]), busy))
+            with beside(busy):
+                asyncio.run(decode(load_config([options.config, *options.flags]), busy))
         return
     print("\n| product of 512 × 576 with 576 × 1536 | |\n|---|---|")
     products()
