@@ -69,6 +69,7 @@ WHAT = {
     "F5": "gradients flow and the weights do not change",
     "F6": "log-probs of the sampler are missing when a batch is used twice",
     "F7": "the log-probs of trainer and sampler drift apart",
+    "F8": "a proof refuses healthy runs: its own perturbation makes the network amplify rounding",
     "G1": "a stall whose reason is in another process's log",
     "G2": "a checkpoint lacks what is needed to go on alike",
     "G3": "the exported model is the untrained one",
@@ -176,6 +177,10 @@ DESIGN = {
     "F6": (
         "log-probs are recorded with every sampled token",
         "test_F6_logprobs_are_recorded_with_every_sampled_token_and_used_in_every_pass",
+    ),
+    "F8": (
+        "a perturbation is scaled to its effect, and gaps are held against the rounding of the same network, measured",
+        "test_F8_a_healthy_network_that_amplifies_rounding_passes",
     ),
     "G1": (
         "what a child writes before it hangs or dies is in the main log, and in the error that its loss causes",

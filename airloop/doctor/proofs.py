@@ -1,4 +1,4 @@
-"""Does an update change what is served, the right way, and does a checkpoint hold it? Each proof is undone exactly."""
+"""Does an update change log-probs, the right way, and does a checkpoint hold it? Each proof is undone exactly."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.doctor.case import Case
     from airloop.doctor.ground import Answer
+    from airloop.doctor.rounding import Distances
     from airloop.learn.batches import Row
 
-# Of an adapter's second matrix, which is zero at first, and of any other weight relative to its own spread: enough to
-# change log-probs by about one, far more than rounding does, little enough that they stay finite.
-PERTURBATION, RELATIVE_PERTURBATION = 0.1, 0.1
 # Summed over all steps of a run that push the same way, log-probs of the chosen tokens must move by this much: 0.1 is
 # 10 % more likely, and no evaluation shows less.
 VISIBLE = 0.1
-# An update too small to tell from rounding is made again at these multiples of lr, until it shows: whether the
-# machinery works is one question, whether lr is too small another.
-LARGER = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
+# An update too small to tell from rounding is made again at four times the rate, and so on, until it shows; one after
+# which chosen tokens are less likely at a quarter of it, as a step may be too long for what it follows. Whether the
+# machinery works is one question, whether lr is right another.
+STEP, MOST_STEPS = 4.0, 5
 # Adam's first step changes every number that has a gradient. Where fewer than half of them change, the others were
 # rounded back to what they were.
 FOLLOWS = 0.5
@@ -39,53 +38,6 @@ TOY_RISE, TOY_WINDOW = 0.15, 3
 TOY_LR, TOY_LR_FACTOR, TOY_PACE = {"lora": 2e-3, "full": 1e-5}, 3.0, (0.1, 1.0)
 
 
-@check("F2", stage="proof", title="the engine serves the trained weights")
-def adapter_arrives(case: Case) -> Finding:
-    from airloop.doctor.ground import CHANGE, change, first_prompts, gap, heated, largest_gap, serve, undone
-
-    parts, prompts = case.parts, first_prompts(case)
-    with undone(case), heated(parts):
-        before = serve(case, prompts)
-        _perturb(parts)
-        after = serve(case, prompts)
-        rows = [answer.row(i) for i, answer in enumerate(after)]
-        apart = gap(rows, parts.learner.logprobs(rows))
-        # What the trainer thinks of the replies that were sampled before: whether there was anything to serve.
-        old = [answer.row(i) for i, answer in enumerate(before)]
-        own = gap(old, parts.learner.logprobs(old))
-    moved = max(change(a, b) for a, b in zip(before, after, strict=True))
-    most = largest_gap(parts)
-    seen = f"weights perturbed: served log-probs moved by up to {moved:.2g}, the trainer's by {own:.2g} in the mean"
-    if moved >= CHANGE and apart <= most:
-        return passed(f"{seen}; both sides agree to {apart:.2g}")
-    if moved < CHANGE:
-        why = "the engine goes on serving the old weights: every rollout would come from the model of step 0"
-    else:
-        why = f"engine and trainer disagree by {apart:.2g} (at most {most:g}) after it: they have different weights"
-    return Finding(
-        "fail",
-        f"{seen}; afterwards both sides are {apart:.2g} apart",
-        why,
-        "publish() must bring the trained weights to whatever the engine computes with: see refresh() of its runner, "
-        "and that engine and learner have the same policy.",
-    )
-
-
-def _perturb(parts: Parts) -> None:
-    import torch
-
-    learner = parts.learner
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, weight in zip(learner.optimiser.names, learner.optimiser.weights, strict=True):
-            if "lora_A" in name:
-                continue
-            size = PERTURBATION if "lora_B" in name else RELATIVE_PERTURBATION * float(weight.float().std())
-            weight.add_(torch.randn_like(weight), alpha=size)
-    if learner.shards:
-        learner.shards.gather()
-
-
 @dataclass(frozen=True)
 class Push:
     """What one update with advantage +1 on a few replies did."""
@@ -96,34 +48,48 @@ class Push:
     followed: float  # share of the numbers that changed, in the middle one of the tensors that have a gradient
     trained: int  # tokens that the update counted
     sampled: int
+    measured: Distances | None = None  # of both sides, where something looks wrong
+
+    @property
+    def rounding(self) -> float:
+        return self.measured.rounding if self.measured else 0.0
+
+    @property
+    def arrived(self) -> bool:
+        return self.measured is None or self.measured.healthy
 
 
 @check("F5", "A10", stage="proof", title="an update moves log-probs, the right way")
 def update_moves(case: Case) -> Finding:
-    from airloop.doctor.ground import largest_gap
-
-    config, noise = case.parts.config, largest_gap(case.parts) / 10
-    for scale in LARGER:
-        push = _push(case, scale)
-        if (broken := _stuck(push, scale * config.trainer.optim.lr)) is not None:
-            return broken
-        if abs(push.trainer) >= noise:
-            break
-    most = largest_gap(case.parts)
+    """What rounding does to the same tokens is measured before anything is refused (F8)."""
+    config, scale, push = case.parts.config, *_visible(case)
+    if isinstance(push, Finding):
+        return push
     seen = (
         f"one update at lr = {scale * config.trainer.optim.lr:g} with advantage +1: log-probs of the {push.sampled} "
         f"chosen tokens {push.trainer:+.3g} in the trainer; the engine agrees to {push.apart:.2g}"
     )
-    if push.trainer < noise or push.apart > most:
+    if push.measured is not None:
+        seen += f"; {push.measured}"
+    if push.trainer <= max(_least(case), push.rounding) or not push.arrived:
         return Finding(
             "fail",
             seen,
-            "tokens with a positive advantage must become more likely: the sign of the loss or of the advantage is "
-            "wrong, or the update does not reach what computes log-probs"
-            if push.trainer < noise
-            else f"more than {most:g} apart: the update does not reach the engine",
+            "that is more than rounding does: the update does not reach the engine"
+            if not push.arrived
+            else "tokens with a positive advantage must become more likely: the sign of the loss or of the advantage "
+            "is wrong, or the update does not reach what computes log-probs",
             "report it with this line; training would not learn, or unlearn.",
             ids=("F5",),
+        )
+    if scale < 1:
+        return Finding(
+            "warn",
+            seen,
+            f"at the config's lr = {config.trainer.optim.lr:g} the same update makes them less likely: the step is too "
+            "long for what it follows",
+            "a smaller learning rate.",
+            {"trainer.optim.lr": float(f"{config.trainer.optim.lr * scale:.0e}")},
         )
     total = push.trainer / scale * config.max_steps
     if total < VISIBLE and config.max_steps:
@@ -138,6 +104,31 @@ def update_moves(case: Case) -> Finding:
             ids=("A10",),
         )
     return passed(seen)
+
+
+def _visible(case: Case) -> tuple[float, Push | Finding]:
+    """An update that shows, and at which multiple of lr: larger ones while nothing does, smaller ones while chosen
+    tokens become less likely. Where none shows as it should, the first that went wrong, or the largest."""
+    scale, wrong = 1.0, None
+    for number in range(MOST_STEPS + 1):
+        push = _push(case, scale)
+        if (broken := _stuck(push, scale * case.parts.config.trainer.optim.lr)) is not None:
+            return scale, broken
+        shows = abs(push.trainer) > max(_least(case), push.rounding)
+        if (shows and push.trainer > 0) or (wrong and not shows):
+            break
+        if shows:
+            wrong = wrong or (scale, push)
+        if number < MOST_STEPS:
+            scale *= 1 / STEP if shows else STEP
+    return (scale, push) if push.trainer > 0 and shows else wrong or (scale, push)
+
+
+def _least(case: Case) -> float:
+    """The smallest change of a log-prob, in the mean, that counts as one."""
+    from airloop.doctor.ground import quiet_gap
+
+    return quiet_gap(case.parts) / 10
 
 
 def _stuck(push: Push, lr: float) -> Finding | None:
@@ -166,7 +157,8 @@ def _stuck(push: Push, lr: float) -> Finding | None:
 
 
 def _push(case: Case, scale: float) -> Push:
-    from airloop.doctor.ground import first_prompts, gap, heated, serve, undone, update
+    from airloop.doctor.ground import aside, first_prompts, gap, heated, quiet_gap, serve, undone, update
+    from airloop.doctor.rounding import distances
 
     learner, prompts = case.parts.learner, first_prompts(case)
     with undone(case), heated(case.parts):
@@ -180,15 +172,20 @@ def _push(case: Case, scale: float) -> Push:
         learner.settings = replace(learner.settings, lr=learner.settings.lr * scale)
         report = update(case, rows)
         new, after = learner.logprobs(rows), [a.row(i) for i, a in enumerate(serve(case, prompts))]
-        apart = gap(after, learner.logprobs(after))
+        own = learner.logprobs(after)
+        apart, rise = gap(after, own), statistics.fmean(b - a for k in old for a, b in zip(old[k], new[k], strict=True))
+        measured = None
+        if apart > quiet_gap(case.parts) or rise < -_least(case):
+            measured = aside(case, lambda: distances(case.parts, after, own))
         shares = [float((a != b).float().mean()) for a, b in zip(masters, learner.optimiser.masters, strict=True)]
     return Push(
-        statistics.fmean(b - a for key in old for a, b in zip(old[key], new[key], strict=True)),
+        rise,
         apart,
         report.metrics["grad_norm"],
         statistics.median([share for share in shares if share] or [0.0]),
         int(report.metrics["tokens_trained"]),
         tokens,
+        measured,
     )
 
 

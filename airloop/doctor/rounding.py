@@ -1,0 +1,137 @@
+"""How much of a gap between engine and trainer is rounding: measured in the very network that the gap was seen in.
+
+Nobody can say beforehand what rounding does to a network: 0.01 in one, 0.5 in another whose layers amplify it. So the
+same tokens are computed twice by transformers' own layers, in the model's number format and in a wider one. The wider
+answer is taken for the truth; how far the narrow one is from it is what rounding does here. Engine and trainer round
+too, in another order, so each may be a few times as far from the truth as that, and no farther.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from airloop.learn.batches import PackedPlan, Row, micro_batches
+from airloop.learn.logprobs import token_logprobs
+
+if TYPE_CHECKING:
+    from airloop.assemble import Parts
+    from airloop.policy import Policy
+
+WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+# How many times as far from the truth as transformers' own layers a healthy side may be, in the mean over some dozens
+# of tokens: see docs/alarms.md for what was measured.
+TIMES = 4.0
+# Distances below this are never a failure: TF32 products, which some kernels use for float32, are 1e-3 off.
+FLOOR = 1e-3
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Mean distances from the truth, in nats a token."""
+
+    engine: float
+    trainer: float
+    rounding: float  # of transformers' layers in the model's own format
+    tokens: int
+
+    @property
+    def most(self) -> float:
+        return TIMES * self.rounding + FLOOR
+
+    @property
+    def healthy(self) -> bool:
+        return self.engine <= self.most and self.trainer <= self.most
+
+    def __str__(self) -> str:
+        return (
+            f"from the same {self.tokens} tokens computed in more bits the engine is {self.engine:.2g} away, the "
+            f"trainer {self.trainer:.2g}, plain rounding {self.rounding:.2g}"
+        )
+
+    @property
+    def wrong_side(self) -> str:
+        """Which is too far away."""
+        if self.healthy:
+            return ""
+        sides = {"the engine": self.engine, "the trainer": self.trainer}
+        return " and ".join(name for name, value in sides.items() if value > self.most)
+
+
+def distances(parts: Parts, rows: Sequence[Row], trainer: dict[str, list[float]]) -> Distances:
+    """Of the engine's log-probs, which the rows hold, and the trainer's, at the learner's temperature."""
+    truth, plain = exact(parts, rows), reference(parts, rows)
+    engine = {row.key: [lp for lp, train in zip(row.logprobs, row.train, strict=True) if train] for row in rows}
+    count = sum(map(len, engine.values()))
+    own, other, rounding = (mean_distance(x, truth) for x in (engine, trainer, plain))
+    return Distances(own, other, rounding, count)
+
+
+def mean_distance(a: dict[str, list[float]], b: dict[str, list[float]]) -> float:
+    return statistics.fmean(abs(x - y) for key in a for x, y in zip(a[key], b[key], strict=True))
+
+
+def exact(parts: Parts, rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Log-probs of the rows' trained tokens by transformers' layers, in the next wider format."""
+    with wide(parts.policy, WIDER[parts.policy.dtype]):
+        return reference(parts, rows)
+
+
+@torch.no_grad()
+def reference(parts: Parts, rows: Sequence[Row]) -> dict[str, list[float]]:
+    """By transformers' layers: neither the engine's pass nor, where there is one, the trainer's own."""
+    policy, settings = parts.policy, parts.learner.settings
+    found: dict[str, list[float]] = {}
+    for part in micro_batches(rows, settings.token_budget):
+        plan = PackedPlan(part, policy.device)
+        hidden = policy.hidden(plan).index_select(0, plan.sources)
+        vocabulary = policy.model.config.vocab_size
+        values, _ = token_logprobs(policy.head, hidden, plan.targets, settings.temperature, vocabulary)
+        for r, value in zip(plan.rows, values.tolist(), strict=True):
+            found.setdefault(part.rows[r].key, []).append(value)
+    return found
+
+
+@contextlib.contextmanager
+def wide(policy: Policy, dtype: torch.dtype) -> Iterator[None]:
+    """Forward passes of the policy's modules compute in `dtype`. Each module's weights are widened when it is called
+    and dropped when it is done, so that there is never a second copy of the model; the parameters themselves are not
+    touched. (Adapters are cast to their input's type in any case.)"""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    hooks: list[Any] = []
+    for module in policy.model.modules():
+        if isinstance(module, nn.Embedding):  # a row that is looked up is as wide before as after
+            hooks.append(module.register_forward_hook(lambda m, _, out: out.to(dtype)))
+        elif any(p is not None and p.is_floating_point() for p in module._parameters.values()):
+            kept: dict[str, nn.Parameter | None] = dict(module._parameters)
+            hooks.append(module.register_forward_pre_hook(_widen(dtype)))
+            hooks.append(module.register_forward_hook(_narrow(kept), always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        torch.set_float32_matmul_precision(precision)
+
+
+def _widen(dtype: torch.dtype) -> Any:
+    def hook(module: nn.Module, _: Any) -> None:
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+
+    return hook
+
+
+def _narrow(kept: dict[str, nn.Parameter | None]) -> Any:
+    def hook(module: nn.Module, *_: Any) -> None:
+        module._parameters.update(kept)
+
+    return hook

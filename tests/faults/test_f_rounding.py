@@ -1,0 +1,226 @@
+"""F8: proofs must not take rounding for a fault, nor a small fault for rounding."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from probe_cases import ARITH, ask, case_of
+
+from airloop.doctor import arrival
+from airloop.doctor.arrival import ENOUGH, TOO_MUCH, _add_noise, perturb
+from airloop.doctor.case import Case
+from airloop.doctor.ground import Answer, first_prompts, gap, heated, learner_state, serve, undone
+from airloop.doctor.proofs import _same
+from airloop.doctor.rounding import distances, exact, reference, wide
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.engine.embedded.forward import Forward
+
+# The settings that the false alarm was seen with, and the largest that anybody uses.
+CHAOTIC = [("32", "64"), ("256", "512")]
+# What the proof that gave it did: so much noise on every number of every adapter's second matrix, whatever its effect,
+# and at most so much between engine and trainer in bfloat16.
+OLD_NOISE, OLD_GAP = 0.1, 0.15
+
+
+@contextmanager
+def deep_case(rank: str = "32", alpha: str = "64", dtype: str = "bfloat16", **changes: str) -> Iterator[Case]:
+    """A tiny Qwen2 of real depth: two blocks amplify nothing, two dozen do."""
+    from airloop.models import tiny
+
+    original = tiny.tiny_settings
+
+    def deep(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> dict[str, Any]:
+        return original(kind, hidden=hidden, layers=24)
+
+    flags = {"trainer.model.lora.rank": rank, "trainer.model.lora.alpha": alpha, "model.dtype": dtype}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "tiny_settings", deep)
+        with case_of({**ARITH, **flags, "model.name": "tiny:qwen2"}, **changes) as case:
+            case.parts.engine = EmbeddedEngine(
+                case.parts.policy, context=case.config.context, max_batch=16, own_forward=True
+            )
+            yield case
+
+
+def rows_of(answers: list[Answer]) -> list[Any]:
+    return [answer.row(i) for i, answer in enumerate(answers)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "alpha"), CHAOTIC)
+def test_F8_a_healthy_network_that_amplifies_rounding_passes(rank: str, alpha: str) -> None:
+    """Under the old proof's noise engine and trainer are farther apart than it allowed, by rounding alone."""
+    with deep_case(rank, alpha) as case:
+        with undone(case) as start, heated(case.parts):
+            _add_noise(case, start["weights"], OLD_NOISE)
+            rows = rows_of(serve(case, first_prompts(case), 12))
+            own = case.parts.learner.logprobs(rows)
+            assert gap(rows, own) > OLD_GAP
+            assert distances(case.parts, rows, own).rounding > OLD_GAP / 2
+        for name in ("adapter_arrives", "trainer_agrees", "update_moves"):
+            (finding,) = ask(case, name)
+            assert finding.verdict != "fail", finding
+
+
+# --- faults, large and small --------------------------------------------------------------------------
+
+
+def old_weights(case: Case, refresh: Callable[[], None]) -> None:
+    """Nothing is brought up to date."""
+
+
+def scaled(times: float) -> Callable[[Case, Callable[[], None]], None]:
+    """The engine has another alpha / rank than the trainer."""
+
+    def serve_scaled(case: Case, refresh: Callable[[], None]) -> None:
+        changed(case, refresh, lambda name, weight: weight.mul_(times) if "lora_B" in name else None)
+
+    return serve_scaled
+
+
+def one_layer(case: Case, refresh: Callable[[], None]) -> None:
+    changed(case, refresh, lambda name, weight: weight.zero_() if "layers.5." in name and "lora_B" in name else None)
+
+
+def one_matrix(case: Case, refresh: Callable[[], None]) -> None:
+    """First matrices are those of another version: the seconds arrive."""
+    generator = torch.Generator().manual_seed(1)
+
+    def other(name: str, weight: torch.Tensor) -> None:
+        if "lora_A" in name:
+            weight.copy_(torch.randn(weight.shape, generator=generator) * weight.std())
+
+    changed(case, refresh, other)
+
+
+def another_version(case: Case, refresh: Callable[[], None]) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def other(name: str, weight: torch.Tensor) -> None:
+        if "lora_B" in name:
+            weight.copy_(torch.randn(weight.shape, generator=generator) * weight.std())
+
+    changed(case, refresh, other)
+
+
+def changed(case: Case, refresh: Callable[[], None], change: Callable[[str, torch.Tensor], Any]) -> None:
+    """What the engine copies is not what is trained."""
+    held = [(p, p.detach().clone()) for _, p in case.parts.policy.trainable()]
+    with torch.no_grad():
+        for name, parameter in case.parts.policy.trainable():
+            change(name, parameter)
+        refresh()
+        for parameter, value in held:
+            parameter.copy_(value)
+
+
+FAULTS = {
+    "old weights": old_weights,
+    "half the scale": scaled(0.5),
+    "scale 1.5": scaled(1.5),
+    "scale 1.25": scaled(1.25),
+    "one layer of 24": one_layer,
+    "one matrix of two": one_matrix,
+    "another version": another_version,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_F2_weights_that_arrive_in_part_are_found(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with deep_case(dtype=dtype) as case:
+        original = Forward.refresh
+        monkeypatch.setattr(Forward, "refresh", lambda self: FAULTS[name](case, lambda: original(self)))
+        (finding,) = ask(case, "adapter_arrives")
+    assert finding.verdict == "fail", (name, finding)
+    old = "goes on serving the old weights"
+    assert (old in finding.why) == (name == "old weights") or name == "another version", finding
+
+
+@pytest.mark.slow
+def test_F2_a_trainer_that_does_not_compute_with_what_it_trains_is_found() -> None:
+    with case_of(ARITH) as case:
+        optimiser = case.parts.learner.optimiser
+        optimiser.weights = [w.detach().clone() for w in optimiser.weights]
+        (finding,) = ask(case, "adapter_arrives")
+    assert finding.verdict == "fail" and "does not compute with the weights that it trains" in finding.why
+
+
+# --- what it rests on ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_F8_a_perturbation_is_scaled_to_its_effect(train: str, dtype: str) -> None:
+    for kind in ("llama", "qwen3"):
+        flags = {"model.name": f"tiny:{kind}", "model.dtype": dtype, "trainer.model.train": train}
+        with case_of({**ARITH, **flags}) as case, undone(case) as start, heated(case.parts):
+            rows = rows_of(serve(case, first_prompts(case), 12))
+            assert ENOUGH <= perturb(case, start["weights"], rows) <= TOO_MUCH
+
+
+def test_F8_where_the_effect_cannot_be_had_the_nearest_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with case_of(ARITH) as case, undone(case) as start, heated(case.parts):
+        rows = rows_of(serve(case, first_prompts(case), 12))
+        learner, jump = case.parts.learner, math.inf
+        own, first = learner.logprobs, learner.logprobs(rows)
+
+        def unsteady(asked: Any) -> Any:  # nothing at all, then far too much
+            nonlocal jump
+            size = max(float(w.abs().max()) for n, w in case.parts.policy.trainable() if "lora_B" in n)
+            jump = 1e-6 if size < 1e-3 else 7.0
+            return first if size == 0 else {k: [v + jump for v in values] for k, values in own(asked).items()}
+
+        monkeypatch.setattr(learner, "logprobs", unsteady)
+        moved = perturb(case, start["weights"], rows)
+        assert math.isfinite(moved) and not ENOUGH <= moved <= TOO_MUCH
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
+def test_F8_more_bits_without_a_second_copy_are_those_of_a_wider_model(kind: str, train: str) -> None:
+    """Against transformers on weights that are in float32 for good; then nothing has changed, to the last bit."""
+    flags = {"model.name": f"tiny:{kind}", "model.dtype": "bfloat16", "trainer.model.train": train}
+    with case_of({**ARITH, **flags}) as case:
+        parts = case.parts
+        rows = rows_of(serve(case, first_prompts(case), 12))
+        before, state = reference(parts, rows), {n: p.clone() for n, p in parts.policy.model.named_parameters()}
+        objects = {n: id(p) for n, p in parts.policy.model.named_parameters()}
+        found = exact(parts, rows)
+        assert reference(parts, rows) == before
+        assert {n: id(p) for n, p in parts.policy.model.named_parameters()} == objects
+        assert all(_same(p.detach(), state[n].detach()) for n, p in parts.policy.model.named_parameters())
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in parts.policy.model.modules())
+        parts.policy.model.float()
+        wanted = reference(parts, rows)
+    worst = max(abs(a - b) for k in found for a, b in zip(found[k], wanted[k], strict=True))
+    rounded = statistics.fmean(abs(a - b) for k in found for a, b in zip(found[k], before[k], strict=True))
+    assert worst < 1e-5 < rounded
+
+
+def test_F8_a_pass_in_more_bits_that_fails_leaves_the_model_as_it_was() -> None:
+    with case_of(ARITH, model__dtype="bfloat16") as case:
+        model = case.parts.policy.model
+        kinds = {n: (id(p), p.dtype) for n, p in model.named_parameters()}
+        with pytest.raises(TypeError), wide(case.parts.policy, torch.float32):
+            model.get_output_embeddings()("no tensor")
+        assert {n: (id(p), p.dtype) for n, p in model.named_parameters()} == kinds
+
+
+@pytest.mark.slow
+def test_F8_a_proof_leaves_the_learner_as_it_was() -> None:
+    with case_of(ARITH, model__dtype="bfloat16") as case:
+        before = learner_state(case.parts)
+        ask(case, "adapter_arrives")
+        after = learner_state(case.parts)
+    assert [key for key in before if not _same(before[key], after[key])] == []
+    assert arrival.TRIES <= 8  # forward passes of a few hundred tokens
