@@ -206,9 +206,16 @@ class Run:
                 os.replace(self._tokens(step), self._tokens(step).with_name(f"aside_{step:04d}_{tries}.jsonl"))
             os.replace(self._episodes(step), self._episodes(step).with_name(f"aside_{step:04d}_{tries}"))
 
-    def _sampled_after(self, step: int) -> list[int]:
-        names = (path.name.removeprefix("step_") for path in (self.path / "trajectories").glob("step_*"))
-        return sorted(int(name) for name in names if name.isdecimal() and int(name) > step)
+    def _set_aside_after(self, step: int) -> None:
+        """What an earlier session has sampled from policies that will not be again: steps, and evaluations after it."""
+        for path in sorted((self.path / "trajectories").glob("step_*")):
+            if (number := path.name.removeprefix("step_")).isdecimal() and int(number) > step:
+                self.set_aside(int(number))
+        for path in sorted((self.path / "evaluations").glob("*")):
+            number = path.name.removeprefix("step_")
+            if path.name == "after" or (number.isdecimal() and int(number) > step):
+                tries = len(list(path.parent.glob(f"aside_{path.name}_*")))
+                os.replace(path, path.with_name(f"aside_{path.name}_{tries}"))
 
     def evaluated(self, name: str) -> dict[tuple[int, int], Trajectory]:
         """Scored episodes of an evaluation, by their place in it."""
@@ -229,8 +236,7 @@ class Run:
         it came so far, is kept beside the steps."""
         if not self.writes:
             return
-        for later in self._sampled_after(step):  # by an earlier session, from a policy that will not be again
-            self.set_aside(later)
+        self._set_aside_after(step)
         attempt = self.refusals(step) + 1
         beside = self._tokens(step).with_name(f"refused_{step:04d}_{attempt}.jsonl")
         if made is not None:

@@ -145,7 +145,7 @@ def test_G12_after_a_stop_the_step_is_sampled_anew_and_the_run_goes_on(tmp_path:
 
 def test_G12_what_an_earlier_version_left_of_a_poisoned_step_has_a_way_out_too(tmp_path: Path) -> None:
     """It called a step recorded before it looked at it; such a step is repeated, refused, and sampled anew."""
-    run, _, error = run_watched(tmp_path, poisoned(), **FRESH)
+    run, _, error = run_watched(tmp_path, poisoned(), **FRESH, **{"orchestrator.eval.interval": "1"})
     assert error is None
     for path in run.path.glob("trajectories/step_0001/*.json"):
         (one,) = [t for t in read_trajectories(path.parent) if t.id == path.stem]
@@ -158,6 +158,8 @@ def test_G12_what_an_earlier_version_left_of_a_poisoned_step_has_a_way_out_too(t
     assert len(witness.of("step_refused")) == 1
     # What had been sampled after it came from a policy that is no more.
     assert len([*run.path.glob("trajectories/aside_0002_0/*.json")]) == len(run.finished(2)) == 8
+    aside = {f"aside_{name}_0" for name in ("step_0002", "step_0003", "after")}
+    assert {path.name for path in run.path.glob("evaluations/aside_*")} == aside
 
 
 def test_G12_a_later_pass_that_fails_ends_the_run_as_the_weights_have_moved(tmp_path: Path) -> None:
