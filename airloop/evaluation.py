@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airloop.assemble import Parts, held_out_tasks
-from airloop.lab.rows import interval_json, means
+from airloop.lab.rows import means
 from airloop.run import Run
 from airloop.types import Trajectory
 from airloop.watch.base import Watcher
@@ -44,4 +44,4 @@ async def evaluate_policy(
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Mean and 95 % interval, over tasks, of the reward and of every metric."""
     found = means(trajectories)
-    return {"episodes": len(trajectories), **{name: interval_json(interval) for name, interval in found.items()}}
+    return {"episodes": len(trajectories), **{name: interval.as_json() for name, interval in found.items()}}

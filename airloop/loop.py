@@ -12,22 +12,27 @@ from dataclasses import dataclass, replace
 
 from airloop.assemble import Parts
 from airloop.budget import Budget, keep_to_budget
+from airloop.errors import AirError
 from airloop.evaluation import evaluate_policy
 from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
 from airloop.learn.checkpoints import prune, save_checkpoint
+from airloop.learn.optimiser import NotFinite
 from airloop.learn.overlong import Overlong, shape_overlong
 from airloop.rollout.sampler import Collected
 from airloop.rollout.schedule import TaskSchedule
 from airloop.run import Run
+from airloop.step_record import StepRecord, step_record
 from airloop.types import Trajectory
 from airloop.waits import waiting
-from airloop.watch.alarms import Alarms
+from airloop.watch.alarms import Alarms, Halted, set_aside
 from airloop.watch.base import Watcher
 from airloop.watch.facts import step_facts, step_ledger
 from airloop.watch.latency import StepClock
 
 # For one part of an update, a forward and backward pass: minutes at most, on the slowest CPU that we have measured.
 UPDATE_S = 1800.0
+# In a row, of one step, each time with other episodes: after that it is not the episodes.
+MOST_REFUSALS = 3
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,8 @@ async def train(parts: Parts, run: Run, watcher: Watcher, budget: Budget | None 
 
 
 async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms, budget: Budget | None) -> Outcome:
-    """sample → advantages → update → publish → record, with held-out evaluation before, during and after."""
+    """sample → advantages → update → publish → accept, with held-out evaluation before, during and after. A step that
+    is refused comes again, with other seeds."""
     config, policy, learner, engine = parts.config, parts.policy, parts.learner, parts.engine
     evaluation = config.orchestrator.eval
     schedule = TaskSchedule(parts.envs, "train", config.seed)
@@ -62,34 +68,41 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms, budge
         clock = StepClock(engine.counters)
         replayed = run.recorded(step)
         watcher.phase(f"step {step + 1}/{run.config.max_steps}: sampling", config.orchestrator.batch_size)
-        collected = await sampler.collect(
-            step, schedule.batch(step, groups), policy.version, await _finished(parts, run, step)
-        )
+        left = await _finished(parts, run, step)
+        collected = await sampler.collect(step, schedule.batch(step, groups), policy.version, left, run.refusals(step))
         clock.sampled()
         collected = _shaped(parts, collected)
         batch = _advantages(parts, collected)
         watcher.phase(f"step {step + 1}/{run.config.max_steps}: training")
         await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
-        async with engine.aside():
-            with waiting("the update", "the learner", UPDATE_S, here=True):
-                report = learner.update(batch)
+        try:
+            async with engine.aside():
+                with waiting("the update", "the learner", UPDATE_S, here=True):
+                    report = learner.update(batch)
+        except NotFinite as error:
+            await _sample_anew(parts, run, alarms, step, error)
+            continue
         clock.trained()
         await engine.publish(policy.version)
         ledger = step_ledger(parts, collected, batch, report)
         times, facts = clock.times(collected.groups), step_facts(parts, collected, report)
-        metrics = run.record(step, collected, batch, report, times, ledger, facts)
-        watcher.step(metrics)
-        halted = await alarms.look(metrics, parts.world)
-        if halted and halted.alarm.severity == "stop":
-            raise halted  # before a checkpoint: this update may be at fault, and resuming makes it anew
+        made = step_record(step, collected, batch, report, times, ledger, facts)
+        found = await alarms.look(made.metrics, parts.world)
+        if found.worst and found.refuses:  # this update may be at fault: no checkpoint, and the step comes anew
+            refusals = await _refuse(parts, run, step, found.worst.seen, made)
+            alarms.tell(found)
+            raise Halted(found.worst, run.path, refusals)
+        run.accept(step, made)
+        watcher.step(made.metrics)
+        alarms.tell(found)
         finished = step + 1
         if evaluation.interval and finished % evaluation.interval == 0:
             await _evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
         await keep_to_budget(budget, parts, run, watcher, finished, replayed)
-        if halted or finished % config.ckpt.interval == 0 or finished in (run.config.max_steps, best_step(run)):
+        if found.worst or finished % config.ckpt.interval == 0 or finished in (run.config.max_steps, best_step(run)):
             _checkpoint(parts, run, finished)
-        if halted and finished < run.config.max_steps:
-            raise halted
+        if found.worst and finished < run.config.max_steps:
+            raise Halted(found.worst, run.path)
     after = await _evaluate(parts, run, watcher, run.config.max_steps, "after", evaluation.test_split)
     return Outcome(before, after)
 
@@ -102,6 +115,33 @@ async def _finished(parts: Parts, run: Run, step: int) -> dict[tuple[int, int], 
         await parts.world.meet("what a killed run left is set aside, before new episodes are saved")
         return {}
     return run.finished(step)
+
+
+async def _refuse(parts: Parts, run: Run, step: int, why: str, made: StepRecord | None = None) -> int:
+    """Set the step aside; how often that has been done by now, on every rank."""
+    run.refuse(step, why, made)
+    await parts.world.meet("a step that was refused is set aside, before it is sampled anew")
+    return run.refusals(step)
+
+
+async def _sample_anew(parts: Parts, run: Run, alarms: Alarms, step: int, error: NotFinite) -> None:
+    """After an update that could not be made. It ends the run where that would not help, or not be the same run."""
+    refusals = await _refuse(parts, run, step, error.problem)
+    change = f"{error.fix} Change it in {run.path / 'config.toml'}, then go on with `air train --resume {run.path}`."
+    if refusals >= MOST_REFUSALS:
+        raise AirError(
+            f"The update of step {step + 1} could not be made for {refusals} times in a row, each time with other "
+            f"episodes. The last time: {error.problem}",
+            f"{change} Going on without a change tries once more.",
+        ) from error
+    if error.moved:  # by an earlier pass over this batch: only the checkpoint has the weights as they were
+        raise AirError(
+            f"{error.problem} That was a later pass over the batch of step {step + 1}: those before have moved the "
+            "weights, so the run ends here, and nothing of this step is kept.",
+            f"{change} It goes on as it is, too, from the last checkpoint: {set_aside(run.path, step, refusals)}",
+        ) from error
+    if parts.world.first:
+        alarms.refused(step, error.problem, refusals)
 
 
 def _shaped(parts: Parts, collected: Collected) -> Collected:

@@ -11,9 +11,14 @@
       trajectories/step_0012/*.json   one file per episode, written at its end, never changed
       tokens/step_0012.jsonl          what training made of each episode: rewards (those it has only within its
                                       group included), advantage, trainer log-probs, entropies
+      refused.jsonl                   steps that were sampled but not accepted, and why; their episodes are in
+                                      trajectories/refused_0012_1/, what training made of them in tokens/
       evaluations/before/*.json       episodes on held-out tasks
       checkpoints/step_20/            adapter, optimiser, random states, position, policy version
       log.txt
+
+A step is sampled, updated, accepted. Only then it has its record in tokens/ and its line in metrics.jsonl; one whose
+update cannot be made, or after which an alarm stops the run, is refused: set aside, and sampled anew with other seeds.
 
 Resuming is replaying: from the last checkpoint on, a step's finished episodes are read back instead of
 sampled, the update is computed again, and sampling sets in where the run was killed.
@@ -27,7 +32,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -44,14 +49,10 @@ from airloop.lab.results import last_sign
 from airloop.rollout.schedule import place_in_step
 from airloop.trajectory_file import from_json, to_json
 from airloop.types import Trajectory
-from airloop.watch.families import by_family
 
-if TYPE_CHECKING:  # importing the learner imports torch, which reading a run does not need
-    from airloop.learn.advantages import Batch
-    from airloop.learn.learner import Report
-    from airloop.rollout.sampler import Collected
+if TYPE_CHECKING:
+    from airloop.step_record import StepRecord
     from airloop.watch.alarms import Alarm
-    from airloop.watch.ledger import Ledger
 
 _NAME = re.compile(r"exp(\d+)\.(\d+)-")
 # Whoever asks whether a run is held holds its lock for a moment (airloop/lab/damaged.py): we try again for as long.
@@ -63,6 +64,7 @@ class Run:
         self.path = path
         self.config = config
         self.first_step = 0  # the first that is not in the checkpoint we start from
+        self._accepted = -1  # the last step that was, in this session
         self.writes = True  # of several ranks, only the first keeps the books; all save their episodes
         self._lock: IO[str] | None = None
 
@@ -130,14 +132,21 @@ class Run:
             m for m in self.metrics() if m["step"] < step or (m["step"] == step and m.get("name", "")[:5] == "step_")
         ]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(m, ensure_ascii=False) + "\n" for m in kept))
+        for alarm in self._stops():  # their step was refused: what they saw is gone with it
+            append_line(self.path / "alarms.jsonl", {**alarm, "event": "cleared", "time": time.time()})
         self.set_status("running")
 
+    def _stops(self) -> list[dict[str, Any]]:
+        """Alarms that stopped the run and are still up."""
+        up = {(line["id"], line["name"]): line for line in self.alarms()}  # the last word about each
+        return [line for line in up.values() if line["event"] == "raised" and line["severity"] == "stop"]
+
     def remaining_steps(self) -> Iterator[int]:
-        """Up to max_steps, which a budget of time may change while the run goes on."""
+        """Up to max_steps, which a budget of time may change while the run goes on. One comes again until accepted."""
         step = self.first_step
         while step < self.config.max_steps:
             yield step
-            step += 1
+            step += self._accepted == step
 
     def change(self, changes: Mapping[str, Any]) -> Config:
         """Replace some keys of the run's config, by their dotted names; the file follows. The new config."""
@@ -185,14 +194,28 @@ class Run:
         return lost | _by_place(found)
 
     def recorded(self, step: int) -> bool:
-        """Whether the step's update was made and written down."""
-        return (self.path / "tokens" / f"step_{step:04d}.jsonl").is_file()
+        """Whether the step's update was made and accepted."""
+        return self._tokens(step).is_file()
 
     def set_aside(self, step: int) -> None:
-        """Take the episodes of a step that will be sampled anew out of its way; nothing is deleted."""
+        """Take the episodes of a step that will be sampled anew out of its way, and what was made of them; nothing is
+        deleted."""
         if self.writes and self._episodes(step).is_dir():
             tries = len(list(self._episodes(step).parent.glob(f"aside_{step:04d}_*")))
+            if self.recorded(step):
+                os.replace(self._tokens(step), self._tokens(step).with_name(f"aside_{step:04d}_{tries}.jsonl"))
             os.replace(self._episodes(step), self._episodes(step).with_name(f"aside_{step:04d}_{tries}"))
+
+    def _set_aside_after(self, step: int) -> None:
+        """What an earlier session has sampled from policies that will not be again: steps, and evaluations after it."""
+        for path in sorted((self.path / "trajectories").glob("step_*")):
+            if (number := path.name.removeprefix("step_")).isdecimal() and int(number) > step:
+                self.set_aside(int(number))
+        for path in sorted((self.path / "evaluations").glob("*")):
+            number = path.name.removeprefix("step_")
+            if path.name == "after" or (number.isdecimal() and int(number) > step):
+                tries = len(list(path.parent.glob(f"aside_{path.name}_*")))
+                os.replace(path, path.with_name(f"aside_{path.name}_{tries}"))
 
     def evaluated(self, name: str) -> dict[tuple[int, int], Trajectory]:
         """Scored episodes of an evaluation, by their place in it."""
@@ -201,50 +224,36 @@ class Run:
     def evaluation(self, name: str) -> list[Trajectory]:
         return list(self.evaluated(name).values())
 
-    def record(
-        self,
-        step: int,
-        collected: Collected,
-        batch: Batch,
-        report: Report,
-        times: Mapping[str, float],
-        ledger: Ledger,
-        facts: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """What training made of a step's episodes; returns the step's line of metrics."""
-        metrics = step_metrics(step, collected, report, times) | {"ledger": ledger.metrics} | dict(facts)
+    def accept(self, step: int, made: StepRecord) -> None:
+        """The step counts: what training made of its episodes is written down, and a resumed run repeats its update."""
+        if self.writes:
+            write_text(self._tokens(step), made.text())
+            append_line(self.path / "metrics.jsonl", made.metrics)
+        self._accepted = step
+
+    def refuse(self, step: int, why: str, made: StepRecord | None = None) -> None:
+        """The step does not count: it comes again, with other seeds. What was sampled, and what training made of it if
+        it came so far, is kept beside the steps."""
         if not self.writes:
-            return metrics
-        lines = [
-            {
-                "id": t.id,
-                "reward": t.reward,
-                "rewards": dict(t.rewards),
-                "advantage": batch.advantages[t.id],
-                "fate": "trained" if f"{t.id}#0" in report.logprobs else "zero advantage",
-                "tokens": ledger.episodes[t.id],
-                "logprobs": [report.logprobs.get(f"{t.id}#{i}", []) for i in range(len(t.branches))],
-                "entropies": [_short(report.entropies.get(f"{t.id}#{i}", [])) for i in range(len(t.branches))],
-            }
-            for g in collected.groups
-            for t in g.trajectories
-        ]
-        lines += [
-            {
-                "id": t.id,
-                "reward": t.reward,
-                "rewards": dict(t.rewards),
-                "fate": d.reason,
-                "tokens": ledger.episodes[t.id],
-            }
-            for d in collected.dropped
-            for t in d.group.trajectories
-        ]
-        lines += [{"id": t.id, "fate": "infra_error", "tokens": ledger.episodes[t.id]} for t in collected.spoilt]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        write_text(self.path / "tokens" / f"step_{step:04d}.jsonl", text)
-        append_line(self.path / "metrics.jsonl", metrics)
-        return metrics
+            return
+        self._set_aside_after(step)
+        attempt = self.refusals(step) + 1
+        beside = self._tokens(step).with_name(f"refused_{step:04d}_{attempt}.jsonl")
+        if made is not None:
+            write_text(beside, made.text(fate="refused"))
+        self._tokens(step).unlink(missing_ok=True)  # of one that an earlier session had accepted
+        line = {"step": step, "attempt": attempt, "time": time.time(), "why": why}
+        append_line(self.path / "refused.jsonl", line | {"metrics": made.metrics if made else None})
+        # Last, as it is what counts: killed before, the step is still one that was only sampled.
+        self._episodes(step).mkdir(parents=True, exist_ok=True)
+        os.replace(self._episodes(step), self._episodes(step).with_name(f"refused_{step:04d}_{attempt}"))
+
+    def refused(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "refused.jsonl")
+
+    def refusals(self, step: int) -> int:
+        """How often the step was sampled and refused."""
+        return len(list((self.path / "trajectories").glob(f"refused_{step:04d}_*")))
 
     def record_alarm(self, event: str, alarm: Alarm) -> None:
         """`event`: raised or cleared."""
@@ -275,6 +284,9 @@ class Run:
     def _episodes(self, step: int) -> Path:
         return self.path / "trajectories" / f"step_{step:04d}"
 
+    def _tokens(self, step: int) -> Path:
+        return self.path / "tokens" / f"step_{step:04d}.jsonl"
+
     def lock(self, since: float | None = None) -> None:
         """Two processes must never write one run. The lock goes with the process, however it ends. `since`: when the
         work on this session of the run began, if that was earlier."""
@@ -291,7 +303,7 @@ class Run:
 
 
 def _can_go_on(status: Mapping[str, Any]) -> bool:
-    """Killed, interrupted, paused or failed. One that an alarm stopped would stop at the same step again."""
+    """Killed, interrupted, paused or failed. One that an alarm stopped waits for somebody who has read it."""
     interrupted = status.get("status") == "stopped" and status.get("why") == "interrupted"
     return interrupted or status.get("status") in ("running", "paused", "failed")
 
@@ -343,45 +355,3 @@ def read_trajectories(directory: Path) -> list[Trajectory]:
 
 def _by_place(trajectories: list[Trajectory]) -> dict[tuple[int, int], Trajectory]:
     return {place_in_step(t.id): t for t in trajectories if t.ending != "infra_error"}
-
-
-def step_metrics(step: int, collected: Collected, report: Report, times: Mapping[str, float]) -> dict[str, Any]:
-    """One line of metrics.jsonl: plain numbers, nested by origin. Means are over every scored episode, also of
-    groups that were filtered out; null where there is none. `task` has them for each family of tasks."""
-    groups = [*collected.groups, *(d.group for d in collected.dropped)]
-    trajectories = [t for g in groups for t in g.trajectories]
-    return {
-        "kind": "train",
-        "step": step,
-        "reward": _mean([t.reward for t in trajectories]),
-        "rewards": [t.reward for t in trajectories],
-        "components": _means([t.rewards for t in trajectories]),
-        "best": _best([t.rewards for t in trajectories]),
-        "turn_components": _means([turn for t in trajectories for turn in t.turn_rewards]),
-        "metrics": _means([t.metrics for t in trajectories]),
-        "task": by_family(trajectories),
-        "groups_without_signal": sum(not g.has_signal for g in collected.groups),
-        "rollout": dict(collected.stats),
-        "learner": report.metrics,
-        "times": dict(times),
-    }
-
-
-def _short(values: Sequence[float]) -> list[float]:
-    """Entropies are looked at, never computed with: four places keep the record small."""
-    return [round(value, 4) for value in values]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
-    return {
-        name: _mean([row[name] for row in rows if name in row]) for name in sorted({k for row in rows for k in row})
-    }
-
-
-def _best(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each component its highest: what one episode reached is lost in a mean."""
-    return {name: max(row[name] for row in rows if name in row) for name in sorted({k for row in rows for k in row})}

@@ -6,9 +6,9 @@
     python bench/learn.py --config musique/small --measures recall f1 --against outputs/blind
 
 Everything after `--` goes to `air train`. A seed whose run is already complete under --out is read, not repeated.
-Intervals: training reward over episodes; held-out values over tasks and, more careful, over data sets (draws of
-one table are not independent). Those of one seed are Student's t over its tasks, differences paired. The seeds' pooled
-lines treat every seed's episodes or tasks alike.
+Intervals (airloop/stats/): training reward over episodes, to look at only; held-out values of one seed over its tasks,
+of all seeds over data sets or tasks (draws of one table are not independent, nor are the seeds of a task), differences
+paired. Which seeds were shown is noted under --out: what is shown of others later has wider intervals, and says so.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean as mean
 
-from airloop.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
-from airloop.lab.verdicts import student_mean
+from airloop.lab.rows import passes, per_task, row_key
 from airloop.run import Run
+from airloop.stats.intervals import difference, mean_interval
+from airloop.stats.looks import Looks, level_after, percent
 from airloop.types import Trajectory
 from airloop.watch.summary import paired
 
@@ -71,8 +72,13 @@ def by_cluster(trajectories: list[Trajectory], values: list[float]) -> list[floa
     return [sum(v) / len(v) for v in found.values()]
 
 
-def line(name: str, before: Interval, after: Interval, gain: Interval) -> str:
-    return f"| {name} | {before} | {after} | {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}] |"
+def line(text: str, name: str, before: list[float], after: list[float], level: float) -> str:
+    """Of the measure `name`, a value for each task or data set on both sides."""
+    share = passes(name, [*before, *after])
+    one, two = (mean_interval(side, level, share) for side in (before, after))
+    gain = difference(after, before, level, share)
+    word = "" if gain.word in ("higher", "lower") else f", {gain.word}"
+    return f"| {text} | {one} | {two} | {gain.signed}{word} |"
 
 
 def measured(trajectory: Trajectory, name: str) -> float:
@@ -83,8 +89,10 @@ def measured(trajectory: Trajectory, name: str) -> float:
     return found[name]
 
 
-def held_out(runs: Mapping[int, Run], measures: Sequence[str]) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Before and after RL on the same rows: each seed by episodes, all seeds by data sets; returns the pairs."""
+def held_out(
+    runs: Mapping[int, Run], measures: Sequence[str], level: float
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Before and after RL on the same rows: each seed by tasks, all seeds by data sets; returns the pairs."""
     before, after = [], []
     rows = {seed: paired(run.evaluation("before"), run.evaluation("after")) for seed, run in runs.items()}
     for one, two in rows.values():
@@ -92,30 +100,27 @@ def held_out(runs: Mapping[int, Run], measures: Sequence[str]) -> tuple[list[Tra
     for name in measures:
         print(f"\n| held out: {name} | warm start | after RL | difference |\n|---|---|---|---|")
         for seed, sides in rows.items():
-            b, a = ([measured(t, name) for t in side] for side in sides)
-            gain = student_mean([y - x for x, y in zip(b, a, strict=True)])
-            print(line(f"seed {seed} ({len(b)} episodes)", student_mean(b), student_mean(a), gain))
+            b, a = (per_task((row_key(t), measured(t, name)) for t in side) for side in sides)
+            print(line(f"seed {seed} ({len(b)} tasks)", name, b, a, level))
         b, a = (by_cluster(side, [measured(t, name) for t in side]) for side in (before, after))
-        gain = bootstrap_difference(a, b)
-        print(line(f"all, over {len(b)} data sets or tasks", bootstrap_mean(b), bootstrap_mean(a), gain))
+        print(line(f"all, over {len(b)} data sets or tasks", name, b, a, level))
     return before, after
 
 
-def families(before: list[Trajectory], after: list[Trajectory], measures: Sequence[str]) -> None:
-    """A line per task family and measure; the interval is over episodes of all seeds."""
+def families(before: list[Trajectory], after: list[Trajectory], measures: Sequence[str], level: float) -> None:
+    """A line per task family and measure; the interval is over its data sets or tasks, all seeds of one together."""
     names = sorted({t.task.curve for t in before})
     if len(names) < 2:
         return
     print("\n| held out, by task | warm start | after RL | difference |\n|---|---|---|---|")
     for name in names:
         for measure in measures:
-            sides = [[measured(t, measure) for t in side if t.task.curve == name] for side in (before, after)]
-            b, a = sides
-            gain = bootstrap_difference(a, b)
-            print(line(f"{name}, {measure} ({len(b)} episodes)", bootstrap_mean(b), bootstrap_mean(a), gain))
+            sides = [[t for t in side if t.task.curve == name] for side in (before, after)]
+            b, a = (by_cluster(side, [measured(t, measure) for t in side]) for side in sides)
+            print(line(f"{name}, {measure} ({len(b)} data sets or tasks)", measure, b, a, level))
 
 
-def against(runs: Mapping[int, Run], others: Mapping[int, Run], measures: Sequence[str]) -> None:
+def against(runs: Mapping[int, Run], others: Mapping[int, Run], measures: Sequence[str], level: float) -> None:
     """The same rows after both kinds of training, seed by seed; intervals over tasks, all seeds of a task together."""
     print("\n| held out, after training | the other run | this run | difference |\n|---|---|---|---|")
     for name in measures:
@@ -125,8 +130,7 @@ def against(runs: Mapping[int, Run], others: Mapping[int, Run], measures: Sequen
             one, two = paired(others[seed].evaluation("after"), run.evaluation("after"))
             there, here = there + one, here + two
         b, a = (by_cluster(side, [measured(t, name) for t in side]) for side in (there, here))
-        gain = bootstrap_difference(a, b)
-        print(line(f"{name}, over {len(b)} data sets or tasks", bootstrap_mean(b), bootstrap_mean(a), gain))
+        print(line(f"{name}, over {len(b)} data sets or tasks", name, b, a, level))
 
 
 def course(run: Run, name: str) -> list[float]:
@@ -193,22 +197,24 @@ def main() -> None:
 
     print(f"\n{options.machine}, {time.strftime('%Y-%m-%d')}, {options.config}, seeds {options.seeds}\n")
     print("| training reward | first 3 steps | last 3 steps | difference |\n|---|---|---|---|")
-    firsts: list[float] = []
-    lasts: list[float] = []
-    for seed, run in zip(options.seeds, runs, strict=True):
-        first, last = edge_rewards(run)
-        one, two = bootstrap_mean(first), bootstrap_mean(last)
-        print(f"| seed {seed} | {one} | {two} | {two.mean - one.mean:+.3f}{'' if one.overlaps(two) else ', apart'} |")
-        firsts, lasts = firsts + first, lasts + last
-    one, two = bootstrap_mean(firsts), bootstrap_mean(lasts)
-    print(f"| all | {one} | {two} | {two.mean - one.mean:+.3f}{'' if one.overlaps(two) else ', apart'} |\n")
+    sides = [edge_rewards(run) for run in runs]
+    together = tuple([r for side in sides for r in side[i]] for i in range(2))
+    for name, (first, last) in zip([*(f"seed {s}" for s in options.seeds), "all"], [*sides, together], strict=True):
+        one, two = mean_interval(first), mean_interval(last)
+        print(f"| {name} | {one} | {two} | {two.mean - one.mean:+.3f} |")
 
+    looks = Looks(Path(options.out) / "looks.jsonl")
+    level = level_after(len(seen := looks.before(options.seeds)))
+    if seen:
+        sets = "; ".join(" ".join(map(str, sorted(seeds))) for seeds in seen)
+        print(f"\nSeeds {sets} were shown before: what follows has intervals of {percent(level)} instead of 95 %.")
     by_seed = dict(zip(options.seeds, runs, strict=True))
-    before, after = held_out(by_seed, options.measures)
-    families(before, after, options.measures)
+    before, after = held_out(by_seed, options.measures, level)
+    looks.note(options.seeds)
+    families(before, after, options.measures, level)
     others = {seed: finished(Path(options.against) / f"seed_{seed}") for seed in options.seeds if options.against}
     if others:
-        against(by_seed, others, options.measures)
+        against(by_seed, others, options.measures, level)
     curves(by_seed, others, options.measures)
     if options.plot:
         plot(by_seed, others, options.measures, options.plot)

@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file
 from support import warm_process
 
+import airloop
 from airloop.assemble import load_environments
 from airloop.config import load_config
 from airloop.rollout.schedule import TaskSchedule
@@ -285,3 +286,52 @@ def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
     settings = {**FLAGS, "output_dir": str(tmp_path), "trainer_gpu_ids": f"[0, {beyond}]"}
     errors = finish(words(settings), code=1).stderr
     assert f"GPUs [0, {beyond}] are asked for, and torch sees" in errors and "fix:" in errors
+
+
+# Pays far too much in the first attempt at the second step: a number for Python, none for the gradient.
+POISONED = """
+from airloop.rollout.schedule import episode_seed
+from airloop.types import Score
+
+BAD = {episode_seed(0, 1, "my_env", f"{a},{b}", s) for a in range(10) for b in range(10) for s in range(4)}
+
+
+class PoisonedSession(MySession):
+    def __init__(self, task, seed):
+        super().__init__(task)
+        self.seed = seed
+
+    async def finish(self):
+        return Score({"correct": (self.seed % 2) * (1e39 if self.seed in BAD else 1.0)}, {})
+
+
+MyEnv.open = lambda self, task, seed: PoisonedSession(task, seed)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_G12_two_ranks_refuse_a_step_together_and_sample_it_anew(tmp_path: Path, train: str) -> None:
+    """An adapter that both have whole, and shards: whichever way the gradient is found out, both go on alike."""
+    starter = Path(airloop.__file__).parent / "starter" / "my_env.py"
+    (tmp_path / "my_env.py").write_text(starter.read_text() + POISONED)
+    settings = {key: value for key, value in FLAGS.items() if not key.startswith("orchestrator.env")}
+    changes = {
+        "orchestrator.env.0.id": f"{tmp_path / 'my_env.py'}:MyEnv",
+        "trainer.loss.scale_rewards": "false",
+        "trainer.model.train": train,
+        "orchestrator.batch_size": "16",
+        "orchestrator.eval.interval": "0",
+    }
+    found = {}
+    for ranks in ("1", "2"):
+        directory = tmp_path / ranks
+        finish(words({**settings, **changes, "output_dir": str(directory), "trainer.processes": ranks}))
+        run = the_run(directory)
+        assert [m["step"] for m in run.metrics("train")] == [0, 1, 2] and run.refusals(1) == 1
+        assert len(list(run.path.glob("trajectories/refused_0001_1/*.json"))) == 16
+        assert [line["id"] for line in run.alarms() if line["event"] == "raised"].count("G12") == 1
+        found[ranks] = [
+            (step, place, t.task.id, t.seed, t.version) for step in range(3) for place, t in run.finished(step).items()
+        ]
+    assert sorted(found["1"]) == sorted(found["2"])

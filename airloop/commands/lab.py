@@ -89,7 +89,7 @@ def report(
 ) -> None:
     """Verdicts by the rules that were written before, with intervals and curves; draws report.png."""
     from airloop.lab.hypothesis_report import as_json as report_json
-    from airloop.lab.hypothesis_report import find_labs, format_verdicts, make_report
+    from airloop.lab.hypothesis_report import find_labs, format_verdicts, make_report, note_look
 
     found = find_labs(directory)
     if not found:
@@ -99,12 +99,14 @@ def report(
         return
     reports = [make_report(path) for path in found]
     print_json([report_json(one) for one in reports]) if as_json else print(format_verdicts(reports))
+    for one in reports:
+        note_look(one)
 
 
 def _tell(directory: Path, as_json: bool) -> Report:
     from airloop.lab.hypothesis_plot import plot_report
     from airloop.lab.hypothesis_report import as_json as report_json
-    from airloop.lab.hypothesis_report import format_report, make_report
+    from airloop.lab.hypothesis_report import format_report, make_report, note_look
 
     made = make_report(directory)
     picture = None if missing("plot") else str(plot_report(made, directory / "report.png"))
@@ -113,6 +115,7 @@ def _tell(directory: Path, as_json: bool) -> Report:
     else:
         left_out = f"left out, it needs matplotlib ({install_line('plot')})"
         print(f"{format_report(made)}\n\npicture: {picture or left_out}")
+    note_look(made)
     return made
 
 

@@ -62,6 +62,7 @@ WHAT = {
     "E7": "lengths or entropy run away before the score falls",
     "E8": "slow and hard tasks are dropped: a bias to fast ones",
     "E9": "thresholds give nearly all episodes the same reward",
+    "E12": "with few tasks, chance is called progress",
     "F1": "the training forward cannot see the prompt or the tools' answers",
     "F2": "the engine goes on sampling other weights than are trained",
     "F3": "the loss counts tokens that were not sampled",
@@ -81,6 +82,8 @@ WHAT = {
     "G9": "every rollout fails while the environment's log looks healthy",
     "G10": "a slow or busy machine is taken for a broken one: a deadline that was chosen elsewhere ends good work",
     "G11": "minutes without a word: nobody can tell a long phase from a hang",
+    "G12": "a poisoned step is repeated for ever: resumed, the run stops at the same token",
+    "G13": "a step that has no group left ends the run, and again when it is resumed",
 }
 
 # What makes the failure impossible, or is done about it outside of checks and watches, and the test in tests/faults/
@@ -166,6 +169,11 @@ DESIGN = {
         "sampling and training take turns, so slow episodes are waited for; what is lost is counted by duration",
         "test_E8_what_is_lost_among_the_slow_is_seen_in_the_ledger",
     ),
+    "E12": (
+        "Student's t and exact tests over tasks, one smallest number of them everywhere, a stricter level where seeds "
+        "are added after a verdict was seen",
+        "test_E12_chance_is_called_a_difference_once_in_twenty_at_most",
+    ),
     "F1": (
         "what is seen and what is trained are two arrays, and attention only knows the first",
         "test_F1_what_the_loss_counts_changes_nothing_of_what_the_model_sees",
@@ -216,5 +224,13 @@ DESIGN = {
     "G11": (
         "every phase over 10 s says what, how far and how long still, at least every 30 s; the first line comes first",
         "test_G11_every_long_phase_says_how_far_it_is",
+    ),
+    "G12": (
+        "a step is sampled, updated, accepted; one that is refused is set aside and sampled anew, with other seeds",
+        "test_G12_after_a_stop_the_step_is_sampled_anew_and_the_run_goes_on",
+    ),
+    "G13": (
+        "whatever is left of a step has advantages; one without signal is recorded with a loss of 0 and no update",
+        "test_G13_a_step_that_has_no_group_left_is_recorded_and_the_run_goes_on",
     ),
 }

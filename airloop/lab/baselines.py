@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
-from airloop.lab.damaged import Reader, directories, items, number, table, whole, words
+from airloop.lab.damaged import Reader, directories, interval_of, items, number, table, whole, words
 from airloop.lab.figures import (
     NOTHING,
     columns,
@@ -88,9 +88,9 @@ def _baseline(path: Path) -> dict[str, Any]:
         "temperature": number(table(data.get("sampling")).get("temperature")),
         "env": sorted(words(e) or "" for e in table(table(data.get("mode")).get("env"))),
         "conditions": _conditions(data),
-        "reward": _interval(means.get("reward")),
+        "reward": interval_of(means.get("reward")),
         "share_name": name,
-        "share": _interval(means[name]) if name else None,
+        "share": interval_of(means[name]) if name else None,
         "effort": {n: number(table(means.get(n)).get("mean")) for n in EFFORTS if n in means},
         "tokens_in": number(tokens.get("in")),
         "tokens_out": number(tokens.get("out")),
@@ -116,11 +116,6 @@ def _alike(value: Any) -> Any:
     if isinstance(value, list):
         return [_alike(item) for item in value]
     return value if (found := number(value)) is None else found
-
-
-def _interval(row: Any) -> dict[str, float] | None:
-    found = {name: number(table(row).get(name)) for name in ("mean", "low", "high")}
-    return {k: v for k, v in found.items() if v is not None} if None not in found.values() else None
 
 
 def _parts(data: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,13 +11,11 @@ from typing import Any
 from airloop.assemble import load_environments
 from airloop.errors import AirError
 from airloop.lab.conditions import Conditions, conditions, differences, flags_for
-from airloop.lab.intervals import Interval, bootstrap_mean
-from airloop.lab.rows import RowKey, interval_json, per_task, scored_rows, value, value_names
+from airloop.lab.rows import RowKey, passes, per_task, scored_rows, value, value_names
 from airloop.run import Run, read_trajectories
+from airloop.stats.intervals import Interval, difference, mean_interval
 from airloop.types import Trajectory
 
-# With fewer pairs no paired test can reach 5 %, even if all differ in the same direction (2 × 0.5⁵ = 0.06).
-FEWEST_TASKS = 6
 NAMED = 5  # differences that a refusal lists
 KINDS = ("kind", "dataset")  # of a task's payload, to look at groups of tasks
 # What the families of an environment's tasks are, where they are not simply its tasks.
@@ -50,11 +48,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        if self.gain.n < FEWEST_TASKS:
-            return "too few tasks to say"
-        if self.gain.low > 0:
-            return "B is higher"
-        return "B is lower" if self.gain.high < 0 else "no evidence of a difference"
+        return f"B is {self.gain.word}" if self.gain.word in ("higher", "lower") else self.gain.word
 
 
 @dataclass(frozen=True)
@@ -245,10 +239,10 @@ def _lines(a: Side, b: Side, keys: Sequence[RowKey]) -> dict[str, Line]:
         pairs = [(key, value(a.scored[key], name), value(b.scored[key], name)) for key in keys]
         known = [(key, x, y) for key, x, y in pairs if x is not None and y is not None]
         if known:
+            one, two = per_task((key, x) for key, x, _ in known), per_task((key, y) for key, _, y in known)
+            share = passes(name, [*one, *two])
             lines[name] = Line(
-                bootstrap_mean(per_task((key, x) for key, x, _ in known)),
-                bootstrap_mean(per_task((key, y) for key, _, y in known)),
-                bootstrap_mean(per_task((key, y - x) for key, x, y in known)),
+                mean_interval(one, share=share), mean_interval(two, share=share), difference(two, one, share=share)
             )
     return lines
 
@@ -287,9 +281,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     def lines(given: Mapping[str, Line]) -> dict[str, Any]:
         return {
             name: {
-                "a": interval_json(line.a),
-                "b": interval_json(line.b),
-                "difference": interval_json(line.gain),
+                "a": line.a.as_json(),
+                "b": line.b.as_json(),
+                "difference": line.gain.as_json(),
                 "verdict": line.verdict,
             }
             for name, line in given.items()
@@ -320,11 +314,10 @@ def format_comparison(comparison: Comparison) -> str:
     if shown > 3:
         lines += [
             "",
-            f"Of {shown} such lines, one in twenty differs by chance: choose yours before you look.",
+            f"Of {shown} such lines, up to one in twenty differs by chance: choose yours before you look.",
         ]
     return "\n".join(lines)
 
 
 def _format(name: str, line: Line) -> str:
-    gain = f"{line.gain.mean:+.3f} [{line.gain.low:+.3f}, {line.gain.high:+.3f}]"
-    return f"{name:22s} {line.a.mean:9.3f} {line.b.mean:9.3f}   {gain:26s} {line.verdict}"
+    return f"{name:22s} {line.a.mean:9.3f} {line.b.mean:9.3f}   {line.gain.signed:26s} {line.verdict}"

@@ -98,6 +98,12 @@ def number(value: Any) -> float | None:
         return None
 
 
+def interval_of(row: Any) -> dict[str, float | None] | None:
+    """A mean and the ends of its interval, which one of a single task has none of."""
+    found = {name: number(table(row).get(name)) for name in ("mean", "low", "high")}
+    return found if found["mean"] is not None else None
+
+
 def whole(value: Any) -> int | None:
     found = number(value)
     return int(found) if found is not None and found == int(found) else None

@@ -25,7 +25,7 @@ from airloop.files import write_json
 from airloop.lab.breakdown import by_kind, kind_table
 from airloop.lab.conditions import conditions
 from airloop.lab.players import Player, Seat, UrlOptions, choose_player, describe, take_seat
-from airloop.lab.rows import interval_json, means, row_key
+from airloop.lab.rows import means, row_key
 from airloop.rollout.sampler import Evaluated
 from airloop.rollout.schedule import place_in_step
 from airloop.run import read_trajectories
@@ -189,7 +189,7 @@ def _results(result: Evaluated, seat: Seat, reused: set[str]) -> dict[str, Any]:
         "rows": [dict(zip(("env", "task", "seed"), row_key(t), strict=True)) for t in everything],
         "episodes": len(result.trajectories),
         "lost": [{"task": t.task.id, "seed": t.seed, "error": t.error} for t in result.lost],
-        "means": {name: interval_json(i) for name, i in means(result.trajectories).items()},
+        "means": {name: i.as_json() for name, i in means(result.trajectories).items()},
         "task": by_family(result.trajectories),
         "kinds": by_kind(result.trajectories),
         "tokens": tokens,
@@ -236,7 +236,8 @@ def format_report(report: dict[str, Any]) -> str:
         f"{'':18s} {'mean':>9s}   95 % interval",
     ]
     for name, row in report["means"].items():
-        lines.append(f"{name:18s} {row['mean']:9.3f}   [{row['low']:.3f}, {row['high']:.3f}]")
+        found = "–" if row["low"] is None else f"[{row['low']:.3f}, {row['high']:.3f}]"
+        lines.append(f"{name:18s} {row['mean']:9.3f}   {found}")
     if report["kinds"]:
         lines.append(kind_table(report["kinds"]))
     elif len(report["task"]) > 1:

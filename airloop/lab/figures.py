@@ -6,7 +6,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airloop.watch.sparkline import sparkline, squeezed
@@ -94,8 +94,13 @@ def money(value: float | None) -> str:
     return "<0.01" if 0 < value < 0.01 else f"{value:.2f}"
 
 
-def interval(row: dict[str, float] | None) -> str:
-    return NOTHING if row is None else f"{decimal(row['mean'])} [{decimal(row['low'])}, {decimal(row['high'])}]"
+def interval(row: Mapping[str, float | None] | None) -> str:
+    """The mean alone where it has no interval: of one task."""
+    if row is None:
+        return NOTHING
+    if row["low"] is None or row["high"] is None:
+        return decimal(row["mean"])
+    return f"{decimal(row['mean'])} [{decimal(row['low'])}, {decimal(row['high'])}]"
 
 
 def setting(value: Any) -> str:

@@ -36,6 +36,7 @@ from airloop.config import Config, load_config
 from airloop.errors import AirError
 from airloop.lab.faults import find_fault
 from airloop.shipped import HYPOTHESES, name_of, shipped
+from airloop.stats.intervals import FEWEST
 
 BASE, CHANGED = "base", "changed"
 # What `air lab run` sets itself, for both sides alike.
@@ -172,6 +173,11 @@ def read_hypothesis(path: Path) -> Hypothesis:
     hypothesis = make_hypothesis(path.stem, written, path.resolve().parent)
     check_steps(hypothesis, written.seeds)
     base = hypothesis.config(hypothesis.variants[0])
+    if (tasks := base.orchestrator.eval.num_examples) < FEWEST:
+        raise AirError(
+            f"{hypothesis.name}: {tasks} held-out tasks cannot tell a difference from luck, whatever they show.",
+            f"at least {FEWEST}, in [both]: orchestrator.eval.num_examples = {FEWEST}",
+        )
     for variant in hypothesis.changed:
         _check_one_thing(hypothesis, base, variant)
     return hypothesis

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.lab.hypothesis_report import Report, mean_curve, ranked
+from airloop.stats.looks import percent
 
 GREY, BLUE, RED = "#7f8c99", "#2f6fb0", "#c0392b"
 
@@ -62,7 +63,7 @@ def _differences(axis: Any, report: Report) -> None:
     for line in lines[rule.prediction or "same"]:
         axis.axhline(line, color="black", linestyle="--", linewidth=1)
     axis.axhline(0.0, color=GREY, linewidth=1)
-    axis.set_xticks([0, 0.3], ["seeds", "95 %"])
+    axis.set_xticks([0, 0.3], ["seeds", percent(report.level)])
     axis.set(title=f"held-out {rule.metric}: changed − base", xlim=(-0.2, 0.5))
 
 
@@ -78,4 +79,4 @@ def _forest(axis: Any, report: Report) -> None:
         axis.errorbar([found.mean], [place], xerr=error, fmt="o", color=colour, capsize=4)
     axis.axvline(0.0, color="black", linestyle="--", linewidth=1)
     axis.set_yticks(range(len(lines)), [one.variant.name for one in reversed(lines)], fontsize=7)
-    axis.set(title=f"held-out {report.lab.hypothesis.written.rule.metric}, less the base, 95 %")
+    axis.set(title=f"held-out {report.lab.hypothesis.written.rule.metric}, less the base, {percent(report.level)}")

@@ -5,28 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
 from airloop.lab.compare import Side, check_comparable, read_side
 from airloop.lab.hypotheses import BASE, FEWEST_SEEDS, Variant, rule_text
-from airloop.lab.hypothesis_runs import Lab, Member, open_lab
+from airloop.lab.hypothesis_runs import LOOKS, Lab, Member, looks_before, open_lab
 from airloop.lab.hypothesis_worker import FAULT_FREE
-from airloop.lab.intervals import Interval
 from airloop.lab.rows import RowKey, value, value_names
-from airloop.lab.verdicts import (
-    Decision,
-    Difference,
-    Task,
-    decide,
-    difference,
-    interval_json,
-    signed,
-    student_mean,
-)
+from airloop.lab.verdicts import Decision, Difference, Task, decide, difference
 from airloop.run import Run
+from airloop.stats.intervals import Interval, student_mean
+from airloop.stats.looks import Looks, level_after, percent
+from airloop.watch.measured import is_share
 from airloop.watch.sparkline import sparkline, squeezed
 
 CURVE_WIDTH = 40
@@ -55,12 +48,15 @@ class Compared:
     """One variant against the base, over the seeds that have both."""
 
     variant: Variant
+    metric: str
+    level: float  # of its intervals
     pairs: list[Pair] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # seeds that cannot count, and why
 
     @property
     def difference(self) -> Difference | None:
-        return difference({pair.seed: pair.by_task for pair in self.pairs}) if self.pairs else None
+        found = {pair.seed: pair.by_task for pair in self.pairs}
+        return difference(found, self.level, is_share(self.metric)) if found else None
 
     @property
     def interval(self) -> Interval | None:
@@ -69,10 +65,10 @@ class Compared:
     @property
     def word(self) -> str:
         """For a line of a sweep."""
-        found = self.interval
-        if self.problems or found is None or found.n < FEWEST_SEEDS:
+        found = self.difference
+        if self.problems or found is None or found.interval.n < FEWEST_SEEDS:
             return "undecided"
-        return "higher" if found.low > 0 else "lower" if found.high < 0 else "no evidence of a difference"
+        return found.too_few or replace(found.interval, n=found.over_rows.n).word
 
 
 @dataclass
@@ -83,13 +79,20 @@ class Report:
     curves: dict[str, list[list[float]]]  # by variant, of each seed the reward of each step
     base_after: Interval | None
     base_gain: Interval | None
-    decision: Decision | None  # None for a sweep
+    level: float  # 95 %, unless seeds were added after a verdict had been seen
+    decision: Decision | None = None  # of a sweep there is none
+
+    @property
+    def decidable(self) -> bool:
+        """Whether what it shows could have been a finding: then whoever sees it has looked."""
+        counted = [one.difference for one in self.compared if not one.problems]
+        return not self.unfinished and any(d and d.interval.n >= FEWEST_SEEDS and not d.too_few for d in counted)
 
 
 def make_report(path: Path) -> Report:
     lab = open_lab(path)
-    members = lab.members()
-    compared = [_compare(variant, members, lab) for variant in lab.hypothesis.changed]
+    members, level = lab.members(), level_after(len(looks_before(lab)))
+    compared = [_compare(variant, members, lab, level) for variant in lab.hypothesis.changed]
     unfinished = [f"{m.label}: {m.trouble or 'has not begun'}" for m in members if not m.finished]
     curves = {v.name: [_curve(m) for m in members if m.variant == v and m.path] for v in lab.hypothesis.variants}
     seeds = {pair.seed: pair for one in compared for pair in one.pairs}
@@ -99,24 +102,24 @@ def make_report(path: Path) -> Report:
         compared,
         unfinished,
         curves,
-        student_mean([p.base for p in bases]) if bases else None,
-        student_mean([p.base - p.base_before for p in bases]) if bases else None,
-        None,
+        student_mean([p.base for p in bases], level) if bases else None,
+        student_mean([p.base - p.base_before for p in bases], level) if bases else None,
+        level,
     )
     if not lab.hypothesis.is_sweep:
         report.decision = _decision(report, compared[0])
     return report
 
 
-def _compare(variant: Variant, members: Sequence[Member], lab: Lab) -> Compared:
-    compared = Compared(variant)
+def _compare(variant: Variant, members: Sequence[Member], lab: Lab, level: float) -> Compared:
+    compared = Compared(variant, lab.hypothesis.written.rule.metric, level)
     at = {(m.variant.name, m.seed): m for m in members}
     for seed in lab.seeds:
         base, changed = at[BASE, seed], at[variant.name, seed]
         if not (base.finished and changed.finished):
             continue  # named among the unfinished
         try:
-            compared.pairs.append(_pair(seed, base, changed, lab.hypothesis.written.rule.metric))
+            compared.pairs.append(_pair(seed, base, changed, compared.metric))
         except AirError as error:
             compared.problems.append(f"seed {seed}: {error.problem}")
     return compared
@@ -172,9 +175,15 @@ def _decision(report: Report, compared: Compared) -> Decision:
     """Nothing is decided on what is left of a plan: the runs that failed may be those that matter."""
     if troubles := [*report.unfinished, *compared.problems]:
         return Decision("undecided", f"not every run of the plan counts ({'; '.join(troubles)})")
-    found = compared.interval
+    found = compared.difference
     assert found is not None
     return decide(report.lab.hypothesis.written.rule, found, report.base_gain)
+
+
+def note_look(report: Report) -> None:
+    """After it was shown: what it could decide has been seen, and seeds that are added now are added knowing."""
+    if report.decidable:
+        Looks(report.lab.path / LOOKS).note(report.lab.seeds)
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -210,6 +219,12 @@ def _notes(report: Report) -> list[str]:
         later = [seed for session in report.lab.sessions[1:] for seed in session["added"]]
         if later:
             notes.append(f"seeds {' '.join(map(str, later))} were added after the first runs")
+    if seen := looks_before(report.lab):
+        sets = ", ".join(f"seeds {' '.join(map(str, sorted(seeds)))}" for seeds in seen)
+        notes.append(
+            f"a verdict on {sets} had been seen when the others were added: intervals are of {percent(report.level)} "
+            "instead of 95 %, so that all looks together support a wrong claim less than once in twenty"
+        )
     versions = {session["air_version"] for session in report.lab.sessions if "air_version" in session}
     if len(versions) > 1:
         notes.append(f"the runs were made by different versions of air ({', '.join(sorted(versions))})")
@@ -231,10 +246,10 @@ def _pairs(compared: Compared, metric: str) -> list[str]:
         lines.append(f"  {f'seed {p.seed}':16s} {base:>15s} {changed:>15s}   {p.gain:+.3f}")
     found = compared.difference
     assert found is not None
-    tasks = found.over_rows.n
-    lines.append(f"  {f'{len(compared.pairs)} seeds':48s}   {signed(found.over_seeds)}   95 %, Student's t")
-    lines.append(f"  {f'{tasks} tasks, each a mean over seeds':48s}   {signed(found.over_rows)}   95 %, bootstrap")
-    lines.append(f"  {'both doubts together, which decides':48s}   {signed(found.interval)}")
+    level, tasks = percent(compared.level), f"{found.over_rows.n} tasks, each a mean over seeds"
+    lines.append(f"  {f'{len(compared.pairs)} seeds':48s}   {found.over_seeds.signed}   {level}, Student's t")
+    lines.append(f"  {tasks:48s}   {found.over_rows.signed}   {level}, Student's t and exact")
+    lines.append(f"  {'both doubts together, which decides':48s}   {found.interval.signed}")
     return lines
 
 
@@ -247,16 +262,18 @@ def _ranking(report: Report) -> list[str]:
     width = max(len(one.variant.name) for one in report.compared)
     metric = report.lab.hypothesis.written.rule.metric
     mean = f"{report.base_after.mean:.3f}" if report.base_after else "–"
-    gain = f", gained {signed(report.base_gain)}" if report.base_gain else ""
-    lines = [f"  {'held-out ' + metric:{width}s}   mean    less the base, paired [95 %]"]
+    gain = f", gained {report.base_gain.signed}" if report.base_gain else ""
+    lines = [f"  {'held-out ' + metric:{width}s}   mean    less the base, paired [{percent(report.level)}]"]
     lines.append(f"  {'base':{width}s}  {mean:>6s}   the base{gain}")
     for one in ranked(report):
         if one.interval is None:
             lines.append(f"  {one.variant.name:{width}s}       –   no complete pair")
             continue
         own = statistics.fmean(pair.changed for pair in one.pairs)
-        lines.append(f"  {one.variant.name:{width}s}  {own:6.3f}   {signed(one.interval)}   {one.word}")
-    lines.append(f"  Of {len(report.compared)} such lines, one in twenty differs by chance: confirm with a hypothesis.")
+        lines.append(f"  {one.variant.name:{width}s}  {own:6.3f}   {one.interval.signed}   {one.word}")
+    lines.append(
+        f"  Of {len(report.compared)} such lines, up to one in twenty differs by chance: confirm with a hypothesis."
+    )
     return lines
 
 
@@ -294,8 +311,9 @@ def as_json(report: Report) -> dict[str, Any]:
         "minutes": lab.spent_s / 60,
         "unfinished": report.unfinished,
         "notes": _notes(report),
-        "base": report.base_after and interval_json(report.base_after),
-        "base_gain": report.base_gain and interval_json(report.base_gain),
+        "level": report.level,
+        "base": report.base_after and report.base_after.as_json("n"),
+        "base_gain": report.base_gain and report.base_gain.as_json("n"),
         "variants": [_variant_json(one) for one in ranked(report)],
         "curves": {name: [_finite(c) for c in seeds] for name, seeds in report.curves.items()},
         "runs": [
@@ -315,9 +333,9 @@ def _variant_json(one: Compared) -> dict[str, Any]:
         "name": one.variant.name,
         "text": one.variant.text,
         "word": one.word,
-        "over_seeds": found and interval_json(found.over_seeds),
-        "over_rows": found and interval_json(found.over_rows),
-        "difference": found and interval_json(found.interval),
+        "over_seeds": found and found.over_seeds.as_json("n"),
+        "over_rows": found and found.over_rows.as_json("n"),
+        "difference": found and found.interval.as_json("n"),
         "problems": one.problems,
         "pairs": [
             {
@@ -345,7 +363,7 @@ def format_verdicts(reports: Sequence[Report]) -> str:
     lines = []
     for report in reports:
         name, claim, first = report.lab.path.name, report.lab.hypothesis.written.claim, report.compared[0].interval
-        shown = "" if report.decision is None or first is None else signed(first)
+        shown = "" if report.decision is None or first is None else first.signed
         verdict = report.decision.verdict if report.decision else "sweep"
         lines.append(f"{name:{width}s}  {verdict:10s}  {shown:26s}  {claim}")
     return "\n".join(lines)

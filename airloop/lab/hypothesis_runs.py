@@ -30,15 +30,26 @@ from airloop import locks
 from airloop.errors import AirError, Stopped
 from airloop.files import write_json
 from airloop.lab.damaged import is_held
-from airloop.lab.hypotheses import BASE, Hypothesis, Variant, Written, check_steps, flat, make_hypothesis
+from airloop.lab.hypotheses import (
+    BASE,
+    FEWEST_SEEDS,
+    Hypothesis,
+    Variant,
+    Written,
+    check_steps,
+    flat,
+    make_hypothesis,
+)
 from airloop.lab.hypothesis_worker import evaluated_fault_free
 from airloop.run import Run
+from airloop.stats.looks import Looks
 from airloop.waits import Wait, waiting
 from airloop.watch.display import Display
 from airloop.watch.pace import span
 from airloop.watch.visible import one_line
 
 FILE = "lab.json"
+LOOKS = "looks.jsonl"
 SCHEMA_VERSION = 1
 # Between two looks at the runs under way.
 POLL_S = 0.2
@@ -129,6 +140,20 @@ def open_lab(path: Path) -> Lab:
     return Lab(path, hypothesis, data["seeds"], data["sessions"], data["configs"], data["spent_s"])
 
 
+def looks_before(lab: Lab, added: Sequence[int] = ()) -> list[frozenset[int]]:
+    """The sets of seeds on which a verdict was shown before there were those of today, or before some are added.
+    Earlier versions did not note it ("looks"), but showed one at the end of every `air lab run`."""
+    seen: dict[frozenset[int], None] = {}
+    so_far: list[int] = []
+    noted = True
+    for session in [*lab.sessions, {"added": added}]:
+        if session["added"] and len(so_far) >= FEWEST_SEEDS and not noted:
+            seen[frozenset(so_far)] = None
+        if session["added"]:
+            so_far, noted = [*so_far, *session["added"]], "looks" in session
+    return [*(seen | dict.fromkeys(Looks(lab.path / LOOKS).before(so_far)))]
+
+
 def run_hypothesis(hypothesis: Hypothesis, seeds: Sequence[int], out: Path, jobs: int, display: Display) -> Lab:
     """Every run that is not complete yet, within the budget. What is done stays done, however this ends."""
     check_steps(hypothesis, seeds)  # what is refused leaves nothing behind
@@ -165,8 +190,14 @@ def _begin(hypothesis: Hypothesis, seeds: Sequence[int], out: Path) -> Lab:
         lab = Lab(out, hypothesis, [], [], configs)
     added = [seed for seed in seeds if seed not in lab.seeds]
     check_steps(hypothesis, [*lab.seeds, *added])
+    if hypothesis.is_sweep and added and looks_before(lab, added):
+        raise AirError(
+            f"{out} has been looked at: seeds that are added to a sweep now would be chosen by what was seen, and "
+            f"among {len(hypothesis.changed)} lines chance will show something.",
+            "confirm the line that matters with a hypothesis of its own, or give another --out with all seeds.",
+        )
     lab.seeds = [*lab.seeds, *added]
-    lab.sessions.append({"time": time.time(), "added": added, "air_version": airloop.__version__})
+    lab.sessions.append({"time": time.time(), "added": added, "air_version": airloop.__version__, "looks": True})
     lab.save()
     return lab
 

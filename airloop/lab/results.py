@@ -13,7 +13,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from airloop.lab.damaged import Reader, directories, epoch, is_held, items, modified, number, table, whole, words
+from airloop.lab.damaged import (
+    Reader,
+    directories,
+    epoch,
+    interval_of,
+    is_held,
+    items,
+    modified,
+    number,
+    table,
+    whole,
+    words,
+)
 from airloop.lab.entries import STATUS_KINDS, Entries, read_entries
 from airloop.lab.lineage import env_names, find_parent, parse_name
 
@@ -290,10 +302,5 @@ def _peak_memory(steps: Sequence[dict[str, Any]]) -> int | None:
     return None
 
 
-def _evaluated(evaluations: dict[str, dict[str, Any]]) -> dict[str, dict[str, float] | None]:
-    return {f"eval_{name}": _interval(evaluations.get(name, {}).get("reward")) for name in ("before", "after")}
-
-
-def _interval(row: Any) -> dict[str, float] | None:
-    found = {name: number(table(row).get(name)) for name in ("mean", "low", "high")}
-    return {k: v for k, v in found.items() if v is not None} if None not in found.values() else None
+def _evaluated(evaluations: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None] | None]:
+    return {f"eval_{name}": interval_of(evaluations.get(name, {}).get("reward")) for name in ("before", "after")}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from airloop.lab.intervals import Interval, bootstrap_mean
+from airloop.stats.intervals import Interval, mean_interval
 from airloop.types import Trajectory
+from airloop.watch.measured import is_share
 
 RowKey = tuple[str, str, int]  # environment, task, seed
 
@@ -52,9 +52,11 @@ def means(trajectories: Sequence[Trajectory]) -> dict[str, Interval]:
     for name in value_names(trajectories):
         measured = [(row_key(t), v) for t in trajectories if (v := value(t, name)) is not None]
         if measured:
-            found[name] = bootstrap_mean(per_task(measured))
+            values = per_task(measured)
+            found[name] = mean_interval(values, share=passes(name, values))
     return found
 
 
-def interval_json(interval: Interval) -> dict[str, Any]:
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "tasks": interval.n}
+def passes(name: str, values: Iterable[float]) -> bool:
+    """Whether values lie between 0 and 1 by their nature, as a reward does that is only ever 0 or 1."""
+    return is_share(name) or (name == "reward" and {*values} <= {0.0, 1.0})

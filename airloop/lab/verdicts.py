@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from airloop.lab.hypotheses import FEWEST_SEEDS, Rule
-from airloop.lab.intervals import Interval, bootstrap_mean, student_quantile
+from airloop.stats.intervals import LEVEL, Interval, fewest, gain_interval, student_mean
 
 Verdict = Literal["supported", "rejected", "undecided"]
 Task = tuple[str, str]  # environment, task
@@ -20,7 +20,7 @@ Differences = Mapping[int, Mapping[Task, float]]
 class Difference:
     """The mean over seeds and tasks. Seeds differ (other weights come out) and so do tasks (some are harder): both
     doubts count, so the distances of their ends from the mean are added as independent errors are. The wider of the two
-    alone calls noise a finding in up to 4.4 % of simulated cases, this in at most 2.7 %; 2.5 % is what is promised."""
+    alone calls noise a finding too often (tests/stats/ has the simulation)."""
 
     over_seeds: Interval
     over_rows: Interval
@@ -31,7 +31,14 @@ class Difference:
         below = math.hypot(seeds.mean - seeds.low, rows.mean - rows.low)
         above = math.hypot(seeds.high - seeds.mean, rows.high - rows.mean)
         low, high = seeds.mean - below, seeds.mean + above  # and never, by rounding, inside either
-        return Interval(seeds.mean, min(low, seeds.low, rows.low), max(high, seeds.high, rows.high), seeds.n)
+        low, high = min(low, seeds.low, rows.low), max(high, seeds.high, rows.high)
+        return Interval(seeds.mean, low, high, seeds.n, seeds.level)
+
+    @property
+    def too_few(self) -> str:
+        """Said where there are too few tasks for a verdict; else empty."""
+        rows = self.over_rows
+        return rows.word if rows.n < fewest(rows.level) else ""
 
 
 @dataclass(frozen=True)
@@ -40,50 +47,51 @@ class Decision:
     why: str
 
 
-def student_mean(values: Sequence[float]) -> Interval:
-    """Mean and 95 % interval by Student's t, for a handful of seeds: resampling three values would know only three."""
-    count = len(values)
-    mean = math.fsum(values) / count
-    if count == 1:
-        return Interval(mean, -math.inf, math.inf, 1)
-    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (count - 1))
-    half = student_quantile(count - 1) * spread / math.sqrt(count)
-    return Interval(mean, mean - half, mean + half, count)
-
-
-def difference(by_seed: Differences) -> Difference:
+def difference(by_seed: Differences, level: float = LEVEL, share: bool = False) -> Difference:
+    """`share`: of a metric that lies between 0 and 1."""
     seeds = [math.fsum(tasks.values()) / len(tasks) for tasks in by_seed.values()]
     by_task: dict[Task, list[float]] = {}
     for tasks in by_seed.values():
         for task, value in tasks.items():
             by_task.setdefault(task, []).append(value)
     rows = [math.fsum(values) / len(values) for _, values in sorted(by_task.items())]
-    return Difference(student_mean(seeds), bootstrap_mean(rows))
+    return Difference(student_mean(seeds, level), gain_interval(rows, level, share))
 
 
-def decide(rule: Rule, found: Interval, base_gain: Interval | None = None) -> Decision:
-    """`found`: changed less base, with the interval that counts; `base_gain`: what the base learned."""
-    if found.n < FEWEST_SEEDS:
-        return Decision("undecided", f"only {found.n} of the {FEWEST_SEEDS} pairs of runs that a verdict needs")
+def decide(rule: Rule, found: Difference, base_gain: Interval | None = None) -> Decision:
+    """`found`: changed less base; `base_gain`: what the base learned."""
+    seeds = found.over_seeds.n
+    if seeds < FEWEST_SEEDS:
+        return Decision("undecided", f"only {seeds} of the {FEWEST_SEEDS} pairs of runs that a verdict needs")
+    if found.too_few:
+        return Decision("undecided", f"{found.too_few}: orchestrator.eval.num_examples says how many there are")
     if rule.base_gain is not None and (base_gain is None or base_gain.low < rule.base_gain):
-        gained = "nothing that was measured" if base_gain is None else signed(base_gain)
+        gained = "nothing that was measured" if base_gain is None else base_gain.signed
         return Decision(
             "undecided",
             f"the base itself gained {gained}, not {rule.base_gain:g} without doubt: nothing to compare with",
         )
+    return by_rule(rule, found.interval)
+
+
+def by_rule(rule: Rule, found: Interval) -> Decision:
+    """What the rule says of the interval that counts."""
     match rule.prediction:
         case "higher":
             return _beyond(found, rule.margin, "above", "below")
         case "lower":
-            mirrored = Interval(-found.mean, -found.high, -found.low, found.n)
-            return _beyond(mirrored, rule.margin, "below", "above", sign=-1)
+            return _beyond(_mirrored(found), rule.margin, "below", "above", sign=-1)
         case "same":
             return _within(found, rule.margin)
     raise ValueError("a sweep predicts nothing, so nothing is decided")
 
 
+def _mirrored(found: Interval) -> Interval:
+    return Interval(-found.mean, -found.high, -found.low, found.n, found.level)
+
+
 def _beyond(found: Interval, margin: float, inside: str, outside: str, sign: int = 1) -> Decision:
-    shown = signed(found if sign > 0 else Interval(-found.mean, -found.high, -found.low, found.n))
+    shown = (found if sign > 0 else _mirrored(found)).signed
     bound = f"{sign * margin:+g}" if margin else "0"
     if found.low > margin:
         return Decision("supported", f"{shown} is all {inside} {bound}")
@@ -94,18 +102,7 @@ def _beyond(found: Interval, margin: float, inside: str, outside: str, sign: int
 
 def _within(found: Interval, margin: float) -> Decision:
     if -margin <= found.low and found.high <= margin:
-        return Decision("supported", f"{signed(found)} is all within ±{margin:g}")
+        return Decision("supported", f"{found.signed} is all within ±{margin:g}")
     if found.low > margin or found.high < -margin:
-        return Decision("rejected", f"{signed(found)} is all outside ±{margin:g}")
-    return Decision("undecided", f"{signed(found)} is partly outside ±{margin:g}: more seeds or more steps would tell")
-
-
-def signed(interval: Interval) -> str:
-    mean, low, high = (round(v, 3) + 0.0 for v in (interval.mean, interval.low, interval.high))  # no minus before zero
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
-def interval_json(interval: Interval) -> dict[str, Any]:
-    """null where one value has no interval."""
-    low, high = (end if math.isfinite(end) else None for end in (interval.low, interval.high))
-    return {"mean": interval.mean, "low": low, "high": high, "n": interval.n}
+        return Decision("rejected", f"{found.signed} is all outside ±{margin:g}")
+    return Decision("undecided", f"{found.signed} is partly outside ±{margin:g}: more seeds or more steps would tell")

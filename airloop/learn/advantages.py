@@ -52,8 +52,11 @@ def group_advantages(
     rewards: Sequence[float], scale: bool, spread: float | None = None, leave_one_out: bool = False
 ) -> list[float]:
     """Each reward less the group's mean or, to leave one out, less the mean of the others; divided, if `scale`, by
-    `spread`, which is the group's standard deviation unless given."""
-    mean, count = statistics.fmean(rewards), len(rewards)
+    `spread`, which is the group's standard deviation unless given. Who is alone has nobody to be better than: 0."""
+    count = len(rewards)
+    if count < 2:
+        return [0.0] * count
+    mean = statistics.fmean(rewards)
     divisor = 1.0
     if scale:
         divisor = pooled_spread([rewards]) if spread is None else spread
@@ -62,8 +65,10 @@ def group_advantages(
 
 
 def pooled_spread(columns: Sequence[Sequence[float]]) -> float:
-    """The standard deviation within a column, its square averaged over the columns."""
-    return math.sqrt(statistics.fmean(statistics.variance(column) for column in columns)) + EPSILON
+    """The standard deviation within a column, its square averaged over the columns that have one: of a step that has
+    lost all its groups there is none, and no reward to be divided by it."""
+    found = [statistics.variance(column) for column in columns if len(column) > 1]
+    return math.sqrt(statistics.fmean(found) if found else 0.0) + EPSILON
 
 
 def assign_advantages(
@@ -135,7 +140,7 @@ def return_columns(
         return [[t.reward for t in trajectories]]
     returns = [turn_returns(t, turn_weights[t.task.env]) for t in trajectories]
     reached = [1 + max((turn for b in t.branches for turn in b.turns), default=0) for t in trajectories]
-    turns = max(reached + [len(own) - 1 for own in returns])
+    turns = max(reached + [len(own) - 1 for own in returns], default=0)
     return [[own[min(turn, len(own) - 1)] for own in returns] for turn in range(turns)]
 
 

@@ -18,7 +18,7 @@ from airloop.learn.batches import MicroBatch, PackedPlan, micro_batches
 from airloop.learn.forward import known_blocks, training_hidden
 from airloop.learn.logprobs import frozen_head, token_logprobs
 from airloop.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerms
-from airloop.learn.optimiser import Optimiser, assign
+from airloop.learn.optimiser import NotFinite, Optimiser, assign
 from airloop.learn.parallel import Shards, idle_part, share_rows
 from airloop.policy import Policy
 from airloop.waits import WAITS
@@ -87,12 +87,14 @@ class Learner:
         self._initial = [w.detach().clone() for w in weights] if settings.loss_settings.kl_beta > 0 else None
 
     def update(self, batch: Batch) -> Report:
-        """One optimiser step per pass over the batch; the policy's version goes up by one."""
+        """One optimiser step per pass over the batch; the policy's version goes up by one. A gradient that is not
+        finite ends it: NotFinite, on every rank, and the version stays."""
         began = time.perf_counter()
         own = list(micro_batches(share_rows(batch.rows, self.world), self.settings.token_budget))
         micro = own + self._idle(batch, own)
         report = Report({})
         old: list[Tensor | None] = [None] * len(micro)
+        refusal: NotFinite | None = None
         with self._training():
             for first in [True] + [False] * (self.settings.passes - 1):
                 stats = _Statistics()
@@ -104,7 +106,11 @@ class Learner:
                     old[i] = self._backward(part, old[i], drift, stats if counted else _Statistics(), report_to)
                 norm = {"grad_norm": 0.0, "update_ratio": 0.0, "weights_changed": 0.0, "lr": self.rate()}
                 if any(any(row.train) for row in batch.rows):  # on whichever rank
-                    norm = self._step()
+                    try:
+                        norm = self._step()
+                    except NotFinite as error:
+                        error.moved, refusal = not first, error
+                        break  # ranks leave the update together, with whole weights
                 if first:
                     stats.computed = sum(m.computed_tokens for m in own)
                     stats.rows = sum(m.row_tokens for m in own)
@@ -113,8 +119,10 @@ class Learner:
                     report.metrics.update(stats.metrics())
                     report.worst = stats.worst
                 report.metrics.update(norm)
-        self.policy.version += 1
         give_back_memory()
+        if refusal is not None:
+            raise refusal
+        self.policy.version += 1
         seconds = time.perf_counter() - began
         computed = report.metrics["tokens_computed"]
         report.metrics |= {

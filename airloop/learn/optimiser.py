@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 PIECE = 1 << 22
 
 
+class NotFinite(AirError):
+    """A gradient that nobody can follow: the step was not made, and weights and optimiser are as they were."""
+
+    moved = False  # whether an earlier pass over the same batch has moved them
+
+
 class Optimiser:
     """Every rank holds the same masters, or its own shards of them, and clips by the norm of the whole gradient."""
 
@@ -64,7 +70,7 @@ class Optimiser:
         gradients = self._take_gradients()
         norm = self._over_shards(_norm([g for g in gradients if g is not None]))
         if not math.isfinite(norm):
-            raise AirError(
+            raise NotFinite(
                 f"The gradient's norm is {norm}: this update was not made, the weights are as the last one left them.",
                 "lower trainer.optim.lr, or trainer.loss.passes if it is above 1; the step's episodes are saved.",
             )

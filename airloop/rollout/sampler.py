@@ -102,9 +102,11 @@ class Sampler:
         plan: Sequence[Planned],
         version: int,
         finished: Mapping[Place, Trajectory] | None = None,
+        refusals: int = 0,
     ) -> Collected:
         """A group for each planned task. `finished` are the episodes of this step that a killed run has left;
         one among them that ended in infra_error is lost for good, as it was in the step that is repeated.
+        `refusals`: how often the step has been sampled in vain; its seeds are others each time.
 
         With online_difficulty_filtering a group without signal is replaced by one of a spare task, until
         each planned group has signal or oversampling_factor times as many have been sampled.
@@ -114,7 +116,8 @@ class Sampler:
         if settings.online_difficulty_filtering and self._schedule:
             count = int(settings.oversampling_factor * len(plan)) - len(plan)
             spares = self._schedule.spares(step, len(plan), max(count, 0))
-        round = _Round(self, settings, step, version, [*plan, *spares], finished or {}, seed_step=step)
+        seeds = _seeds([*plan, *spares], settings, step, refusals)
+        round = _Round(self, settings, step, version, [*plan, *spares], finished or {}, seeds)
         replacements = iter(range(len(plan), len(plan) + len(spares)))
         if self._world.size == 1:
             round.spare = replacements  # taken as soon as a group has ended
@@ -144,7 +147,8 @@ class Sampler:
         temperature = self._settings.sampling.temperature if temperature is None else temperature
         sampling = replace(self._settings.sampling, temperature=temperature)
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
-        round = _Round(self, settings, step, version, plan, finished or {}, seed_step=EVALUATION, agent=agent)
+        seeds = _seeds(plan, settings, EVALUATION)
+        round = _Round(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
         await round.run(self._world.mine(range(len(plan))))
         await self._pool(round, "the episodes of an evaluation", range(len(plan)))
         ended = [round.ended[place] for place in sorted(round.ended)]
@@ -186,8 +190,9 @@ class _Round:
         version: int,
         plan: Sequence[Planned],
         finished: Mapping[Place, Trajectory],
+        seeds: Mapping[Place, int],
         *,
-        seed_step: int,
+        evaluating: bool = False,
         agent: AgentFactory | None = None,
     ) -> None:
         self._sampler = sampler
@@ -197,8 +202,8 @@ class _Round:
         self._plan = plan
         self._finished = finished
         self._agent = agent
-        self._evaluating = seed_step == EVALUATION
-        self._seeds = _seeds(plan, settings, seed_step)
+        self._evaluating = evaluating
+        self._seeds = seeds
         self._wave = Wave(settings.max_concurrent, None if agent else sampler._engine)
         self._clock = time.monotonic()
         self.spare = iter(range(0))
@@ -399,13 +404,13 @@ def with_group_rewards(
     )
 
 
-def _seeds(plan: Sequence[Planned], settings: RolloutSettings, step: int) -> dict[Place, int]:
+def _seeds(plan: Sequence[Planned], settings: RolloutSettings, step: int, refusals: int = 0) -> dict[Place, int]:
     """A task that is planned twice gets further samples, not the same ones again."""
     seen: Counter[tuple[str, str]] = Counter()
     seeds: dict[Place, int] = {}
     for index, (env, task) in enumerate(plan):
         for sample in range(settings.rollouts_per_example):
             number = seen[env, task.id]
-            seeds[index, sample] = episode_seed(settings.seed, step, env, task.id, number)
+            seeds[index, sample] = episode_seed(settings.seed, step, env, task.id, number, refusals)
             seen[env, task.id] += 1
     return seeds

@@ -25,8 +25,9 @@ def stable_hash(*parts: object) -> int:
     return int.from_bytes(digest, "big") & 0x7FFF_FFFF
 
 
-def episode_seed(run_seed: int, step: int, env: str, task_id: str, sample: int) -> int:
-    return stable_hash("episode", run_seed, step, env, task_id, sample)
+def episode_seed(run_seed: int, step: int, env: str, task_id: str, sample: int, refusals: int = 0) -> int:
+    """`refusals`: how often the step was sampled and refused; each time the dice are others."""
+    return stable_hash("episode", run_seed, step, env, task_id, sample, *([refusals] if refusals else []))
 
 
 def turn_seed(seed: int, turn: int) -> int:

@@ -52,11 +52,15 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 def why(record: dict[str, Any] | None, source: str, ending: str, members: int) -> str:
     """One sentence about what became of an episode in training."""
+    if source.startswith("refused_"):
+        return (
+            "Refused with its step, for which refused.jsonl has the reason: nothing of it counts, the step came anew."
+        )
+    if source.startswith("aside_"):
+        return "Set aside when the run was resumed, and sampled anew: nothing of it is trained on."
     if record is None:
         if source.startswith("step_"):
             return "The step's update has not been made yet, or the run ended before it."
-        if source.startswith("aside_"):
-            return "Set aside when the run was resumed, and sampled anew: nothing of it is trained on."
         return "Held out: nothing of it is trained on."
     match record.get("fate"):
         case "trained":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from airloop.lab.damaged import Reader, items, number, table, whole, words
+from airloop.lab.damaged import Reader, interval_of, items, number, table, whole, words
 from airloop.lab.lineage import find_parent
 from airloop.lab.results import config_diff, flat_config, run_results
 from airloop.view.curves import curves
@@ -36,8 +36,7 @@ def _evaluation(path: Path) -> dict[str, Any]:
     """The figures of an `air eval`, in a run's columns."""
     reader = Reader(path)
     report = reader.json("evaluation.json")
-    reward = table(table(report.get("means")).get("reward"))
-    interval = {name: number(reward.get(name)) for name in INTERVAL}
+    reward = interval_of(table(report.get("means")).get("reward"))
     return {
         "task": words(report.get("split")) or "",
         "env": sorted(map(str, table(report.get("task")))),
@@ -46,8 +45,8 @@ def _evaluation(path: Path) -> dict[str, Any]:
         "why": "" if report.get("finished") is True else "not finished: repeat the command with the same --out",
         "seconds": number(report.get("seconds")),
         "cost": number(report.get("cost")),
-        "eval_after": interval if None not in interval.values() else None,
-        "reward_last": interval["mean"],
+        "eval_after": reward,
+        "reward_last": reward and reward["mean"],
         "problems": reader.problems,
     }
 

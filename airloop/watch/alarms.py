@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airloop.engine.base import EngineFailed
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from airloop.world import World
 
 # note: the run goes on. pause: the run stops after this step, with everything saved, and can be resumed when mended.
-# stop: no further update may be made; what was sampled is saved.
+# stop: this update may be at fault, so the step is refused and the run ends; resumed, it is sampled anew.
 Severity = Literal["note", "pause", "stop"]
 
 
@@ -100,15 +101,42 @@ def rules() -> list[Rule]:
 
 
 class Halted(AirError):
-    """An alarm ended the run before its last step. `alarm` says which; everything is saved."""
+    """An alarm ended the run before its last step. `alarm` says which; everything is saved. `refusals`: how often its
+    step has been refused by now, if it was."""
 
-    def __init__(self, alarm: Alarm, run: str) -> None:
+    def __init__(self, alarm: Alarm, run: Path, refusals: int = 0) -> None:
         word = "paused" if alarm.severity == "pause" else "stopped"
-        super().__init__(
-            f"Alarm {alarm.id} {word} the run after step {alarm.step + 1}. {alarm.seen} {alarm.why}",
-            f"{alarm.fix} Then go on with `air train --resume {run}`; it goes on as it is, too.",
-        )
+        go_on = f"go on with `air train --resume {run}`"
+        fix = f"{alarm.fix} Then {go_on}; it goes on as it is, too."
+        if refusals:
+            fix = f"{alarm.fix} Then {go_on}: {set_aside(run, alarm.step, refusals)}"
+        super().__init__(f"Alarm {alarm.id} {word} the run after step {alarm.step + 1}. {alarm.seen} {alarm.why}", fix)
         self.alarm = alarm
+
+
+def set_aside(run: Path, step: int, refusals: int) -> str:
+    """Where a step is that was refused, and whether it helps to sample it anew."""
+    text = (
+        f"step {step + 1} is set aside in {run / 'trajectories' / f'refused_{step:04d}_{refusals}'} and is sampled "
+        "anew, with other seeds."
+    )
+    if refusals > 1:
+        text += f" It has been refused {refusals} times in a row: without a change that will not help."
+    return text
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one step changed; `worst` is what ends the run, if anything does, and all ranks know it."""
+
+    raised: Sequence[Alarm] = ()
+    cleared: Sequence[Alarm] = ()
+    worst: Alarm | None = None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the step's update must not count."""
+        return self.worst is not None and self.worst.severity == "stop"
 
 
 class _State:
@@ -130,7 +158,7 @@ class _State:
 
 class Alarms:
     """Looks at every step of a run. Its state is a function of the steps on disk: a resumed run knows what has been
-    raised, so a pause that somebody has looked at is not repeated, while a stop, whose step was undone, is."""
+    raised, so a pause that somebody has looked at is not repeated. A step that was refused is in no state."""
 
     def __init__(self, run: Run, watcher: Watcher, watches: Sequence[Watch] | None = None) -> None:
         self._run = run
@@ -141,21 +169,40 @@ class Alarms:
         for step in run.metrics("train"):
             self._changes(step)
 
-    async def look(self, step: Step, world: World) -> Halted | None:
-        """Raises and clears alarms; what ends the run, if one of them does, decided by the first rank for all."""
-        worst: Alarm | None = None
-        if world.first:
-            for state, what, sign in self._changes(step):
-                rule = state.watch
-                if what == "cleared" or sign is None:
-                    self._cleared(rule, step["step"])
-                    continue
-                alarm = Alarm(rule.id, rule.name, rule.severity, step["step"], sign.seen, sign.why, sign.fix)
-                self.now(alarm)
-                if alarm.severity != "note" and (worst is None or alarm.severity == "stop"):
-                    worst = alarm
+    async def look(self, step: Step, world: World) -> Found:
+        """What is raised and cleared by a step, decided by the first rank for all; nobody is told yet."""
+        raised, cleared = [], []
+        for state, what, sign in self._changes(step) if world.first else ():
+            rule, at = state.watch, step["step"]
+            if what == "cleared" or sign is None:
+                cleared.append(Alarm(rule.id, rule.name, rule.severity, at, "", "", ""))
+            else:
+                raised.append(Alarm(rule.id, rule.name, rule.severity, at, sign.seen, sign.why, sign.fix))
+        ending = [alarm for alarm in raised if alarm.severity != "note"]
+        worst = next((alarm for alarm in reversed(ending) if alarm.severity == "stop"), next(iter(ending), None))
         worst = (await world.gather(worst, "whether an alarm ends the run"))[0]
-        return Halted(worst, str(self._run.path)) if worst else None
+        return Found(raised, cleared, worst)
+
+    def tell(self, found: Found) -> None:
+        for alarm in found.cleared:
+            self._run.record_alarm("cleared", alarm)
+            self._watcher.say(f"        alarm {alarm.id} {alarm.name.replace('_', ' ')} is over")
+        for alarm in found.raised:
+            self.now(alarm)
+
+    def refused(self, step: int, why: str, refusals: int) -> None:
+        """A step whose update could not be made is sampled anew; that it was so is over with it."""
+        alarm = Alarm(
+            "G12",
+            "step_refused",
+            "note",
+            step,
+            why,
+            "Its episodes led to an update that would have spoilt the weights, which are as they were before.",
+            f"nothing, if it stays at that: {set_aside(self._run.path, step, refusals)}",
+        )
+        self.now(alarm)
+        self._run.record_alarm("cleared", alarm)
 
     def now(self, alarm: Alarm) -> None:
         """To alarms.jsonl and to whoever looks on."""
@@ -183,10 +230,6 @@ class Alarms:
         found = [(state, *change) for state in self._states if (change := state.see(step, self._before))]
         self._before.append(step)
         return found
-
-    def _cleared(self, rule: Watch, step: int) -> None:
-        self._run.record_alarm("cleared", Alarm(rule.id, rule.name, rule.severity, step, "", "", ""))
-        self._watcher.say(f"        alarm {rule.id} {rule.name.replace('_', ' ')} is over")
 
     def _stalled(self, stall: Stall) -> None:
         """Called from the watchdog's thread."""

@@ -151,7 +151,11 @@ class Display:
 
     def _warn(self, metrics: dict[str, Any], groups: int) -> None:
         if groups == 0:
-            self.say("        no group was left to train on: every episode met infrastructure errors or was filtered")
+            rollout = metrics["rollout"]
+            same, lost = int(rollout.get("dropped_no_signal", 0)), int(rollout.get("dropped_infra_error", 0))
+            causes = [f"in {same} every episode scored the same"] if same else []
+            causes += [f"{lost} were lost to infrastructure errors"] if lost else []
+            self.say(f"        no group was left to train on: {', '.join(causes)}; no update was made")
         elif metrics["groups_without_signal"] < groups:
             self._silent = False
         elif not self._silent:  # said once; the column goes on saying it
@@ -215,8 +219,9 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _interval(row: dict[str, float]) -> str:
-    return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+def _interval(row: dict[str, float | None]) -> str:
+    mean, low, high = (row[name] for name in ("mean", "low", "high"))
+    return _number(mean) if low is None or high is None else f"{_number(mean)} [{low:.3f}, {high:.3f}]"
 
 
 class Clock:

@@ -5,6 +5,12 @@ from __future__ import annotations
 
 SHARE = "share"
 
+
+def is_share(name: str) -> bool:
+    """Whether a metric of this name lies between 0 and 1."""
+    return MEASURED.get(name, ("", ""))[0] == SHARE
+
+
 MEASURED: dict[str, tuple[str, str]] = {
     # every episode of a policy
     "turns": ("turns", "replies of the agent."),
@@ -25,7 +31,7 @@ MEASURED: dict[str, tuple[str, str]] = {
     "reference": ("metric", "the best known score in the task's own metric."),
     "improved": (SHARE, "1 if the baseline was beaten (in mlgym by more than the metric's noise)."),
     "improvement": ("", "10 × (score − baseline)/|baseline|, signed by the metric's direction; not below -2."),
-    "headroom": (SHARE, "of the way from the baseline to the reference that was gone, from -1 to 1."),
+    "headroom": ("", "share of the way from the baseline to the reference that was gone, from -1 to 1."),
     "trained": (SHARE, "1 if the agent trained a model at all."),
     "scored": (SHARE, "1 if there was a score."),
     "validated": (SHARE, "1 if the agent validated a submission."),
@@ -40,7 +46,7 @@ MEASURED: dict[str, tuple[str, str]] = {
     "delta": ("metric", "at each validation, the score less the one before, signed."),
     "episode_end": ("metric", "score − baseline at the end, signed; 0 without a score."),
     "code_quality": (SHARE, "how much of the agent's Python compiles, and how few style errors it has."),
-    "tier": (SHARE, "headroom in steps of a quarter."),
+    "tier": ("", "headroom in steps of a quarter."),
     "percentile": (SHARE, "rank of the score within the group."),
     # answers: arith, gsm8k, musique, soup
     "correct": (SHARE, "1 if the answer was right."),

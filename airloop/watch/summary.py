@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from airloop.lab.intervals import Interval, bootstrap_difference, bootstrap_mean
-from airloop.lab.rows import per_task, row_key, value
+from airloop.lab.rows import passes, per_task, row_key, value
 from airloop.run import Run
+from airloop.stats.intervals import Interval, difference, mean_interval
 from airloop.types import Trajectory
 from airloop.watch.families import by_family, families, first_and_last, table
 from airloop.watch.sparkline import squeezed
@@ -25,6 +25,9 @@ def paired(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[l
 def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> str:
     steps = run.metrics("train")
     lines = [f"run {run.name}: {len(steps)} steps, {run.path}"]
+    if refused := run.refused():
+        numbers = ", ".join(dict.fromkeys(str(line["step"] + 1) for line in refused))
+        lines.append(f"refused and sampled anew: step {numbers} (refused.jsonl says why; nothing of it counts)")
     if steps:
         first, last = edges(run)
         lines.append(f"reward while training   first 3 steps {first}   last 3 steps {last}")
@@ -46,8 +49,8 @@ def edges(run: Run) -> tuple[Interval, Interval]:
     """Mean reward of the first and of the last three steps, over episodes."""
     steps = [m["rewards"] for m in run.metrics("train") if m["rewards"]]
     return (
-        bootstrap_mean([r for step in steps[:3] for r in step]),
-        bootstrap_mean([r for step in steps[-3:] for r in step]),
+        mean_interval([r for step in steps[:3] for r in step]),
+        mean_interval([r for step in steps[-3:] for r in step]),
     )
 
 
@@ -57,12 +60,11 @@ def _values(trajectories: Sequence[Trajectory], name: str) -> list[float]:
 
 
 def _difference(name: str, before: list[float], after: list[float]) -> str:
-    gain = bootstrap_difference(after, before)
-    verdict = "" if gain.low > 0 or gain.high < 0 else "  (no evidence of a difference)"
-    return (
-        f"{name:10s} {bootstrap_mean(before)} → {bootstrap_mean(after)}   "
-        f"difference {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]{verdict}"
-    )
+    share = passes(name, [*before, *after])
+    gain = difference(after, before, share=share)
+    verdict = "" if gain.word in ("higher", "lower") else f"  ({gain.word})"
+    one, two = (mean_interval(side, share=share) for side in (before, after))
+    return f"{name:10s} {one} → {two}   difference {gain.signed}{verdict}"
 
 
 def text_plot(values: Sequence[float], height: int = 8) -> str:
@@ -93,7 +95,7 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
     widths = [3, 3, 2] if shares else [3, 2]
     figure, axes = plt.subplots(1, len(widths), figsize=(4 + 3.5 * (len(widths) - 1), 4), width_ratios=widths)
     x = [m["step"] + 1 for m in steps]
-    bands = [bootstrap_mean(m["rewards"]) for m in steps]
+    bands = [mean_interval(m["rewards"]) for m in steps]
     axes[0].fill_between(x, [b.low for b in bands], [b.high for b in bands], alpha=0.2)
     axes[0].plot(x, [b.mean for b in bands], marker="o", markersize=4)
     axes[0].set(xlabel="step", title="reward in training, 95 % interval")
@@ -103,8 +105,9 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
     name = "improved" if shares else "reward"
     for place, (side, colour) in enumerate(((one, "#9aa5b1"), (two, "#2f6fb0"))):
         if side:
-            held_out = bootstrap_mean(_values(side, name))
-            error = [[held_out.mean - held_out.low], [held_out.high - held_out.mean]]
+            values = _values(side, name)
+            held_out = mean_interval(values, share=passes(name, values))
+            error = [[held_out.mean - held_out.low], [held_out.high - held_out.mean]] if held_out.bounded else None
             axes[-1].bar(place, held_out.mean, yerr=error, capsize=6, color=colour)
     axes[-1].set_xticks([0, 1], ["before", "after"])
     axes[-1].set(title=f"held-out tasks: {name}")

@@ -167,7 +167,7 @@ def test_G6_the_policys_version_is_recorded_with_every_turn_when_it_is_sampled(
 
     changes = {"orchestrator.batch_size": "2", "orchestrator.rollouts_per_example": "2"}
     run, witness, _ = run_watched(tmp_path, tamper, **{**FRESH, **changes, "orchestrator.max_concurrent": "1"})
-    saved = sorted(read_trajectories(run.path / "trajectories" / "step_0000"), key=lambda t: t.started)
+    saved = sorted(read_trajectories(run.path / "trajectories" / "refused_0000_1"), key=lambda t: t.started)
     before = 3 * len(run.evaluation("before"))  # turns, and so versions
     versions = [[turn.sampled.version for turn in t.turns if turn.sampled] for t in saved]
     assert versions == [[before, before + 1, before + 2], [before + 3, before + 4, before + 5]]

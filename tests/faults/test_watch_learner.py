@@ -106,7 +106,7 @@ def test_F2_a_version_that_is_never_published_stops_the_run(tmp_path: Path) -> N
     alarm = the(witness, "engine_serves_another_policy")
     assert isinstance(error, Halted) and (alarm.id, alarm.severity, alarm.step) == ("F2", "stop", 0)
     assert "The trainer is at version 1, the engine serves 0." in alarm.seen and "air doctor --only F2" in alarm.fix
-    assert len(list(run.path.glob("trajectories/step_0000/*.json"))) == 16
+    assert len(list(run.path.glob("trajectories/refused_0000_1/*.json"))) == 16 and not run.recorded(0)
     assert not list(run.path.glob("checkpoints/*"))  # what is in doubt is not kept
 
 

@@ -76,7 +76,7 @@ def test_a_handful_of_tasks_says_nothing() -> None:
     a = side("A", [episode(i, 0.0, s) for i in range(5) for s in range(8)])
     b = side("B", [episode(i, 1.0, s) for i in range(5) for s in range(8)])
     comparison = compare(a, b)
-    assert comparison.rows == 40 and comparison.overall["reward"].verdict == "too few tasks to say"
+    assert comparison.rows == 40 and comparison.overall["reward"].verdict == "too few tasks to tell (5 of 6)"
 
 
 def test_episodes_of_one_task_are_not_independent() -> None:

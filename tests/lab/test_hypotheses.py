@@ -24,12 +24,28 @@ from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError
 from airloop.lab.faults import FAULTS, fault_on
 from airloop.lab.hypotheses import check_steps, flat, read_hypothesis
-from airloop.lab.hypothesis_report import as_json, format_curves, format_report, make_report, mean_curve
-from airloop.lab.hypothesis_runs import Lab, Member, _check_comparable, open_lab, run_hypothesis
+from airloop.lab.hypothesis_report import (
+    as_json,
+    format_curves,
+    format_report,
+    make_report,
+    mean_curve,
+    note_look,
+)
+from airloop.lab.hypothesis_runs import (
+    LOOKS,
+    Lab,
+    Member,
+    _check_comparable,
+    looks_before,
+    open_lab,
+    run_hypothesis,
+)
 from airloop.lab.hypothesis_worker import work
 from airloop.learn.batches import PackedPlan
 from airloop.run import Run
 from airloop.shipped import HYPOTHESES, shipped
+from airloop.stats.looks import Looks
 from airloop.train import refuse_faulty, start
 from airloop.watch import alarms
 from airloop.watch.alarms import Halted
@@ -37,6 +53,7 @@ from airloop.watch.display import Display
 from airloop.watch.sparkline import sparkline
 
 QUIET = Display(quiet=True)
+NUMBERS = '"orchestrator.env.0.args.max_number"'
 ARITH_TOML = shipped("arith")
 TINY = f"""\
 claim = "It makes no difference."
@@ -46,8 +63,8 @@ seeds = [0, 1, 2]
 max_steps = 2
 deterministic = true
 orchestrator.batch_size = 16
-orchestrator.eval.num_examples = 4
-"orchestrator.env.0.args.max_number" = 1
+orchestrator.eval.num_examples = 6
+"orchestrator.env.0.args.max_number" = 2
 warmstart.steps = 60
 warmstart.episodes = 40
 [change]
@@ -148,6 +165,7 @@ def test_a_key_that_brings_a_second_change_along_is_refused_with_the_line_that_h
         ("max_steps = 3", {"seeds": "seeds = [0, 1, 1]"}, "each once"),
         ("max_steps = 3", {"steps": "steps = 10"}, "3 seeds of 2 runs take 15 steps, and budget.steps = 10"),
         ("max_steps = 3", {"max_steps": "max_steps = 0"}, "trains nothing"),
+        ("max_steps = 3", {"orchestrator.eval.num_examples": "orchestrator.eval.num_examples = 5"}, "5 held-out tasks"),
         ("max_steps = 3", {"prediction": ""}, "has no prediction"),
         ("max_steps = 3", {"prediction": 'prediction = "better"'}, "rule.prediction = 'better'"),
         ("max_steps = 3", {"margin": "margin = 0"}, "can never be shown"),
@@ -252,7 +270,8 @@ def test_exactly_the_proofs_that_would_stop_it_are_silenced(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.alarms])
 def test_the_alarm_that_is_silenced_would_have_stopped_it(name: str, tmp_path: Path) -> None:
-    found = read_hypothesis(written(tmp_path, f'fault = "{name}"', max_steps="max_steps = 4"))
+    few = {NUMBERS: f"{NUMBERS} = 1", "max_steps": "max_steps = 4"}  # so few sums that replies depend on them
+    found = read_hypothesis(written(tmp_path, f'fault = "{name}"', **few))
     config = found.config(found.variants[0], 0, str(tmp_path / "out"))
     with FAULTS[name].put_in(), pytest.raises(Halted) as halted:
         start(config, QUIET, skip_proofs=True)
@@ -304,7 +323,7 @@ def _same_start_on_both_sides(members: list[Member]) -> None:
         assert base.path and changed.path and base.seed == changed.seed
         one, two = Run.open(base.path), Run.open(changed.path)
         rows = [{(t.task.id, t.seed, t.reward) for t in run.evaluation("before")} for run in (one, two)]
-        assert rows[0] == rows[1] and len(rows[0]) == 16
+        assert rows[0] == rows[1] and len(rows[0]) == 24
         for step in (0, 1):
             drawn = [sorted((t.task.id, t.seed) for t in run.finished(step).values()) for run in (one, two)]
             assert drawn[0] == drawn[1] and len(drawn[0]) == 16
@@ -329,8 +348,12 @@ def test_a_verdict_from_real_runs_and_what_a_failed_run_does_to_it(air: Any, tmp
     assert report.decision is not None and report.decision.verdict in ("supported", "undecided")
     assert report.compared[0].difference.interval.n == 3 and len(report.curves["base"]) == 3  # type: ignore[union-attr]
     text = format_report(report)
-    assert "3 seeds" in text and "4 tasks" in text and "6 of 6 complete" in text
+    assert "3 seeds" in text and "6 tasks" in text and "6 of 6 complete" in text
     json.dumps(as_json(report), allow_nan=False)
+    assert report.level == 0.95 and report.decidable and not list(lab.path.glob("looks*"))
+    code, text, _ = air("lab", "report", lab.path)
+    assert code == 0 and "95 %, Student's t" in text and Looks(lab.path / LOOKS).seen() == [frozenset({0, 1, 2})]
+    assert make_report(lab.path).level == 0.95  # the same seeds again are the same look
     lab.sessions += [{"time": 1.0, "added": [], "air_version": version} for version in ("0.1.0", "0.2.0")]
     lab.save()
     assert "different versions of air (0.1.0, 0.2.0)" in format_report(make_report(lab.path))
@@ -339,7 +362,48 @@ def test_a_verdict_from_real_runs_and_what_a_failed_run_does_to_it(air: Any, tmp
     assert again.decision is not None and again.decision.verdict == "undecided"
     assert "seed 1, changed: failed: the disk was full" in again.decision.why and "fix" not in again.decision.why
     code, text, _ = air("lab", "report", tmp_path)
-    assert code == 0 and "\nout  undecided " in text
+    assert code == 0 and "\nout  undecided " in f"\n{text}"
+
+
+def seen_lab(tmp_path: Path, file: Path, sessions: list[dict[str, Any]]) -> Lab:
+    seeds = [seed for session in sessions for seed in session["added"]]
+    found = read_hypothesis(file)
+    configs = flat(found.config(found.variants[0]).model_dump(mode="json"))
+    kept = {key: value for key, value in configs.items() if key not in ("seed", "output_dir")}
+    lab = Lab(tmp_path / "out", found, seeds, sessions, kept)
+    lab.path.mkdir(exist_ok=True)
+    lab.save()
+    return lab
+
+
+def test_seeds_that_are_added_after_a_look_have_a_stricter_level(tmp_path: Path) -> None:
+    first, later = {"added": [0, 1, 2], "looks": True}, {"added": [3, 4], "looks": True}
+    lab = seen_lab(tmp_path, written(tmp_path), [first, later])
+    assert looks_before(lab) == [] and make_report(lab.path).level == 0.95  # nobody had seen a verdict
+    Looks(lab.path / LOOKS).note([0, 1, 2])
+    report = make_report(lab.path)
+    assert report.level == 0.975 and looks_before(lab) == [frozenset({0, 1, 2})] and not report.decidable
+    text = format_report(report)
+    assert "a verdict on seeds 0 1 2 had been seen when the others were added: intervals are of 97.5 %" in text
+    assert as_json(report)["level"] == 0.975
+    note_look(report)  # of runs that are not there, nothing was seen
+    assert len(Looks(lab.path / LOOKS).seen()) == 1
+
+
+def test_earlier_versions_showed_a_verdict_after_every_session(tmp_path: Path) -> None:
+    sessions: list[dict[str, Any]] = [{"added": [0, 1]}, {"added": [2]}, {"added": []}, {"added": [3]}]
+    lab = seen_lab(tmp_path, written(tmp_path), sessions)
+    assert looks_before(lab) == [frozenset({0, 1, 2})]  # two seeds decide nothing, so nothing was to be seen
+    assert looks_before(lab, [4]) == [frozenset({0, 1, 2}), frozenset({0, 1, 2, 3})]
+
+
+def test_seeds_are_not_added_to_a_sweep_that_was_seen(tmp_path: Path) -> None:
+    file = sweep(tmp_path, "trainer.optim.lr = [1e-3, 4e-3]")
+    lab = seen_lab(tmp_path, file, [{"added": [0, 1, 2], "looks": True}])
+    Looks(lab.path / LOOKS).note([0, 1, 2])
+    with pytest.raises(AirError, match="has been looked at") as refused:
+        run_hypothesis(read_hypothesis(file), [0, 1, 2, 3], lab.path, 1, QUIET)
+    assert "a hypothesis of its own" in refused.value.fix and open_lab(lab.path).seeds == [0, 1, 2]
 
 
 @pytest.mark.slow

@@ -359,7 +359,7 @@ def test_models_stand_side_by_side_where_the_rows_are_the_same(air: Any, tmp_pat
     assert code == 0 and "arith: 8 tasks of 'test' × 1" in out and re.search(r"scripted:oracle +100% +1\.000 \[", out)
     assert "eval-stopped: it was stopped before its end" in out and "eval-broken: evaluation.json is not valid" in out
     exported = air("log", "export", "--dir", root, "--out", "-")[1]
-    assert "## Model baselines" in exported and "| scripted:oracle | 100% | 1.000 [1.000, 1.000] |" in exported
+    assert "## Model baselines" in exported and "| scripted:oracle | 100% | 1.000 [0.631, 1.000] |" in exported
     assert len(json.loads(air("log", "baselines", "--dir", root, "--json")[1])) == 6
     assert "no evaluations" in format_baselines([], root, 100)
 

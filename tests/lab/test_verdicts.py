@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airloop.lab.hypotheses import Rule
-from airloop.lab.intervals import Interval, student_quantile, student_share
-from airloop.lab.verdicts import decide, difference, student_mean
+from airloop.lab.verdicts import Difference, by_rule, decide, difference
+from airloop.stats.intervals import Interval
 
 numbers = st.floats(-2, 2, allow_nan=False)
 margins = st.floats(0.01, 1)
@@ -28,17 +29,17 @@ def mirrored(found: Interval) -> Interval:
 
 @given(intervals(), margins)
 def test_lower_is_higher_with_the_sides_exchanged(found: Interval, margin: float) -> None:
-    higher = decide(Rule(prediction="higher", margin=margin), found)
-    lower = decide(Rule(prediction="lower", margin=margin), mirrored(found))
+    higher = by_rule(Rule(prediction="higher", margin=margin), found)
+    lower = by_rule(Rule(prediction="lower", margin=margin), mirrored(found))
     assert higher.verdict == lower.verdict
 
 
 @given(intervals(), margins)
 def test_a_verdict_is_what_the_whole_interval_says(found: Interval, margin: float) -> None:
-    verdict = decide(Rule(prediction="higher", margin=margin), found).verdict
+    verdict = by_rule(Rule(prediction="higher", margin=margin), found).verdict
     assert (verdict == "supported") == (found.low > margin)
     assert (verdict == "rejected") == (found.high < margin)
-    same = decide(Rule(prediction="same", margin=margin), found).verdict
+    same = by_rule(Rule(prediction="same", margin=margin), found).verdict
     if same == "supported":
         assert verdict != "supported" and max(abs(found.low), abs(found.high)) <= margin
     if verdict == "supported":
@@ -50,27 +51,28 @@ def test_a_wider_interval_never_turns_a_verdict_into_another(found: Interval, ma
     wide = Interval(found.mean, found.low - more, found.high + more, found.n)
     for prediction in ("higher", "lower", "same"):
         rule = Rule(prediction=prediction, margin=margin)
-        assert decide(rule, wide).verdict in ("undecided", decide(rule, found).verdict)
+        assert by_rule(rule, wide).verdict in ("undecided", by_rule(rule, found).verdict)
+
+
+def of(interval: Interval, seeds: int = 4, tasks: int = 8) -> Difference:
+    return Difference(replace(interval, n=seeds), replace(interval, n=tasks))
 
 
 @given(intervals())
-def test_two_pairs_decide_nothing(found: Interval) -> None:
-    few = Interval(found.mean, found.low, found.high, 2)
-    assert decide(Rule(prediction="higher"), few).verdict == "undecided"
+def test_two_pairs_decide_nothing_and_five_tasks_neither(found: Interval) -> None:
+    rule = Rule(prediction="higher")
+    assert decide(rule, of(found, seeds=2)).verdict == "undecided"
+    few = decide(rule, of(found, tasks=5))
+    assert few.verdict == "undecided" and few.why.startswith("too few tasks to tell (5 of 6)")
+    assert decide(rule, of(found, tasks=6)) == by_rule(rule, of(found).interval)
 
 
 def test_a_base_that_did_not_learn_decides_nothing() -> None:
     rule = Rule(prediction="lower", margin=0.1, base_gain=0.3)
-    found = Interval(-0.5, -0.6, -0.4, 4)
+    found = of(Interval(-0.5, -0.55, -0.45, 4))
     assert decide(rule, found, Interval(0.6, 0.5, 0.7, 4)).verdict == "supported"
     decision = decide(rule, found, Interval(0.6, 0.2, 1.0, 4))
     assert decision.verdict == "undecided" and "the base itself gained +0.600 [+0.200, +1.000]" in decision.why
-
-
-def test_student_by_the_table() -> None:
-    found = student_mean([1.0, 2.0, 3.0])
-    assert found.mean == 2.0 and math.isclose(found.high - 2.0, 4.302653 / math.sqrt(3), rel_tol=1e-6)
-    assert student_mean([1.0]).high == math.inf
 
 
 by_seed = st.dictionaries(
@@ -97,13 +99,3 @@ def test_both_doubts_count() -> None:
     assert tasks.interval.low == pytest.approx(tasks.over_rows.low)
     assert both.interval.low < min(both.over_seeds.low, both.over_rows.low)
     assert both.interval.high > max(both.over_seeds.high, both.over_rows.high)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 9, 23, 100, 999])
-def test_students_t_is_that_of_scipy(freedom: int) -> None:
-    from scipy.special import stdtr, stdtrit
-
-    for share in (0.6, 0.9, 0.975, 0.9995):
-        assert student_quantile(freedom, share) == pytest.approx(stdtrit(freedom, share), rel=1e-10)
-    for t in (-3.0, 0.0, 0.7, 12.0):
-        assert student_share(t, freedom) == pytest.approx(stdtr(freedom, t), abs=1e-12)

@@ -50,7 +50,7 @@ def events(steps: Sequence[bool], patience: int, known: int = 0) -> list[tuple[i
 
     async def work() -> None:
         for line in lines[known:]:
-            await alarms.look(line, World())
+            alarms.tell(await alarms.look(line, World()))
 
     asyncio.run(work())
     return books.events
@@ -84,11 +84,14 @@ def test_all_watches_are_silent_on_a_healthy_run(path: Path) -> None:
     books, witness = Books(), Witness()
     alarms = Alarms(books, witness)  # type: ignore[arg-type]
 
-    async def work() -> list[Halted | None]:
-        return [await alarms.look(line, World()) for line in lines]
+    async def work() -> None:
+        for line in lines:
+            found = await alarms.look(line, World())
+            assert found.worst is None
+            alarms.tell(found)
 
-    assert set(asyncio.run(work())) == {None} and len(lines) >= 20
-    assert witness.alarms == [] and books.events == []
+    asyncio.run(work())
+    assert witness.alarms == [] and books.events == [] and len(lines) >= 20
 
 
 class Kept:
@@ -118,11 +121,16 @@ def test_an_alarm_goes_to_the_terminal_to_the_file_and_to_every_sink(tmp_path: P
     display.run = run
     beside = Beside(sink, display.say)
     alarms = Alarms(run, Watchers(display, [beside]), [Rule("X1", "bad", "pause", 1, bad)])
-    halted = asyncio.run(alarms.look({"step": 3, "bad": True}, World()))
-    assert asyncio.run(alarms.look({"step": 4, "bad": False}, World())) is None
+    found = asyncio.run(alarms.look({"step": 3, "bad": True}, World()))
+    assert not display.alarms and found.worst is not None and not found.refuses  # a step is shown before its alarms
+    alarms.tell(found)
+    halted = Halted(found.worst, run.path)
+    over = asyncio.run(alarms.look({"step": 4, "bad": False}, World()))
+    alarms.tell(over)
+    assert over.worst is None
     beside.close(30)
     run.close()
-    assert isinstance(halted, Halted) and halted.alarm.severity == "pause" and "after step 4" in halted.problem
+    assert halted.alarm.severity == "pause" and "after step 4" in halted.problem
     assert "air train --resume" in halted.fix
     assert display.alarms == sink.alarms == [Alarm("X1", "bad", "pause", 3, "seen", "why", "fix")]
     shown = next(line for line in display.said if "ALARM" in line)

@@ -33,7 +33,7 @@ def raised(lines: list[Line], name: str) -> list[Alarm]:
 
     async def work() -> None:
         for line in lines:
-            await alarms.look(line, World())
+            alarms.tell(await alarms.look(line, World()))
 
     asyncio.run(work())
     return witness.alarms
