@@ -81,6 +81,7 @@ WHAT = {
     "G9": "every rollout fails while the environment's log looks healthy",
     "G10": "a slow or busy machine is taken for a broken one: a deadline that was chosen elsewhere ends good work",
     "G11": "minutes without a word: nobody can tell a long phase from a hang",
+    "G14": "a forecast from cold kernels: hours for a run of a minute",
 }
 
 # What makes the failure impossible, or is done about it outside of checks and watches, and the test in tests/faults/
@@ -216,5 +217,9 @@ DESIGN = {
     "G11": (
         "every phase over 10 s says what, how far and how long still, at least every 30 s; the first line comes first",
         "test_G11_every_long_phase_says_how_far_it_is",
+    ),
+    "G14": (
+        "nothing is timed before it has been done once; a run's time is put together from measured speeds",
+        "test_G14_an_engine_that_is_slow_at_first_changes_no_forecast",
     ),
 }
