@@ -262,7 +262,8 @@ def held_out_tasks(envs: dict[str, Environment], split: str, count: int) -> list
 
 
 async def check_prompts(parts: Parts, tasks: list[Planned], watcher: Watcher) -> int:
-    """The longest first prompt of the tasks; refused if it leaves no room for a reply (A4)."""
+    """The longest first prompt of the tasks; refused if it leaves no room for a reply, and told if it leaves less than
+    max_tokens (A4)."""
     watcher.phase("measuring the first prompts", len(tasks))
     longest, worst = 0, ""
     tokenizer = parts.loaded.tokenizer
@@ -275,13 +276,19 @@ async def check_prompts(parts: Parts, tasks: list[Planned], watcher: Watcher) ->
             longest, worst = length, task.id
     room = parts.config.context - longest
     wanted = parts.config.orchestrator.sampling.max_tokens
-    if room < wanted:
-        raise AirError(
-            f"The prompt of task {worst!r} has {longest} tokens: with max_tokens = {wanted} that is more than the "
-            f"context of {parts.config.context}.",
-            f"set orchestrator.seq_len (and trainer.model.seq_len) to at least {longest + wanted}"
-            + (f", or orchestrator.sampling.max_tokens to at most {room}." if room > 0 else "."),
-        )
+    if room >= wanted:
+        return longest
+    seen = (
+        f"The prompt of task {worst!r} has {longest} tokens: with max_tokens = {wanted} that is more than the "
+        f"context of {parts.config.context}"
+    )
+    fix = f"set orchestrator.seq_len (and trainer.model.seq_len) to at least {longest + wanted}"
+    if room < 1:
+        raise AirError(f"{seen}, and leaves no room for a reply.", f"{fix}.")
+    watcher.say(
+        f"warning: {seen}: replies to it end after {room} tokens. {fix[0].upper()}{fix[1:]}, or "
+        f"orchestrator.sampling.max_tokens to at most {room}."
+    )
     return longest
 
 

@@ -1,4 +1,8 @@
-"""How fast this machine is with this model: prompt, sampled and trained tokens per second, measured in some seconds."""
+"""How fast this machine is with this model: prompt, sampled and trained tokens per second, measured in some seconds.
+
+Nothing is timed before it has been done once: the first pass of each kind compiles kernels, captures graphs and takes
+memory, which a run does once and a measurement would multiply by its length (G14).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,10 @@ if TYPE_CHECKING:
 PROMPT = 192
 DECODED = 6  # tokens of each reply
 TRAINED = 384
-# Kernels are compiled, and memory is taken, by a pass that is not timed.
-WARM_UP = 32
+# A pass that takes less is made larger, so many times at a time, up to what a run's passes have.
+LONG_ENOUGH_S, LARGER = 0.2, 4
+# Tokens of the passes that are not timed; of replies, enough that decoding has begun.
+WARM_UP, WARM_REPLY = 32, 3
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,26 @@ class Speed:
     decode: float
     train: float
     seconds: float = 0.0  # that measuring took
+    alone: float = 0.0  # of a reply that nobody samples beside; 0: not measured
+    together: int = 1  # replies that `decode` was measured with
 
     def __str__(self) -> str:
         return f"{self.prompt:,.0f} prompt, {self.decode:,.0f} sampled and {self.train:,.0f} trained tokens a second"
+
+    def decoding_s(self, longest: float, total: float) -> float:
+        """Replies side by side, `total` tokens in all: a step of decoding costs something by itself, as often as the
+        longest has tokens, and something for every reply in it."""
+        step, n = self.together / self.decode, self.together
+        by_reply = 1 / self.decode
+        if self.alone and n > 1:
+            by_reply = max(0.0, (step - 1 / self.alone) / (n - 1))
+        return max(0.0, step - n * by_reply) * longest + by_reply * total
+
+
+async def warm_up(parts: Parts, replies: int) -> None:
+    """So many replies of a few tokens: afterwards nothing is compiled or captured any more. No prefix stays cached."""
+    await _sample(parts, random.Random(1), WARM_UP, WARM_REPLY, replies)
+    await parts.engine.publish(parts.engine.version)
 
 
 async def measure_speed(parts: Parts) -> Speed:
@@ -37,27 +60,54 @@ async def measure_speed(parts: Parts) -> Speed:
     random state differs."""
     began = time.perf_counter()
     rng = random.Random(0)
-    await _sample(parts, rng, WARM_UP, 1, 1)
-    length = min(PROMPT, parts.config.context // 2)
-    prompt_s = await _sample(parts, rng, length, 1, 1)
-    together = max(1, min(parts.config.orchestrator.batch_size, parts.engine.describe().batch))
+    o = parts.config.orchestrator
+    together = max(1, min(o.batch_size, parts.engine.describe().batch))
+    for replies in dict.fromkeys((1, together)):
+        await warm_up(parts, replies)
+    prompt = await _prompt_speed(parts, rng, max(1, o.batch_size // o.rollouts_per_example))
     # One prompt for all, so that its keys and values are computed once: what is left is decoding.
-    decode_s = max(await _sample(parts, rng, WARM_UP, 1 + DECODED, together) - prompt_s * WARM_UP / length, 1e-6)
+    decode_s, alone_s = [
+        max(await _sample(parts, rng, WARM_UP, 1 + DECODED, replies) - WARM_UP / prompt, 1e-6)
+        for replies in (together, 1)
+    ]
     async with parts.engine.aside():
-        _train(parts, rng, WARM_UP)
-        train_s = _train(parts, rng, TRAINED)
+        train = _train_speed(parts, rng)
     await parts.engine.publish(parts.engine.version)
-    return Speed(length / prompt_s, together * DECODED / decode_s, TRAINED / train_s, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return Speed(prompt, together * DECODED / decode_s, train, seconds, DECODED / alone_s, together)
 
 
-async def _sample(parts: Parts, rng: random.Random, length: int, tokens: int, replies: int) -> float:
+async def _prompt_speed(parts: Parts, rng: random.Random, groups: int) -> float:
+    """Of so many prompts at once as a step has, or as take long enough."""
+    length, count = min(PROMPT, parts.config.context // 2), 1
+    seconds = await _sample(parts, rng, length, 1, 1)
+    while seconds < LONG_ENOUGH_S and count < groups:
+        count = min(groups, LARGER * count)
+        for _ in ("warm", "timed"):
+            seconds = await _sample(parts, rng, length, 1, count, prompts=count)
+    return count * length / seconds
+
+
+def _train_speed(parts: Parts, rng: random.Random) -> float:
+    """Of a pass as large as a run's, or as takes long enough: a GPU is not half used by a small one."""
+    _train(parts, rng, WARM_UP)
+    tokens, most = TRAINED, max(TRAINED, parts.learner.settings.token_budget)
+    seconds = _train(parts, rng, tokens)
+    while seconds < LONG_ENOUGH_S and tokens < most:
+        tokens = min(most, LARGER * tokens)
+        for _ in ("warm", "timed"):
+            seconds = _train(parts, rng, tokens)
+    return tokens / seconds
+
+
+async def _sample(parts: Parts, rng: random.Random, length: int, tokens: int, replies: int, prompts: int = 1) -> float:
     from airloop.engine.base import Sampling
 
-    length = min(length, parts.config.context - tokens - 1)
-    prompt = rng.choices(range(parts.loaded.tokenizer.vocab_size), k=length)
+    length = max(1, min(length, parts.config.context - tokens - 1))
+    asked = [rng.choices(range(parts.loaded.tokenizer.vocab_size), k=length) for _ in range(prompts)]
     began = time.perf_counter()
-    engine = parts.engine
-    await asyncio.gather(*(engine.generate(prompt, Sampling(tokens, seed=i), f"{i:04d}") for i in range(replies)))
+    generate = parts.engine.generate
+    await asyncio.gather(*(generate(asked[i % prompts], Sampling(tokens, seed=i), f"{i:04d}") for i in range(replies)))
     return time.perf_counter() - began
 
 

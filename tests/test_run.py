@@ -333,9 +333,9 @@ def test_what_is_refused_before_the_start_leaves_no_run_behind(tmp_path: Path) -
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(AirError, match=r"has \d+ tokens.*more than the context of 24") as error:
+    with pytest.raises(AirError, match=r"has \d+ tokens.*more than the context of 20") as error:
         run_here(
-            tmp_path, **{"orchestrator.seq_len": "24", "warmstart": "none", "orchestrator.sampling.max_tokens": "9"}
+            tmp_path, **{"orchestrator.seq_len": "20", "warmstart": "none", "orchestrator.sampling.max_tokens": "9"}
         )
     assert "to at least" in error.value.fix
 

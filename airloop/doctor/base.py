@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from airloop.doctor.refusals import NO_EVIDENCE
 from airloop.plugins import plugins
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ Verdict = Literal["pass", "warn", "fail", "not judged"]
 # fast: no model is loaded. probe: a few rollouts with the real model. proof: forward and backward passes.
 Stage = Literal["fast", "probe", "proof"]
 STAGES: tuple[Stage, ...] = ("fast", "probe", "proof")
-NO_EVIDENCE = "without evidence this is neither a pass nor a failure"
 FAMILIES = {
     "A": "configuration",
     "B": "model and tokenizer",

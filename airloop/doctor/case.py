@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airloop.config import Config, Mistake, Refused, load_config
-from airloop.doctor.base import NO_EVIDENCE
+from airloop.doctor.refusals import Broken, NotJudged, Unanswered
 from airloop.errors import AirError
 from airloop.types import Message, Task
 
@@ -46,23 +46,6 @@ NEEDED = {
     "probe": (("E1",), "there is nothing to learn from"),
     "few": (("E1",), "there is nothing to learn from"),
 }
-
-
-class Broken(AirError):
-    """Something that checks need cannot be had. Said once, under `ids`, however many checks needed it."""
-
-    def __init__(self, problem: str, fix: str, ids: tuple[str, ...], why: str) -> None:
-        super().__init__(problem, fix)
-        self.ids = ids
-        self.why = why
-
-
-class NotJudged(Broken):
-    """What checks need could not be had in time: they are not judged, and nothing fails. `problem` has the reason and,
-    where it is known, how long it would take here."""
-
-    def __init__(self, problem: str, fix: str, ids: tuple[str, ...] = ()) -> None:
-        super().__init__(problem, fix, ids, NO_EVIDENCE)
 
 
 class Ended(BaseException):
@@ -239,16 +222,18 @@ class Case:
     @property
     def replies(self) -> Probe:
         """Episodes for proofs, which look at tokens, not at what they earn: the probe's, or a few where it was not
-        made."""
-        if "probe" in self.__dict__ or "probe" in self._broken:
+        made, of short replies where it would have taken too long."""
+        broken = self._broken.get("probe")
+        if "probe" in self.__dict__ or isinstance(broken, Unanswered) or (broken and not isinstance(broken, NotJudged)):
             return self.probe
         return self._few
 
     @cached_property
     def _few(self) -> Probe:
-        from airloop.doctor.probe import FEW_EPISODES, run_probe
+        from airloop.doctor.probe import FEW_EPISODES, FEW_TOKENS, run_probe
 
-        return self._need("few", lambda: run_probe(self, FEW_EPISODES))
+        most = FEW_TOKENS if "probe" in self._broken else None
+        return self._need("few", lambda: run_probe(self, FEW_EPISODES, most))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, run in the case's event loop. Not to be called from within that loop."""

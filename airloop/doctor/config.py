@@ -14,7 +14,7 @@ WHY = {
     "A1": "a key in the wrong section sets nothing where it was meant to",
     "A2": "what another tool calls so has another name here, or does not exist",
     "A3": "a single value cannot say what the table's keys say",
-    "A4": "a reply that does not fit beside its prompt is refused by the engine, and no episode would get anywhere",
+    "A4": "prompt and reply share the context: what one takes the other has not",
     "A5": "every trajectory is compared with the mean of its group, so groups must be whole and have two or more",
     "A8": "a path that depends on where the command is started is found today and lost tomorrow",
     "A11": "nothing in a config is ignored: what cannot be used is refused",
@@ -90,7 +90,8 @@ def replies_fit(case: Case) -> Finding:
 
 
 def _too_long(case: Case, seen: str, prompt: int, wanted: int) -> Finding:
-    """A longer context, where the model has one; else shorter replies."""
+    """A longer context, where the model has one; else shorter replies. A reply ends where the context is full, so this
+    stops nothing unless the prompt alone fills it."""
     config, needed = case.config, prompt + wanted
     limit = case.model_config.get("max_position_embeddings")
     room = config.context - prompt
@@ -103,4 +104,6 @@ def _too_long(case: Case, seen: str, prompt: int, wanted: int) -> Finding:
         lines = {"orchestrator.seq_len": length, "trainer.model.seq_len": length}
         if config.inference.model.max_model_len:
             lines["inference.model.max_model_len"] = length
-    return Finding("fail", seen, "the engine refuses such a request: no episode would get beyond it", fix, lines)
+    if room > 0:
+        return Finding("warn", seen, f"after such a prompt a reply is cut off at {room} of {wanted} tokens", fix, lines)
+    return Finding("fail", seen, "the prompt leaves no room for a reply: no episode would get beyond it", fix, lines)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from airloop.doctor.base import STAGES, Check, Finding, Stage, Verdict, checks
-from airloop.doctor.case import Broken, Case, NotJudged
+from airloop.doctor.case import Case
+from airloop.doctor.refusals import Broken, NotJudged
 from airloop.errors import AirError
 
 # Why a sentence that `air train` refuses a config with is a failure here.

@@ -84,6 +84,7 @@ WHAT = {
     "G11": "minutes without a word: nobody can tell a long phase from a hang",
     "G12": "a poisoned step is repeated for ever: resumed, the run stops at the same token",
     "G13": "a step that has no group left ends the run, and again when it is resumed",
+    "G14": "a forecast from cold kernels: hours for a run of a minute",
 }
 
 # What makes the failure impossible, or is done about it outside of checks and watches, and the test in tests/faults/
@@ -232,5 +233,9 @@ DESIGN = {
     "G13": (
         "whatever is left of a step has advantages; one without signal is recorded with a loss of 0 and no update",
         "test_G13_a_step_that_has_no_group_left_is_recorded_and_the_run_goes_on",
+    ),
+    "G14": (
+        "nothing is timed before it has been done once; a run's time is put together from measured speeds",
+        "test_G14_an_engine_that_is_slow_at_first_changes_no_forecast",
     ),
 }

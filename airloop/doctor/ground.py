@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from airloop.doctor.case import NotJudged
 from airloop.doctor.probe import LONGEST_S
-from airloop.doctor.reply_times import SLOWER
+from airloop.doctor.refusals import SLOWER, NotJudged
 from airloop.engine.base import Generation, Sampling
 from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row
@@ -85,13 +84,13 @@ def serve(case: Case, prompts: Sequence[Sequence[int]], tokens: int = REPLY_TOKE
 
 async def in_time(asked: Coroutine[Any, Any, T]) -> T:
     """An engine that answers no more must not hold the doctor for ever."""
-    with waiting("replies for a proof", "the engine", LONGEST_S):
+    with waiting("replies of a few tokens", "the engine", LONGEST_S):
         try:
             async with asyncio.timeout(LONGEST_S):
                 return await asked
         except TimeoutError:
             raise NotJudged(
-                f"the engine did not answer a proof's prompts of a few tokens within {span(LONGEST_S)}",
+                f"the engine did not answer prompts of a few tokens within {span(LONGEST_S)}",
                 f"see whether it hangs (`air doctor --only G9`); {SLOWER}",
             ) from None
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from airloop.doctor.case import NotJudged
-from airloop.doctor.reply_times import SLOWER, time_replies
+from airloop.doctor.refusals import SLOWER, NotJudged
+from airloop.doctor.reply_times import time_replies
 from airloop.errors import AirError
 from airloop.types import Group, Trajectory, Turn
 from airloop.waits import waiting
@@ -34,6 +34,8 @@ EPISODES = 16
 LARGEST_GROUP = 8
 # Where only replies are wanted, for proofs: what happens to one token happens to all.
 FEW_EPISODES = 4
+# … and where the probe would take too long, each of so many tokens at most.
+FEW_TOKENS = 16
 # What a round of episodes may take on any machine; what has not ended then is scored as it stands. On a GPU it is an
 # hour of that GPU which is at stake, and its tasks are the slow ones. A slow machine gets as long as it needs for …
 ROUND_S = {"cpu": 40.0, "cuda": 120.0}
@@ -129,20 +131,20 @@ class Probe:
         return ", ".join(f"{count} episodes ended by {ending}" for ending, count in named)
 
     @cached_property
-    def trainer(self) -> tuple[dict[str, list[float]], float]:
-        """The trainer's log-probs of the rows' trained tokens, by row, and the seconds they took."""
-        began = time.perf_counter()
-        return self.parts.learner.logprobs(self.rows), time.perf_counter() - began
+    def trainer(self) -> dict[str, list[float]]:
+        """The trainer's log-probs of the rows' trained tokens, by row."""
+        return self.parts.learner.logprobs(self.rows)
 
 
-def run_probe(case: Case, episodes: int = EPISODES) -> Probe:
-    """Samples as the first step will, and leaves nothing behind: no file, no cached prefix, no random state."""
+def run_probe(case: Case, episodes: int = EPISODES, most_tokens: int | None = None) -> Probe:
+    """Samples as the first step will, and leaves nothing behind: no file, no cached prefix, no random state. Replies
+    have at most `most_tokens`, where that is given."""
     from airloop.learn.checkpoints import random_states, set_random_states
 
     parts = case.parts
     states = random_states()
     try:
-        probe = case.wait(_Sampling(parts, episodes).run())
+        probe = case.wait(_Sampling(parts, episodes, most_tokens).run())
     finally:
         set_random_states(states)
     if probe.groups:
@@ -163,7 +165,7 @@ def run_probe(case: Case, episodes: int = EPISODES) -> Probe:
 class _Sampling:
     """The probe under way."""
 
-    def __init__(self, parts: Parts, episodes: int) -> None:
+    def __init__(self, parts: Parts, episodes: int, most_tokens: int | None = None) -> None:
         from airloop.rollout.schedule import TaskSchedule
 
         self.parts = parts
@@ -172,7 +174,7 @@ class _Sampling:
         self._round_s = ROUND_S.get(parts.policy.device.type, ROUND_S["cpu"])
         self.members = min(parts.config.orchestrator.rollouts_per_example, LARGEST_GROUP, episodes)
         self.width = min(episodes // self.members, len(self.schedule))
-        self.settings = _settings(parts, self.members)
+        self.settings = _settings(parts, self.members, most_tokens)
         self.ended: list[Trajectory] = []
         self.groups: list[Group] = []
         self.started = 0
@@ -202,7 +204,7 @@ class _Sampling:
         at_once = min(self.width * self.members, self.settings.max_concurrent * self.parts.world.size)
         waves = -(-self.width * self.members // at_once)
         speed = await time_replies(self.parts, self.schedule.batch(0, self.width), at_once, self._longest_s())
-        reply_s = speed.reply_s(config.orchestrator.sampling.max_tokens) if speed else 0.0
+        reply_s = speed.reply_s(self.settings.sampling.max_tokens) if speed else 0.0
         if reply_s * waves > LONGEST_S and self.width > 1:  # one group has a fraction of the prompts
             self.width, waves = 1, -(-self.members // at_once)
         most = min(config.orchestrator.episode_timeout_s, LONGEST_S / waves)
@@ -245,12 +247,14 @@ class _Sampling:
         return time.monotonic() - self.began < self._round_s / 2
 
 
-def _settings(parts: Parts, members: int) -> RolloutSettings:
+def _settings(parts: Parts, members: int, most_tokens: int | None) -> RolloutSettings:
     from airloop.assemble import rollout_settings
 
     settings = rollout_settings(parts.config, parts.envs, parts.loaded.tokenizer.stop_ids, parts.world.size)
+    sampling = settings.sampling
     return replace(
         settings,
+        sampling=replace(sampling, max_tokens=min(sampling.max_tokens, most_tokens or sampling.max_tokens)),
         rollouts_per_example=members,
         retries=min(settings.retries, 1),  # to see that it fails is enough
         online_difficulty_filtering=False,  # groups without signal are what is looked for

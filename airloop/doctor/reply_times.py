@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airloop.doctor.case import NotJudged
+from airloop.doctor.refusals import SLOWER, Unanswered
 from airloop.engine.base import Sampling
+from airloop.speed import warm_up
 from airloop.waits import waiting
 from airloop.watch.pace import span
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 # Further tokens of each reply that are timed: enough to tell a slow step from a slow start.
 TOKENS = 4
-SLOWER = "a smaller model, shorter replies (orchestrator.sampling.max_tokens) or a less busy machine; the run may start"
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ async def time_replies(parts: Parts, plan: Sequence[Planned], at_once: int, long
             if not all(prompts):
                 return None
             with waiting("the probe's first tokens", "the engine", longest_s):
+                await warm_up(parts, at_once)  # what is compiled then is no reply's time (G14)
                 return ReplyTimes(opening_s, *await _generate(parts, prompts, at_once))
     except TimeoutError:
-        raise NotJudged(
+        raise Unanswered(
             f"the first tasks were not opened and answered with {1 + TOKENS} tokens within {span(longest_s)}",
             f"see what hangs or is slow, the environment or the model: `air doctor --only D-tasks,D-sandbox`; {SLOWER}",
         ) from None

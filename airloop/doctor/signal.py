@@ -28,8 +28,6 @@ HALF = 0.5
 FULL = 0.1
 # Tools that take nine tenths of a turn, and at least a second: the model, and the GPU under it, waits for them.
 TOOL_BOUND, TOOL_BOUND_S = 0.9, 1.0
-# A backward pass costs about twice its forward pass.
-FORWARDS_PER_UPDATE = 3
 
 
 def finished_probe(case: Case) -> Probe:
@@ -252,7 +250,7 @@ def time_per_turn(case: Case) -> Finding:
     if not times:
         raise probe.unfinished if any(t.turns for t in probe.trajectories) else probe.no_reply
     queue, model, tool = (statistics.fmean(getattr(x, name) for x in times) for name in ("queue", "model", "tool"))
-    seen = f"a turn: model {model:.2f} s, tool {tool:.2f} s, queue {queue:.2f} s. {_estimate(probe)}"
+    seen = f"a turn: model {model:.2f} s, tool {tool:.2f} s, queue {queue:.2f} s. {_estimate(case)}"
     if tool > TOOL_BOUND_S and tool > TOOL_BOUND * (queue + model + tool):
         return Finding(
             "warn",
@@ -264,23 +262,22 @@ def time_per_turn(case: Case) -> Finding:
     return passed(seen)
 
 
-def _estimate(probe: Probe) -> str:
-    """Of the whole run, from the probe's pace: a larger batch decodes faster, so it is an upper bound."""
-    config, n = probe.parts.config, max(1, len(probe.trajectories))
+def _estimate(case: Case) -> str:
+    from airloop.doctor.forecast import forecast
+    from airloop.doctor.ground import in_time
+    from airloop.speed import measure_speed
+
+    probe = case.probe
+    parts, played = probe.parts, [t for t in probe.trajectories if t.turns]
+    config = parts.config
     o, evaluation = config.orchestrator, config.orchestrator.eval
-    tokens = sum(len(b.tokens) for t in probe.trajectories for b in t.branches) / n
-    sampled = sum(t.sampled_tokens for t in probe.trajectories) / n
-    _, forward_s = probe.trainer
-    trained = (
-        FORWARDS_PER_UPDATE * config.trainer.loss.passes * forward_s / max(1, sum(len(r.tokens) for r in probe.rows))
-    )
-    step_s = o.batch_size * (probe.seconds / max(1, probe.started) + tokens * trained)
-    evaluations = 2 + (config.max_steps // evaluation.interval if evaluation.interval else 0)
-    episodes = config.max_steps * o.batch_size + evaluations * evaluation.num_examples * evaluation.rollouts_per_example
-    seconds = config.max_steps * step_s + (episodes - config.max_steps * o.batch_size) * probe.seconds / probe.started
+    told = forecast(config, played, case.wait(in_time(measure_speed(parts))), parts.world.size)
+    episodes = config.max_steps * o.batch_size
+    episodes += told.evaluations * evaluation.num_examples * evaluation.rollouts_per_example
+    sampled = statistics.fmean(t.sampled_tokens for t in played)
     return (
-        f"At this pace a step takes {_span(step_s)}, all {config.max_steps} with {evaluations} evaluations "
-        f"{_span(seconds)}: {episodes} episodes, {episodes * sampled / 1e6:.2g} M sampled tokens"
+        f"At this pace a step takes {_span(told.step_s)}, all {config.max_steps} with {told.evaluations} evaluations "
+        f"{_span(told.total_s)}: {episodes} episodes, {episodes * sampled / 1e6:.2g} M sampled tokens"
     )
 
 

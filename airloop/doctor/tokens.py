@@ -29,7 +29,7 @@ def trainer_agrees(case: Case) -> Finding:
     from airloop.doctor.rounding import distances
 
     probe = case.replies
-    trainer, _ = probe.trainer
+    trainer = probe.trainer
     counts = {row.key: (sum(row.train), len(trainer[row.key])) for row in probe.rows}
     if any(own != computed for own, computed in counts.values()):
         return Finding(

@@ -71,7 +71,8 @@ def test_G10_an_engine_slower_than_the_probes_clock_is_waited_for(monkeypatch: p
 
 
 def test_G10_an_engine_too_slow_to_be_waited_for_is_not_judged_and_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes 30 ms, so a reply of 500 tokens 15 s: more than the probe has, and known after five tokens."""
+    """A step takes 30 ms, so a reply of 500 tokens 15 s: more than the probe has, and known after five tokens. Proofs
+    look at tokens, whatever becomes of them, and a few can be had."""
     original = EmbeddedEngine._run
 
     def step(self: EmbeddedEngine, *args: Any) -> Any:
@@ -83,18 +84,18 @@ def test_G10_an_engine_too_slow_to_be_waited_for_is_not_judged_and_forecast(monk
     with case_of(ARITH, orchestrator__sampling__max_tokens="500", orchestrator__seq_len="600") as case:
         found = examined(case)
     results = list(found.values())
-    assert judged(found) <= {"pass", "not judged", None}
+    assert judged(found) <= {"pass", "not judged", "warn", None}
     (told,) = [result for result in results if result.verdict == "not judged"]
     assert "first replies would take about" in told.findings[0].seen and "have 12 s" in told.findings[0].seen
     assert "a smaller model" in told.findings[0].fix and "episode_timeout_s" in told.findings[0].fix
     for name in ("trainer_agrees", "adapter_arrives", "update_moves", "checkpoint_restores"):  # F1, F2, F5, G2
-        assert found[name].verdict is None and "could not get" in found[name].not_done
+        assert found[name].verdict in ("pass", "warn"), found[name]
 
 
 def test_G10_an_engine_that_stops_answering_fails_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers while its speed is measured, and then no more."""
     monkeypatch.setattr(probe, "ROUND_S", {"cpu": 1.0})
-    slow_engine(monkeypatch, 3600.0, after=probe.EPISODES)
+    slow_engine(monkeypatch, 3600.0, after=2 * probe.EPISODES)  # once to warm up, once by the clock
     with case_of(ARITH) as case:
         found = examined(case)
     results = list(found.values())
