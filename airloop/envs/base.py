@@ -39,6 +39,14 @@ class Opening:
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
+@dataclass(frozen=True)
+class Lack:
+    """Something that episodes need and that is not there: what was seen, as a sentence, and the line that mends it."""
+
+    what: str
+    fix: str
+
+
 class Session(ABC):
     """One episode's world. `finish` is called exactly once, whatever ended the episode, except after
     InfraError. Anything but InfraError raised here is a defect and stops the run with its trajectory."""
@@ -84,6 +92,13 @@ class Environment(ABC):
     success: ClassVar[str | None] = None
     # Weights of the reward components when the config names none.
     reward_weights: Mapping[str, float] = MappingProxyType({})
+    # Components that say nothing of success by themselves (a command that ran, a penalty), each with the weight beside
+    # the others at which it must not change who earns more. `air tasks audit` judges them so; alone they teach nothing.
+    shaping: Mapping[str, float] = MappingProxyType({})
+    # Scripts that do the work as it is meant, well or badly, and scripts that go round it: every one of the first must
+    # earn more than every one of the second. "weak" is honest work that succeeds sometimes; it may be missing.
+    honest: ClassVar[tuple[str, ...]] = ("oracle", "weak")
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat")
     # How a component given per turn becomes the episode's: its "sum" over turns (the default) or its "mean".
     turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = MappingProxyType({})
 
@@ -107,7 +122,13 @@ class Environment(ABC):
 
     @abstractmethod
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo"."""
+        """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo", and should have "weak"
+        (see `honest`). AirError for a name that it does not know."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The reward components that a config may weigh; those with a weight, unless there are more."""
+        return tuple(self.reward_weights)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """The components that a config wants and their weights, told before the first episode. An environment
@@ -123,6 +144,16 @@ class Environment(ABC):
         group, do not ask.
         """
         return [{} for _ in trajectories]
+
+    def lacks(self) -> Sequence[Lack]:
+        """What is missing on this machine before an episode can be opened, as far as it can be told without opening
+        anything: `air tasks list` asks, so it must be quick."""
+        return ()
+
+    async def check_world(self) -> Sequence[Lack]:
+        """What actions need and do not find, looked for where they will run: in the very sandbox that agents get. The
+        doctor asks before any episode; AirError or InfraError where there is no such place."""
+        return ()
 
     def warm(self) -> None:
         """Begin, in the background, what takes time before the first episode."""

@@ -137,12 +137,21 @@ def parse_args(given: Sequence[str]) -> dict[str, Any]:
     for pair in given:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise AirError(f"--arg {pair!r} has no name and value.", "write it like --arg max_turns=6.")
+            raise AirError(f"{pair!r} has no name and value.", "write it like max_turns=6.")
         try:
             args[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             args[key.strip()] = value
     return args
+
+
+def parse_weights(given: Sequence[str]) -> dict[str, float]:
+    """`name=weight` pairs."""
+    weights = parse_args(given)
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise AirError(f"The weight of {name!r} is {weight!r}, which is no number.", "write it like headroom=1.0.")
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def check_task(name: str, mlgym_root: str | None, source: str, watcher: Watcher) -> Check:

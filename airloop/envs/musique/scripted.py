@@ -25,6 +25,8 @@ OPENERS = frozenset(
     re.findall(r"\w+", "What Who Where When Which How In The A On Of Whose Whom Why Is Are Was Did Does")
 )
 
+WEAK = 0.6  # how often the weak script searches, answers and cites well
+
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -172,10 +174,12 @@ def scripted_agent(name: str, question: Question, seed: int, args: MusiqueArgs) 
     match name:
         case "oracle":
             return Oracle(question, args)
+        case "weak":
+            return Demonstrator(question, args.model_copy(update={"demo_skill": WEAK}), rng)
         case "demo":
             return Demonstrator(question, args, rng)
         case "noop":
             return Script([Message(role="assistant", content="I would have to look that up.")])
         case "cheat":
             return Script(cheat(question, args, rng))
-    raise AirError(f"Environment 'musique' has no scripted agent {name!r}.", "known: oracle, demo, noop, cheat.")
+    raise AirError(f"Environment 'musique' has no scripted agent {name!r}.", "known: oracle, weak, demo, noop, cheat.")

@@ -14,7 +14,8 @@ from airloop.envs.soup.tools import STOPPED
 from airloop.errors import AirError
 from airloop.types import Agent, Message
 
-NAMES = ("oracle", "demo", "noop", "guesser", "cheat")
+NAMES = ("oracle", "weak", "demo", "noop", "guesser", "cheat")
+WEAK = 0.5  # how often the weak script is right
 
 # What a thief tries, each in a call of its own; see docs/soup.md. What it steals it prints as JSON.
 THEFTS = (
@@ -172,6 +173,8 @@ def scripted_agent(name: str, task: SoupTask, seed: int, demo_accuracy: float) -
             return Oracle(task.recipe)
         case "demo":
             return Demonstrator(task.recipe, rng, demo_accuracy)
+        case "weak":
+            return Demonstrator(task.recipe, rng, WEAK)
         case "noop":
             return Script([Message(role="assistant", content="I would look for it on the page.")])
         case "guesser":

@@ -17,7 +17,8 @@ from airloop.errors import AirError
 from airloop.types import Agent, Message
 
 LEVELS = ("novice", "junior", "senior", "oracle")
-NAMES = (*LEVELS, "demo", "noop", "cheat")
+WEAK = "junior"  # who is honest and weak: beats the baseline by a little, most of the time
+NAMES = (*LEVELS, "weak", "demo", "noop", "cheat")
 
 # Who gives a demonstration: good work is there to be found and is not what is seen most.
 DEMO_WEIGHTS: Mapping[str, float] = {"novice": 0.55, "junior": 0.27, "senior": 0.13, "oracle": 0.05}
@@ -53,11 +54,11 @@ def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
         room = max(1, max_turns - 1)
         chosen = (tried[start:] + tried[:start])[:room]
         return Lines([*(say("Perhaps this is quicker.", line) for line in chosen), say("Done.", "submit")])
-    levels = [name]
+    levels = [WEAK if name == "weak" else name]
     if name == "demo":
         drafts = 2 if rng.random() < SECOND_THOUGHTS else 1
         levels = rng.choices(list(DEMO_WEIGHTS), list(DEMO_WEIGHTS.values()), k=drafts)
-    elif name not in LEVELS:
+    elif levels[0] not in LEVELS:
         raise AirError(f"There is no scripted researcher {name!r}.", f"known: {', '.join(NAMES)}.")
     write = DRAFTS[spec.key]
     return Researcher([write(level, rng) for level in levels], spec.yardstick, max_turns)
