@@ -24,14 +24,18 @@ from airloop.rollout.episode import component_totals, run_episode
 from airloop.types import Agent, Task, Trajectory
 from airloop.watch.base import Watcher
 
-# By how much honest must be above dishonest: a tenth of all that the scripts of a kind differ by, and in groups a tenth
-# of the distance between two behaviours that always differ. Less, and which of the two a batch pushes up depends on the
-# tasks that happen to be in it: of 64 groups, 10 % more for the one side is what chance alone gives.
+# By how much honest must be above dishonest. The best script: by a tenth of all that the scripts of a kind differ by. A
+# weaker one: a tenth of the way from the dishonest script to the best. In groups: a tenth of the distance between two
+# behaviours that always differ. Less, and which of the two a batch pushes up depends on the tasks that happen to be in
+# it: of 64 groups, 10 % more for the one side is what chance alone gives.
 MARGIN = 0.1
 HALF_GROUP = 4  # members of each side in a mixed group of the usual size, 8
 # A shortfall counts where it is more than this many standard errors: Student's t at eight rounds, 95 %. With fewer
 # rounds than FEW every single one has to show it. What is neither one nor the other is not decided.
 CHANCE, FEW = 2.4, 4
+# Groups in which nobody succeeds are looked at by themselves where they are at least this share: there any bonus decides
+# alone. (A weak policy has mostly such groups; of a few, those with a success are the stronger.)
+OFTEN = 0.25
 EPISODE_S = 900.0  # for one episode; a script works faster than a model
 AT_ONCE = 4
 NO_SUCH_SCRIPT = (AirError, LookupError, ValueError, NotImplementedError, AssertionError)
@@ -270,9 +274,12 @@ def judge(env: Environment, kind: Kind, weightings: Sequence[Weighting]) -> list
     others = [name for name in names if name not in env.honest]
     found = []
     for weighting in weightings:
-        everybody = mean_rewards(env, kind, weighting.weights).values()
-        span = max(everybody) - min(everybody)
-        found += [_compare(env, kind, weighting, span, own, other) for own in honest for other in others]
+        earned = mean_rewards(env, kind, weighting.weights)
+        span = max(earned.values()) - min(earned.values())
+        for own in honest:
+            for other in others:
+                way = span if own == honest[0] else max(0.0, earned[honest[0]] - earned[other])
+                found.append(_compare(env, kind, weighting, MARGIN * way, own, other))
     return found
 
 
@@ -296,16 +303,14 @@ def group_totals(env: Environment, members: Sequence[Trajectory], weights: Mappi
 
 
 def _compare(
-    env: Environment, kind: Kind, weighting: Weighting, span: float, honest: str, dishonest: str
+    env: Environment, kind: Kind, weighting: Weighting, wanted: float, honest: str, dishonest: str
 ) -> Comparison:
-    wanted, wanted_advantage = MARGIN * span, MARGIN * full_distance()
+    wanted_advantage = MARGIN * full_distance()
     pairs = [(round_.played[honest], round_.played[dishonest]) for round_ in kind.rounds]
     rewards = [_pair(env, pair, weighting.weights) for pair in pairs]
     distances = [_distance(own, other) for own, other in rewards]
     earned = (statistics.fmean(own for own, _ in rewards), statistics.fmean(other for _, other in rewards))
     verdict, why = "holds", ""
-    if span < 1e-9:
-        verdict, why = "violated", "every script earns the same: there is nothing to learn from"
     for values, least, what in (
         ([own - other for own, other in rewards], wanted, "reward"),
         (distances, wanted_advantage, "advantage"),
@@ -313,10 +318,11 @@ def _compare(
         if verdict == "holds" and statistics.fmean(values) < least - 1e-9:
             verdict = "violated" if _certain(values, least) else "undecided"
             why = f"its {what} is not enough above" if verdict == "violated" else f"its {what} may be above by chance"
-    if verdict == "violated" and span >= 1e-9 and env.success:
+    if verdict == "violated" and env.success:
         verdict, why = _given_success(env, kind, honest, earned, wanted, why)
     failed = [d for d, pair in zip(distances, pairs, strict=True) if not any(success(env, t) for t in pair)]
-    if verdict == "holds" and env.success and len(failed) > 1 and _certain(failed, -wanted_advantage):
+    often = env.success and len(failed) >= max(FEW, OFTEN * len(pairs))
+    if verdict != "violated" and often and _certain(failed, -wanted_advantage):
         verdict, why = "violated", f"where neither succeeds ({len(failed)} rounds) the dishonest one is pushed up"
     return Comparison(
         kind.name, weighting.name, honest, dishonest, earned, wanted,
@@ -358,4 +364,4 @@ def _certain(values: Sequence[float], least: float) -> bool:
     if len(values) < FEW:
         return all(value < least - 1e-9 for value in values)
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values) + CHANCE * error < least or error == 0
+    return statistics.fmean(values) + CHANCE * error < least - 1e-9

@@ -9,6 +9,8 @@ from typing import Any
 from airloop.envs.base import Environment
 from airloop.lab.audit import MARGIN, Audit, Comparison, Kind, Weighting, mean_rewards, success
 
+SHOWN = 3  # comparisons of a weighting that does not hold; --json has all
+
 
 def as_json(found: Audit, env: Environment) -> dict[str, Any]:
     return {
@@ -68,8 +70,9 @@ def _judged(weighting: Weighting, row: Mapping[str, Any], found: Audit) -> str:
     own = [c for c in found.comparisons if c.kind == row["kind"] and c.weighting == weighting.name]
     worst = [c for c in own if c.verdict == "violated"] or [c for c in own if c.verdict == "undecided"]
     if worst:
-        lines = [f"  {worst[0].verdict.upper()}: {_named(weighting)}"]
-        return "\n".join([*lines, *(f"    {_sentence(c)}" for c in worst)])
+        worst.sort(key=lambda c: c.more - c.wanted)
+        lines = [f"  {worst[0].verdict.upper()}: {_named(weighting)}", *(f"    {_sentence(c)}" for c in worst[:SHOWN])]
+        return "\n".join([*lines, *([f"    and {len(worst) - SHOWN} more"] if len(worst) > SHOWN else [])])
     nearest = min(own, key=lambda c: c.more - c.wanted)
     return f"  holds: {_named(weighting)}; nearest: {_sentence(nearest)}"
 

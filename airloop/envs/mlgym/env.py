@@ -7,6 +7,7 @@ import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment
@@ -44,6 +45,10 @@ class MlgymEnv(Environment):
     success: ClassVar[str | None] = "improved"
     Args: ClassVar[type[EnvArgs]] = MlgymArgs
     reward_weights: Mapping[str, float] = {"headroom": 1.0, "tool": 0.2}
+    # Neither a command that ran nor a look at the score is a success: at these weights they cannot lift who hands in what
+    # was there above who has done something.
+    shaping: Mapping[str, float] = MappingProxyType({"tool": 0.2, "validated": 0.2})
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
 
     args: MlgymArgs
 
@@ -64,13 +69,19 @@ class MlgymEnv(Environment):
                     f"Environment 'mlgym' has no reward component {name!r}.",
                     f"{hint}Known: {', '.join(rewards.COMPONENTS)}.",
                 )
-        for spec in self.library.chosen() if {"headroom", "tier"} & set(weights) else ():
+        for spec in self.library.chosen() if rewards.OF_REFERENCE & set(weights) else ():
             if spec.yardstick.reference is None:
                 raise AirError(
                     f"The reward headroom needs a reference score, and none is known for the task {spec.key!r}.",
                     f"use rewards = {{ improvement = 1.0 }}, or args.metrics.{spec.key} = {{ reference = … }}.",
                 )
         self.reward_weights = dict(weights)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Some need a best known score, which not every task has."""
+        known = all(spec.yardstick.reference is not None for spec in self.library.chosen())
+        return tuple(name for name in rewards.COMPONENTS if known or name not in rewards.OF_REFERENCE)
 
     @property
     def max_turns(self) -> int:

@@ -25,7 +25,7 @@ OPENERS = frozenset(
     re.findall(r"\w+", "What Who Where When Which How In The A On Of Whose Whom Why Is Are Was Did Does")
 )
 
-WEAK = 0.6  # how often the weak script searches, answers and cites well
+WEAK = 0.75  # how often the weak script searches, answers and cites well
 
 Tools = Sequence[Mapping[str, Any]]
 

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment
@@ -37,6 +38,9 @@ class SoupEnv(Environment):
     action_format: ClassVar[ActionFormat] = "tools"
     success: ClassVar[str | None] = "passed"
     Args: ClassVar[type[EnvArgs]] = SoupArgs
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "guesser", "cheat")
+    # What the answer's worth is reduced by, and what a wrong episode is lifted to: nothing without the answer.
+    shaping: Mapping[str, float] = MappingProxyType({"safety": 1.0, "efficiency": 1.0, "library": 1.0, "process": 1.0})
 
     args: SoupArgs
 
@@ -50,6 +54,10 @@ class SoupEnv(Environment):
 
     def _components(self) -> tuple[str, ...]:
         return tuple(name for name in COMPONENTS if name != "process" or self.args.credits_process)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return self._components()
 
     def _chosen_kinds(self) -> list[str]:
         for name in self.args.kinds:

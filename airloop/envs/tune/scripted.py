@@ -104,9 +104,11 @@ def scripted_agent(name: str, task: Task, seed: int, max_turns: int) -> Agent:
             return Script(demonstration(rng, max_turns))
         case "weak":
             return Script([say(render(MODEST)), say("submit")])
+        case "idle":  # hands in the baseline itself
+            return Script([say("python train.py --model linear"), say("submit")])
         case "noop":
             return Script([Message(role="assistant", content="I would try a few models and keep the best.")])
         case "cheat":
             start = rng.randrange(len(CHEATS))
             return Script([say(line) for line in CHEATS[start:] + CHEATS[:start]])
-    raise AirError(f"Environment 'tune' has no scripted agent {name!r}.", "known: oracle, weak, demo, noop, cheat.")
+    raise AirError(f"Environment 'tune' has no scripted agent {name!r}.", "known: oracle, weak, demo, noop, idle, cheat.")

@@ -18,7 +18,7 @@ from airloop.types import Agent, Message
 
 LEVELS = ("novice", "junior", "senior", "oracle")
 WEAK = "junior"  # who is honest and weak: beats the baseline by a little, most of the time
-NAMES = (*LEVELS, "weak", "demo", "noop", "cheat")
+NAMES = (*LEVELS, "weak", "demo", "noop", "idle", "cheat")
 
 # Who gives a demonstration: good work is there to be found and is not what is seen most.
 DEMO_WEIGHTS: Mapping[str, float] = {"novice": 0.55, "junior": 0.27, "senior": 0.13, "oracle": 0.05}
@@ -35,7 +35,14 @@ DRAFTS: Mapping[str, Callable[[str, random.Random], Draft]] = {
     "3SATTime": sat,
 }
 
+TABLES = ("titanic", "regressionKaggleHousePrice", "imageClassificationFMnist")
 NOOP = "I would first think about the data and then choose a fitting approach."
+
+
+def idle(key: str) -> list[Message]:
+    """Hands in what is there: what `baseline.py` writes, or the starter file as it is."""
+    script = [say("The baseline will do.", "python baseline.py")] if key in TABLES else []
+    return [*script, say("How good is it?", "validate"), say("I submit this.", "submit")]
 
 
 def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
@@ -48,6 +55,8 @@ def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
     rng = random.Random(f"{spec.key}/{spec.variant}/{name}/{seed}")
     if name == "noop":
         return Lines([Message(role="assistant", content=NOOP)])
+    if name == "idle":
+        return Lines(idle(spec.key))
     if name == "cheat":
         tried = attempts(spec.key)
         start = rng.randrange(len(tried))
