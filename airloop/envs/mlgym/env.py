@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, Lack
 from airloop.envs.mlgym import rewards
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.baselines import Baselines
 from airloop.envs.mlgym.grading import Grader
+from airloop.envs.mlgym.imports import needed_modules
 from airloop.envs.mlgym.library import Library
 from airloop.envs.mlgym.researchers import researcher
 from airloop.envs.mlgym.session import MlgymSession, Places
 from airloop.envs.mlgym.spec import TaskSpec
+from airloop.envs.mlgym.workspace import agent_image
 from airloop.errors import AirError
 from airloop.sandbox.backends import make_backend
+from airloop.sandbox.interpreter import PACKAGES
+from airloop.sandbox.needs import missing_modules, module_lack, package_of, sandbox_lacks
 from airloop.sandbox.pool import Pool
 from airloop.types import Agent, Task, Trajectory
 
@@ -111,11 +115,33 @@ class MlgymEnv(Environment):
         if self._running is not None and self._running.loop is not loop:
             self.abandon()
         if self._running is None:
-            pool = Pool(make_backend(self.args.sandbox, self.args.python), standby=self.args.standby)
+            backend = make_backend(self.args.sandbox, self.args.python, (*PACKAGES, *self._packages()))
+            pool = Pool(backend, standby=self.args.standby)
             worlds = self.args.worlds()
             grader = Grader(pool, worlds)
             self._running = Running(loop, Places(pool, grader, Baselines(pool, grader, worlds)))
         return self._running.places
+
+    def _packages(self) -> tuple[str, ...]:
+        """What the tasks' own code imports besides what every agent gets."""
+        found = (package_of(module) for spec in self.library.chosen() for module in needed_modules(spec))
+        return tuple(name for name in dict.fromkeys(found) if name not in PACKAGES)
+
+    def lacks(self) -> Sequence[Lack]:
+        return sandbox_lacks(self.args.sandbox, self.args.worlds().gpus)
+
+    async def check_world(self) -> Sequence[Lack]:
+        """What each task's code imports, looked for in a world of that task."""
+        args, pool, found = self.args, self.places().pool, []
+        for spec in self.library.chosen():
+            if not (modules := needed_modules(spec)):
+                continue
+            async with await pool.lease(agent_image(spec, args.worlds())) as lease:
+                lost = await missing_modules(lease, modules)
+            if lost:
+                who = f"The task {spec.key!r}"
+                found.append(module_lack(lost, who, args.sandbox, args.python, args.container_image))
+        return found
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return researcher(name, self.spec(task), seed, self.args.max_turns)

@@ -25,7 +25,7 @@ COMPONENTS: Mapping[str, str] = {
     "validated": "1 if the agent validated a submission at all",
     "code_quality": "share of the agent's Python files that compile, and how few style errors they have, from 0 to 1; 0 "
     "unless the score is better than the baseline: starter code is tidy, and nobody's work",
-    "tier": "headroom in steps of a quarter; steps leave many groups without a difference to learn from",
+    "tier": "headroom in steps of a quarter, rounded up so that any gain is above none; steps leave many groups without a difference to learn from",
     "percentile": "rank of the score within the group, from 0 to 1",
 }
 TOOL = 0.5
@@ -58,7 +58,7 @@ def for_episode(
         "episode_end": raw,
         "validated": float(validated),
         "code_quality": code_quality,
-        "tier": math.floor(share * 4) / 4,
+        "tier": math.ceil(share * 4) / 4,
     }
     return {name: value for name, value in all_of_them.items() if name in names}
 

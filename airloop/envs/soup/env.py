@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, Lack
 from airloop.envs.soup import generate as generator
 from airloop.envs.soup.agents import scripted_agent
 from airloop.envs.soup.args import SoupArgs
 from airloop.envs.soup.grading import COMPONENTS
-from airloop.envs.soup.rooms import Rooms, image
+from airloop.envs.soup.rooms import MODULES, Rooms, image
 from airloop.envs.soup.session import SoupSession
 from airloop.envs.soup.spec import SoupTask
 from airloop.errors import AirError
+from airloop.sandbox.needs import missing_modules, module_lack, sandbox_lacks
 from airloop.types import Agent, Task
 
 HELD_OUT_PER_KIND = 20  # tasks of a kind in "eval" and in "test", whatever the arguments
@@ -38,7 +39,7 @@ class SoupEnv(Environment):
     action_format: ClassVar[ActionFormat] = "tools"
     success: ClassVar[str | None] = "passed"
     Args: ClassVar[type[EnvArgs]] = SoupArgs
-    dishonest: ClassVar[tuple[str, ...]] = ("noop", "guesser", "cheat")
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "guesser", "motions", "cheat")
     # What the answer's worth is reduced by, and what a wrong episode is lifted to: nothing without the answer.
     shaping: Mapping[str, float] = MappingProxyType({"safety": 1.0, "efficiency": 1.0, "library": 1.0, "process": 1.0})
 
@@ -129,6 +130,16 @@ class SoupEnv(Environment):
             start = image(args.memory_mb, args.timeout_s, args.container_image)
             self._running = Running(loop, Rooms.open(args.sandbox, args.python, start, args.sandboxes))
         return self._running.rooms
+
+    def lacks(self) -> Sequence[Lack]:
+        return sandbox_lacks(self.args.sandbox)
+
+    async def check_world(self) -> Sequence[Lack]:
+        """BeautifulSoup and its parsers, imported as an agent's code would."""
+        args, rooms = self.args, self.rooms()
+        async with await rooms.pool.lease(rooms.start) as lease:
+            lost = await missing_modules(lease, MODULES, load=True)
+        return [module_lack(lost, self.name, args.sandbox, args.python, args.container_image)] if lost else []
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return scripted_agent(name, self.soup_task(task), seed, self.args.demo_accuracy)

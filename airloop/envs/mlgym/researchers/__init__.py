@@ -17,7 +17,7 @@ from airloop.errors import AirError
 from airloop.types import Agent, Message
 
 LEVELS = ("novice", "junior", "senior", "oracle")
-WEAK = "junior"  # who is honest and weak: beats the baseline by a little, most of the time
+WEAK = ("junior", "junior")  # who is honest and weak: two drafts, of which the better one beats the baseline a little
 NAMES = (*LEVELS, "weak", "demo", "noop", "idle", "cheat")
 
 # Who gives a demonstration: good work is there to be found and is not what is seen most.
@@ -63,7 +63,7 @@ def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
         room = max(1, max_turns - 1)
         chosen = (tried[start:] + tried[:start])[:room]
         return Lines([*(say("Perhaps this is quicker.", line) for line in chosen), say("Done.", "submit")])
-    levels = [WEAK if name == "weak" else name]
+    levels = list(WEAK) if name == "weak" else [name]
     if name == "demo":
         drafts = 2 if rng.random() < SECOND_THOUGHTS else 1
         levels = rng.choices(list(DEMO_WEIGHTS), list(DEMO_WEIGHTS.values()), k=drafts)
