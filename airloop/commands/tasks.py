@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from airloop.commands.common import Json, fail, print_json
+from airloop.commands.common import Json, fail, print_json, saying
 from airloop.errors import AirError
 from airloop.extras import check_extra
 
@@ -33,10 +33,8 @@ def list_tasks(
 ) -> None:
     """The registered environments, how many tasks each has, and the research tasks by name."""
     from airloop.lab.tasks import format_environments, list_environments
-    from airloop.watch.display import Display
 
-    with Display(quiet=as_json) as display:
-        display.phase("looking at the tasks")
+    with saying("looking at the tasks", quiet=as_json):  # the first time, data is prepared
         rows = list_environments(environments or (), mlgym_root, with_tasks=True)
     print_json(rows) if as_json else print(format_environments(rows, with_args=bool(environments)))
 

@@ -98,6 +98,9 @@ class MlgymEnv(Environment):
             self._task(spec.key, example, split) for example in range(self.args.num_examples_per_task) for spec in specs
         ]
 
+    def count(self, split: str) -> int:
+        return len(self.library.chosen()) * self.args.num_examples_per_task
+
     def _task(self, key: str, example: int, split: str) -> Task:
         variant = self.library.variant(key, example, split)
         name = f"{key}-{example}" if split == "train" else f"{key}-{split}-{example}"

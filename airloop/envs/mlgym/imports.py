@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -21,6 +22,20 @@ def needed_modules(spec: TaskSpec) -> tuple[str, ...]:
     own = {part for name in files for part in PurePosixPath(name).with_suffix("").parts}
     found = dict.fromkeys(module for path in code for module in _imports(path))
     return tuple(m for m in found if m not in own and m not in NEVER and m not in sys.stdlib_module_names)
+
+
+def not_installed(spec: TaskSpec) -> list[str]:
+    """Those that the Python which runs this does not have, by a look that imports nothing. It is the agents' own unless
+    a config names another; what their sandbox shows of it the doctor looks at."""
+    return [module for module in needed_modules(spec) if not _is_there(module)]
+
+
+@lru_cache
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 @lru_cache(maxsize=512)

@@ -100,8 +100,7 @@ class SoupEnv(Environment):
         training = split == "train"
         count = self.args.num_examples_per_kind if training else HELD_OUT_PER_KIND
         first = self.args.seed * count if training else 0
-        shares = self.args.levels
-        repeats = {kind: shares[generator.KINDS[kind].level] if training else 1 for kind in self.kinds}
+        repeats = self._repeats(split)
         most = max(repeats.values())
         return [
             self._task(kind, seeds[(first * most + example) % len(seeds)], split)
@@ -109,6 +108,17 @@ class SoupEnv(Environment):
             for kind in self.kinds
             if example < count * repeats[kind]
         ]
+
+    def _repeats(self, split: str) -> dict[str, int]:
+        """How often each kind comes for one of the rarest."""
+        shares = self.args.levels
+        return {kind: shares[generator.KINDS[kind].level] if split == "train" else 1 for kind in self.kinds}
+
+    def count(self, split: str) -> int:
+        if split not in ("train", "eval", "test"):
+            return super().count(split)
+        each = self.args.num_examples_per_kind if split == "train" else HELD_OUT_PER_KIND
+        return each * sum(self._repeats(split).values())
 
     def _task(self, kind: str, seed: int, split: str) -> Task:
         payload = {"kind": kind, "seed": seed}
