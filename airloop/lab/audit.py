@@ -24,11 +24,12 @@ from airloop.rollout.episode import component_totals, run_episode
 from airloop.types import Agent, Task, Trajectory
 from airloop.watch.base import Watcher
 
-# By how much honest must be above dishonest. The best script: by a tenth of all that the scripts of a kind differ by. A
-# weaker one: a tenth of the way from the dishonest script to the best. In groups: a tenth of the distance between two
+# By how much honest must be above dishonest. The best script: by a tenth of the way from doing nothing to it. A weaker
+# one: a tenth of the way from the dishonest script to the best. In groups: a tenth of the distance between two
 # behaviours that always differ. Less, and which of the two a batch pushes up depends on the tasks that happen to be in
 # it: of 64 groups, 10 % more for the one side is what chance alone gives.
 MARGIN = 0.1
+NOTHING = ("noop", "empty")
 HALF_GROUP = 4  # members of each side in a mixed group of the usual size, 8
 # A shortfall counts where it is more than this many standard errors: Student's t at eight rounds, 95 %. With fewer
 # rounds than FEW every single one has to show it. What is neither one nor the other is not decided.
@@ -122,10 +123,9 @@ def make_weightings(env: Environment, given: Mapping[str, float] | None = None) 
     if given:
         env.weigh(given)  # refuses what the environment does not know
     usual = {name: weight for name, weight in env.reward_weights.items() if weight}
-    names = tuple(dict.fromkeys((*env.components, *env.reward_weights)))
     work = {name: weight for name, weight in usual.items() if name not in env.shaping}
     found = [Weighting("as given" if given else "default", usual)]
-    for name in names:
+    for name in env.components:
         if name not in env.shaping:
             found.append(Weighting(name, {name: 1.0}))
         elif work:
@@ -275,11 +275,11 @@ def judge(env: Environment, kind: Kind, weightings: Sequence[Weighting]) -> list
     found = []
     for weighting in weightings:
         earned = mean_rewards(env, kind, weighting.weights)
-        span = max(earned.values()) - min(earned.values())
+        nothing = min(earned[name] for name in NOTHING if name in earned)
         for own in honest:
             for other in others:
-                way = span if own == honest[0] else max(0.0, earned[honest[0]] - earned[other])
-                found.append(_compare(env, kind, weighting, MARGIN * way, own, other))
+                way = earned[honest[0]] - (nothing if own == honest[0] else earned[other])
+                found.append(_compare(env, kind, weighting, MARGIN * max(0.0, way), own, other))
     return found
 
 

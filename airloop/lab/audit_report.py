@@ -98,7 +98,7 @@ def _verdict(report: Mapping[str, Any], found: Audit) -> str:
     if found.exit_code == 0:
         return (
             f"{len(found.comparisons)} comparisons hold: every honest script earns more than every dishonest one, by "
-            f"{MARGIN:.0%} of what all differ by, and in mixed groups."
+            f"at least {MARGIN:.0%} of what the work is worth, and in mixed groups."
         )
     said = []
     if counts["violated"]:
