@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.case import Broken, Case, NotJudged
-from airloop.errors import AirError, InfraError
+from airloop.errors import AirError, InfraError, Lack
 
 if TYPE_CHECKING:
-    from airloop.envs.base import Environment, Lack
+    from airloop.envs.base import Environment
     from airloop.envs.mlgym.spec import TaskSpec
 
 # A world starts in milliseconds to seconds; on a machine that is busy with others, later.

@@ -116,13 +116,14 @@ def _broken_world(probe: Probe) -> Finding | None:
     if count < COMMON * len(probe.trajectories):
         return None
     module = re.search(r"No module named '([\w.]+)'", line)
-    install = f"install {package_of(module[1])} where agents' code runs" if module else "put it where agents' commands run"
+    install = f"install {package_of(module[1])}" if module else "put it there"
     return Finding(
         "fail",
         f"“{line}” is in the tool results of {count} of {len(probe.trajectories)} episodes",
-        "the environment is broken, not the reward: whatever the policy does, it fails at this, and all rewards are equal",
-        f"{install} (`air doctor --only D20` looks inside the sandbox); if only the model's own code asks for it, say in "
-        "the prompt what there is.",
+        "the environment is broken, not the reward: whatever the policy does, it fails at this, and all rewards are "
+        "equal",
+        f"{install} where agents' code runs (`air doctor --only D20` looks inside the sandbox); if only the model's "
+        "own code asks for it, say in the prompt what there is.",
         ids=("D20", "E1"),
     )
 

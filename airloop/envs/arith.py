@@ -114,7 +114,8 @@ class ArithEnv(Environment):
                 return Say("")
             case "cheat":  # says every number: one of them is right
                 return Say(",".join(map(str, range(2 * self.args.max_number + 1))))
-        raise AirError(f"Environment 'arith' has no scripted agent {name!r}.", "known: oracle, weak, demo, noop, cheat.")
+        known = "oracle, weak, demo, noop, cheat"
+        raise AirError(f"Environment 'arith' has no scripted agent {name!r}.", f"known: {known}.")
 
 
 def digest(a: int, b: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from airloop.envs.files import check_file, find_class, is_file_id
-from airloop.errors import AirError
+from airloop.errors import AirError, Lack
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
 from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
@@ -37,14 +37,6 @@ class Opening:
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Lack:
-    """Something that episodes need and that is not there: what was seen, as a sentence, and the line that mends it."""
-
-    what: str
-    fix: str
 
 
 class Session(ABC):

@@ -34,8 +34,8 @@ HALF_GROUP = 4  # members of each side in a mixed group of the usual size, 8
 # A shortfall counts where it is more than this many standard errors: Student's t at eight rounds, 95 %. With fewer
 # rounds than FEW every single one has to show it. What is neither one nor the other is not decided.
 CHANCE, FEW = 2.4, 4
-# Groups in which nobody succeeds are looked at by themselves where they are at least this share: there any bonus decides
-# alone. (A weak policy has mostly such groups; of a few, those with a success are the stronger.)
+# Groups in which nobody succeeds are looked at by themselves where they are at least this share: there any bonus
+# decides alone. (A weak policy has mostly such groups; of a few, those with a success are the stronger.)
 OFTEN = 0.25
 EPISODE_S = 900.0  # for one episode; a script works faster than a model
 AT_ONCE = 4

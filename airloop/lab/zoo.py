@@ -55,7 +55,8 @@ class Scene:
     def closing_tool(self) -> Mapping[str, Any] | None:
         """The one that the oracle ends with, else the last one offered."""
         named = [tool for tool in self.tools if self.pattern and _name(tool) == self.pattern.closes]
-        return (named or list(self.tools) or [None])[-1]
+        offered = named or list(self.tools)
+        return offered[-1] if offered else None
 
     @property
     def other_tools(self) -> list[Mapping[str, Any]]:

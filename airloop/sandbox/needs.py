@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from airloop.envs.base import Lack
-from airloop.errors import AirError, InfraError
+from airloop.errors import AirError, InfraError, Lack
 
 if TYPE_CHECKING:
     from airloop.sandbox.pool import Lease
@@ -31,7 +30,13 @@ for name in wanted:
 print("AIR_LOST " + json.dumps(lost))
 AIR_END"""
 # Where the package is not called as its module is.
-PACKAGES = {"sklearn": "scikit-learn", "bs4": "beautifulsoup4", "yaml": "pyyaml", "PIL": "pillow", "cv2": "opencv-python"}
+PACKAGES = {
+    "sklearn": "scikit-learn",
+    "bs4": "beautifulsoup4",
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+}
 
 
 def package_of(module: str) -> str:

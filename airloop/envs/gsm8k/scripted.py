@@ -1,5 +1,6 @@
 """Agents that need no model. The oracle and the demonstrations are the reference solution, said as a reply or
-worked through with the tools; the weak one works too, and slips; the cheat says many numbers at once, in every form that could be counted."""
+worked through with the tools; the weak one works too, and slips; the cheat says many numbers at once, in every form
+that could be counted."""
 
 from __future__ import annotations
 

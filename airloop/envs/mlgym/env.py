@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment, Lack
+from airloop.envs.base import ActionFormat, EnvArgs, Environment
 from airloop.envs.mlgym import rewards
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.baselines import Baselines
@@ -21,7 +21,7 @@ from airloop.envs.mlgym.researchers import researcher
 from airloop.envs.mlgym.session import MlgymSession, Places
 from airloop.envs.mlgym.spec import TaskSpec
 from airloop.envs.mlgym.workspace import agent_image
-from airloop.errors import AirError
+from airloop.errors import AirError, Lack
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.interpreter import PACKAGES
 from airloop.sandbox.needs import missing_modules, module_lack, package_of, sandbox_lacks
@@ -49,8 +49,8 @@ class MlgymEnv(Environment):
     success: ClassVar[str | None] = "improved"
     Args: ClassVar[type[EnvArgs]] = MlgymArgs
     reward_weights: Mapping[str, float] = {"headroom": 1.0, "tool": 0.2}
-    # Neither a command that ran nor a look at the score is a success: at these weights they cannot lift who hands in what
-    # was there above who has done something.
+    # Neither a command that ran nor a look at the score is a success: at these weights they cannot lift who hands in
+    # what was there above who has done something.
     shaping: Mapping[str, float] = MappingProxyType({"tool": 0.2, "validated": 0.2})
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
 

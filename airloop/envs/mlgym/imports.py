@@ -20,7 +20,7 @@ def needed_modules(spec: TaskSpec) -> tuple[str, ...]:
     files = spec.workspace_files()
     code = [path for name, path in files.items() if name.endswith(".py") and not name.startswith("data/")]
     own = {part for name in files for part in PurePosixPath(name).with_suffix("").parts}
-    found = dict.fromkeys(module for path in code for module in _imports(path))
+    found = dict.fromkeys(module for path in code for module in _imports(path, path.stat().st_mtime_ns))
     return tuple(m for m in found if m not in own and m not in NEVER and m not in sys.stdlib_module_names)
 
 
@@ -39,7 +39,7 @@ def _is_there(module: str) -> bool:
 
 
 @lru_cache(maxsize=512)
-def _imports(path: Path) -> tuple[str, ...]:
+def _imports(path: Path, _: int) -> tuple[str, ...]:
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # its own problem, which the task's check tells

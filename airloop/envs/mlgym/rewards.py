@@ -23,9 +23,10 @@ COMPONENTS: Mapping[str, str] = {
     "delta": "at each validation, score − the one before (the baseline at first), signed",
     "episode_end": "score − baseline at the end, in the metric's own units, signed; 0 without a score",
     "validated": "1 if the agent validated a submission at all",
-    "code_quality": "share of the agent's Python files that compile, and how few style errors they have, from 0 to 1; 0 "
-    "unless the score is better than the baseline: starter code is tidy, and nobody's work",
-    "tier": "headroom in steps of a quarter, rounded up so that any gain is above none; steps leave many groups without a difference to learn from",
+    "code_quality": "share of the agent's Python files that compile, and how few style errors they have, from 0 to 1; "
+    "0 unless the score is better than the baseline: starter code is tidy, and nobody's work",
+    "tier": "headroom in steps of a quarter, rounded up so that any gain is above none; steps leave many groups "
+    "without a difference to learn from",
     "percentile": "rank of the score within the group, from 0 to 1",
 }
 TOOL = 0.5

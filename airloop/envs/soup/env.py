@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment, Lack
+from airloop.envs.base import ActionFormat, EnvArgs, Environment
 from airloop.envs.soup import generate as generator
 from airloop.envs.soup.agents import scripted_agent
 from airloop.envs.soup.args import SoupArgs
@@ -17,7 +17,7 @@ from airloop.envs.soup.grading import COMPONENTS
 from airloop.envs.soup.rooms import MODULES, Rooms, image
 from airloop.envs.soup.session import SoupSession
 from airloop.envs.soup.spec import SoupTask
-from airloop.errors import AirError
+from airloop.errors import AirError, Lack
 from airloop.sandbox.needs import missing_modules, module_lack, sandbox_lacks
 from airloop.types import Agent, Task
 

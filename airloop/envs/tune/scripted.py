@@ -111,4 +111,5 @@ def scripted_agent(name: str, task: Task, seed: int, max_turns: int) -> Agent:
         case "cheat":
             start = rng.randrange(len(CHEATS))
             return Script([say(line) for line in CHEATS[start:] + CHEATS[:start]])
-    raise AirError(f"Environment 'tune' has no scripted agent {name!r}.", "known: oracle, weak, demo, noop, idle, cheat.")
+    known = "oracle, weak, demo, noop, idle, cheat"
+    raise AirError(f"Environment 'tune' has no scripted agent {name!r}.", f"known: {known}.")
