@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from airloop.errors import AirError, InfraError, Lack
-
-if TYPE_CHECKING:
-    from airloop.sandbox.pool import Lease
+from airloop.sandbox.backends import make_backend
+from airloop.sandbox.base import Backend, Image
 
 LOOK_S = 60.0
-# Isolated, so that it is the real interpreter and not the warm one, which has imported them on the host's side.
+# Isolated, and without the shell's variables: it is the interpreter alone that is asked.
 LOOK = """/usr/bin/env -i PATH=/opt/air/bin:/usr/local/bin:/usr/bin:/bin python3 -I - <<'AIR_END'
 import importlib, importlib.util, json
 wanted, load = json.loads({names!r}), {load}
@@ -44,11 +43,25 @@ def package_of(module: str) -> str:
     return PACKAGES.get(name, name.replace("_", "-"))
 
 
-async def missing_modules(lease: Lease, modules: Sequence[str], load: bool = False) -> dict[str, str]:
-    """Those that the world's Python does not have, each with its error. `load`: by importing them, which also finds
-    one that is there and broken, and takes as long as it takes."""
+@asynccontextmanager
+async def looking(sandbox: str, python: str, packages: tuple[str, ...]) -> AsyncIterator[Backend]:
+    """A backend as agents' worlds have it, to look into one or two of them."""
+    backend = make_backend(sandbox, python, packages, warm_python=False)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def missing_modules(backend: Backend, image: Image, modules: Sequence[str], load: bool = False) -> dict[str, str]:
+    """Those that the Python of such a world does not have, each with its error. `load`: by importing them, which also
+    finds one that is there and broken, and takes as long as it takes."""
     command = LOOK.format(names=json.dumps(list(modules)), load=load)
-    result = await lease.run(command, LOOK_S)
+    world = await backend.start(image)
+    try:
+        result = await world.run(command, LOOK_S)
+    finally:
+        await world.close()
     found = [line for line in result.output.splitlines() if line.startswith("AIR_LOST ")]
     if not found:
         said = result.output.strip().splitlines()[-1:] or [f"exit code {result.exit_code}"]

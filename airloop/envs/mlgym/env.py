@@ -24,7 +24,7 @@ from airloop.envs.mlgym.workspace import agent_image
 from airloop.errors import AirError, Lack
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.interpreter import PACKAGES
-from airloop.sandbox.needs import missing_modules, module_lack, package_of, sandbox_lacks
+from airloop.sandbox.needs import looking, missing_modules, module_lack, package_of, sandbox_lacks
 from airloop.sandbox.pool import Pool
 from airloop.types import Agent, Task, Trajectory
 
@@ -118,7 +118,7 @@ class MlgymEnv(Environment):
         if self._running is not None and self._running.loop is not loop:
             self.abandon()
         if self._running is None:
-            backend = make_backend(self.args.sandbox, self.args.python, (*PACKAGES, *self._packages()))
+            backend = make_backend(self.args.sandbox, self.args.python, self._packages())
             pool = Pool(backend, standby=self.args.standby)
             worlds = self.args.worlds()
             grader = Grader(pool, worlds)
@@ -126,24 +126,22 @@ class MlgymEnv(Environment):
         return self._running.places
 
     def _packages(self) -> tuple[str, ...]:
-        """What the tasks' own code imports besides what every agent gets."""
+        """What every agent gets, and what the tasks' own code imports besides."""
         found = (package_of(module) for spec in self.library.chosen() for module in needed_modules(spec))
-        return tuple(name for name in dict.fromkeys(found) if name not in PACKAGES)
+        return tuple(dict.fromkeys((*PACKAGES, *found)))
 
     def lacks(self) -> Sequence[Lack]:
         return sandbox_lacks(self.args.sandbox, self.args.worlds().gpus)
 
     async def check_world(self) -> Sequence[Lack]:
         """What each task's code imports, looked for in a world of that task."""
-        args, pool, found = self.args, self.places().pool, []
-        for spec in self.library.chosen():
-            if not (modules := needed_modules(spec)):
-                continue
-            async with await pool.lease(agent_image(spec, args.worlds())) as lease:
-                lost = await missing_modules(lease, modules)
-            if lost:
-                who = f"The task {spec.key!r}"
-                found.append(module_lack(lost, who, args.sandbox, args.python, args.container_image))
+        args, found = self.args, []
+        async with looking(args.sandbox, args.python, self._packages()) as backend:
+            for spec in self.library.chosen():
+                image, modules = agent_image(spec, args.worlds()), needed_modules(spec)
+                if modules and (lost := await missing_modules(backend, image, modules)):
+                    who = f"The task {spec.key!r}"
+                    found.append(module_lack(lost, who, args.sandbox, args.python, args.container_image))
         return found
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:

@@ -14,11 +14,11 @@ from airloop.envs.soup import generate as generator
 from airloop.envs.soup.agents import scripted_agent
 from airloop.envs.soup.args import SoupArgs
 from airloop.envs.soup.grading import COMPONENTS
-from airloop.envs.soup.rooms import MODULES, Rooms, image
+from airloop.envs.soup.rooms import MODULES, PACKAGES, Rooms, image
 from airloop.envs.soup.session import SoupSession
 from airloop.envs.soup.spec import SoupTask
 from airloop.errors import AirError, Lack
-from airloop.sandbox.needs import missing_modules, module_lack, sandbox_lacks
+from airloop.sandbox.needs import looking, missing_modules, module_lack, sandbox_lacks
 from airloop.types import Agent, Task
 
 HELD_OUT_PER_KIND = 20  # tasks of a kind in "eval" and in "test", whatever the arguments
@@ -146,9 +146,10 @@ class SoupEnv(Environment):
 
     async def check_world(self) -> Sequence[Lack]:
         """BeautifulSoup and its parsers, imported as an agent's code would."""
-        args, rooms = self.args, self.rooms()
-        async with await rooms.pool.lease(rooms.start) as lease:
-            lost = await missing_modules(lease, MODULES, load=True)
+        args = self.args
+        async with looking(args.sandbox, args.python, PACKAGES) as backend:
+            start = image(args.memory_mb, args.timeout_s, args.container_image)
+            lost = await missing_modules(backend, start, MODULES, load=True)
         return [module_lack(lost, self.name, args.sandbox, args.python, args.container_image)] if lost else []
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
