@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class AirError(Exception):
     """What was seen and why, then what to change. The command line prints it without a traceback."""
@@ -21,3 +23,11 @@ class InfraError(Exception):
 
     The sampler retries the episode and, if that does not help, drops and counts it.
     """
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Something that episodes need and that is not there: what was seen, as a sentence, and the line that mends it."""
+
+    what: str
+    fix: str

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from airloop.commands.common import Json, fail, print_json
+from airloop.commands.common import Json, fail, print_json, saying
 from airloop.errors import AirError
 from airloop.extras import check_extra
 
@@ -18,7 +18,7 @@ MlgymRoot = Annotated[str | None, typer.Option(help="An MLGym checkout; by defau
 
 @tasks.callback()
 def all_environments(context: typer.Context) -> None:
-    """The registered environments; `list`, `show` and `check` say more."""
+    """The registered environments; `list`, `show`, `check` and `audit` say more."""
     if context.invoked_subcommand is None:
         from airloop.lab.tasks import format_environments, list_environments
 
@@ -33,10 +33,8 @@ def list_tasks(
 ) -> None:
     """The registered environments, how many tasks each has, and the research tasks by name."""
     from airloop.lab.tasks import format_environments, list_environments
-    from airloop.watch.display import Display
 
-    with Display(quiet=as_json) as display:
-        display.phase("looking at the tasks")
+    with saying("looking at the tasks", quiet=as_json):  # the first time, data is prepared
         rows = list_environments(environments or (), mlgym_root, with_tasks=True)
     print_json(rows) if as_json else print(format_environments(rows, with_args=bool(environments)))
 
@@ -87,6 +85,37 @@ def check_task(
         result = check(name, mlgym_root, source, display)
     print_json(check_json(result)) if as_json else print(format_check(result))
     sys.exit(result.exit_code)
+
+
+@tasks.command("audit")
+def audit_rewards(
+    environment: Annotated[str, typer.Argument(help="An environment's id, or ./my_env.py:MyEnv.")],
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", "--args", help="An argument of the environment, as in max_turns=6.")
+    ] = None,
+    reward: Annotated[
+        list[str] | None, typer.Option("--reward", "--rewards", help="A component's weight, as in headroom=1.0.")
+    ] = None,
+    per_kind: Annotated[int, typer.Option(min=1, help="How many tasks of each kind are played by every script.")] = 8,
+    as_json: Json = False,
+) -> None:
+    """Play scripts that work and scripts that cheat: 0 every honest one earns more, 1 not so, 2 not all was judged."""
+    from airloop.envs.base import load_environment
+    from airloop.lab.tasks import parse_args, parse_weights
+    from airloop.watch.display import Display
+
+    with Display(quiet=as_json) as display:
+        display.say(f"air tasks audit: {environment}")
+        display.phase("loading libraries")
+        env = load_environment(environment, parse_args(arg or ()))
+        from airloop.lab.audit import audit
+        from airloop.lab.audit_report import as_json as report_of
+        from airloop.lab.audit_report import format_audit
+
+        found = audit(env, per_kind, parse_weights(reward or ()), display)
+        report = report_of(found, env)
+    print_json(report) if as_json else print(format_audit(report, found))
+    sys.exit(found.exit_code)
 
 
 def replay(

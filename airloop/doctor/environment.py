@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from airloop.doctor.base import Finding, check, passed
-from airloop.doctor.case import Case
-from airloop.errors import AirError, InfraError
+from airloop.doctor.case import Broken, Case, NotJudged
+from airloop.errors import AirError, InfraError, Lack
 
 if TYPE_CHECKING:
+    from airloop.envs.base import Environment
     from airloop.envs.mlgym.spec import TaskSpec
 
+# A world starts in milliseconds to seconds; on a machine that is busy with others, later.
+LOOK_S = 120.0
 SPELLING = "baseline_scores spells"  # leaks.py also tells of spellings, which air reads without regard to case
 
 
@@ -115,6 +119,63 @@ def sandbox_works(case: Case) -> Finding:
             fix = getattr(error, "fix", "") or "start the container engine, or choose another sandbox in args"
             return Finding("fail", getattr(error, "problem", str(error)), why, fix)
     return passed(f"{', '.join(wanted)} tried" if wanted else "no environment runs commands in one")
+
+
+@check("D20", stage="fast", title="agents find what they need where they run")
+def worlds_are_whole(case: Case) -> Iterator[Finding]:
+    """Modules, devices and programs that episodes need, looked for in the very sandbox that agents get."""
+    complete = True
+    for name, env in case.envs.items():
+        backend = getattr(env.args, "sandbox", None)
+        if backend:
+            try:
+                _try(case, str(backend))
+            except (AirError, InfraError) as error:  # another check's finding, in the same words
+                problem, fix = getattr(error, "problem", str(error)), getattr(error, "fix", "")
+                raise Broken(problem, fix, ("D-sandbox",), f"{name} could not open an episode") from error
+        for lack in env.lacks() or _looked_inside(case, env):
+            complete = False
+            why = "every episode would fail at it, and the reward would be blamed"
+            yield Finding("fail", lack.what, why, lack.fix)
+    if complete:
+        yield passed(f"{', '.join(case.envs)}: nothing is missing")
+
+
+@check("D21", stage="fast", title="the reward pays for success")
+def rewards_pay_for_success(case: Case) -> Iterator[Finding]:
+    """Some component with a weight says something of success by itself; `air tasks audit` plays scripts to see that it
+    does."""
+    paid = True
+    for name, env in case.envs.items():
+        weighed = [component for component, weight in env.reward_weights.items() if weight]
+        if weighed and all(component in env.shaping for component in weighed):
+            paid = False
+            work = [component for component in env.components if component not in env.shaping]
+            yield Finding(
+                "fail",
+                f"the reward of {name} is {', '.join(weighed)}, and nothing else",
+                "that can be earned without any success, so it would be",
+                f"give a weight to a component of the work as well: {', '.join(work)}; `air tasks audit {env.name}` "
+                "shows who earns what.",
+            )
+    if paid:
+        shown = "; ".join(f"{name}: {', '.join(env.reward_weights)}" for name, env in case.envs.items())
+        yield passed(shown)
+
+
+def _looked_inside(case: Case, env: Environment) -> Sequence[Lack]:
+    async def look() -> Sequence[Lack]:
+        async with asyncio.timeout(LOOK_S):
+            return await env.check_world()
+
+    try:
+        return case.wait(look())
+    except TimeoutError:
+        raise NotJudged(
+            f"a sandbox of {env.name} did not say within {LOOK_S:.0f} s what it has",
+            "nothing need be changed: the probe's episodes will show what is missing",
+            ("D20",),
+        ) from None
 
 
 def _try(case: Case, backend: str) -> None:

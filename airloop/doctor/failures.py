@@ -53,6 +53,8 @@ WHAT = {
     "D17": "a score above the known optimum is celebrated",
     "D18": "the metric or its direction is guessed",
     "D19": "a way of ending an episode leaves out its reward",
+    "D20": "what agents need is missing inside their sandbox, and the rewards are blamed",
+    "D21": "a component of the reward pays for doing nothing",
     "E1": "no reward flows at all: the loss is 0 for a whole run",
     "E2": "all episodes of a group score the same",
     "E3": "an error in a reward is swallowed and counts as 0",

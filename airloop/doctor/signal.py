@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.probe import STUCK, Probe, before_warmstart
+from airloop.sandbox.needs import package_of
 
 if TYPE_CHECKING:
     from airloop.doctor.case import Case
@@ -28,6 +31,13 @@ HALF = 0.5
 FULL = 0.1
 # Tools that take nine tenths of a turn, and at least a second: the model, and the GPU under it, waits for them.
 TOOL_BOUND, TOOL_BOUND_S = 0.9, 1.0
+# How tools say that something is not there at all. What so large a share of the episodes meets is the world's.
+ABSENT = re.compile(
+    r"ModuleNotFoundError: No module named '[^']+'|ImportError: [^\n]*(?:shared object|cannot open)[^\n]*"
+    r"|\S+: command not found|\S+: not found$",
+    re.MULTILINE,
+)
+COMMON = 0.9
 
 
 def finished_probe(case: Case) -> Probe:
@@ -71,6 +81,8 @@ def rewards_differ(case: Case) -> Finding:
     seen = f"{silent} of {len(groups)} groups have equal rewards; {count} of {n} episodes got {common:g}"
     if silent == len(groups):
         enough = n >= ENOUGH_EPISODES and not probe.hurried
+        if (broken := _broken_world(probe)) is not None:
+            return replace(broken, verdict="fail" if enough else "warn", seen=f"{broken.seen}; {seen}")
         return Finding(
             "fail" if enough else "warn",
             seen,
@@ -92,6 +104,31 @@ def rewards_differ(case: Case) -> Finding:
             ids=("E9", "E2"),
         )
     return passed(f"{seen}; within a group {probe.stuck:.0%} have the commonest reward")
+
+
+def _broken_world(probe: Probe) -> Finding | None:
+    """What nearly all episodes met in their tools' answers and no reward can be blamed for: a module or a program that
+    is not there. (An agent's own slip is not the same in all of them.)"""
+    met = Counter(line for t in probe.trajectories for line in _absences(t))
+    line, count = met.most_common(1)[0] if met else ("", 0)
+    if count < COMMON * len(probe.trajectories):
+        return None
+    module = re.search(r"No module named '([\w.]+)'", line)
+    install = f"install {package_of(module[1])}" if module else "put it there"
+    return Finding(
+        "fail",
+        f"“{line}” is in the tool results of {count} of {len(probe.trajectories)} episodes",
+        "the environment is broken, not the reward: whatever the policy does, it fails at this, and all rewards are "
+        "equal",
+        f"{install} where agents' code runs (`air doctor --only D20` looks inside the sandbox); if only the model's "
+        "own code asks for it, say in the prompt what there is.",
+        ids=("D20", "E1"),
+    )
+
+
+def _absences(trajectory: Trajectory) -> set[str]:
+    texts = [o.text for turn in trajectory.turns for o in turn.observations]
+    return {" ".join(found[0].split()) for text in texts for found in ABSENT.finditer(text)}
 
 
 def _why_equal(probe: Probe) -> str:

@@ -17,6 +17,7 @@ from airloop.errors import AirError
 from airloop.types import Action, Agent, Message, Observation, Score, Task
 
 SPLITS = ("train", "eval", "test")
+WEAK = 0.5  # how often the weak script is right
 SHARES = {"eval": 0.15, "test": 0.15}  # of the pairs; the rest is for training
 
 
@@ -107,11 +108,14 @@ class ArithEnv(Environment):
                 return Adder(1.0, 2 * self.args.max_number, rng)
             case "demo":
                 return Adder(self.args.demo_accuracy, 2 * self.args.max_number, rng)
+            case "weak":
+                return Adder(WEAK, 2 * self.args.max_number, rng)
             case "noop":
                 return Say("")
             case "cheat":  # says every number: one of them is right
                 return Say(",".join(map(str, range(2 * self.args.max_number + 1))))
-        raise AirError(f"Environment 'arith' has no scripted agent {name!r}.", "known: oracle, demo, noop, cheat.")
+        known = "oracle, weak, demo, noop, cheat"
+        raise AirError(f"Environment 'arith' has no scripted agent {name!r}.", f"known: {known}.")
 
 
 def digest(a: int, b: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from airloop.envs.files import check_file, find_class, is_file_id
-from airloop.errors import AirError
+from airloop.errors import AirError, Lack
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
 from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
@@ -84,6 +84,13 @@ class Environment(ABC):
     success: ClassVar[str | None] = None
     # Weights of the reward components when the config names none.
     reward_weights: Mapping[str, float] = MappingProxyType({})
+    # Components that say nothing of success by themselves (a command that ran, a penalty), each with the weight beside
+    # the others at which it must not change who earns more. `air tasks audit` judges them so; alone they teach nothing.
+    shaping: Mapping[str, float] = MappingProxyType({})
+    # Scripts that do the work as it is meant, well or badly, and scripts that go round it: every one of the first must
+    # earn more than every one of the second. "weak" is honest work that succeeds sometimes; it may be missing.
+    honest: ClassVar[tuple[str, ...]] = ("oracle", "weak")
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat")
     # How a component given per turn becomes the episode's: its "sum" over turns (the default) or its "mean".
     turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = MappingProxyType({})
 
@@ -107,7 +114,13 @@ class Environment(ABC):
 
     @abstractmethod
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo"."""
+        """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo", and should have "weak"
+        (see `honest`). AirError for a name that it does not know."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The reward components that a config may weigh; those with a weight, unless there are more."""
+        return tuple(self.reward_weights)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """The components that a config wants and their weights, told before the first episode. An environment
@@ -123,6 +136,16 @@ class Environment(ABC):
         group, do not ask.
         """
         return [{} for _ in trajectories]
+
+    def lacks(self) -> Sequence[Lack]:
+        """What is missing on this machine before an episode can be opened, as far as it can be told without opening
+        anything: `air tasks list` asks, so it must be quick."""
+        return ()
+
+    async def check_world(self) -> Sequence[Lack]:
+        """What actions need and do not find, looked for where they will run: in the very sandbox that agents get. The
+        doctor asks before any episode; AirError or InfraError where there is no such place."""
+        return ()
 
     def warm(self) -> None:
         """Begin, in the background, what takes time before the first episode."""

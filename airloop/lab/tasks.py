@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airloop.envs.base import Environment, find_environment, load_environment
 from airloop.errors import AirError
-from airloop.models.chat import ONLY_TEXT, ChatTokenizer
 from airloop.plugins import plugins
 from airloop.types import Message, Task
 
 if TYPE_CHECKING:
     from airloop.envs.mlgym.tasks_report import Check, Watcher
+    from airloop.models.chat import ChatTokenizer
 
 SPLITS = ("train", "eval", "test")
 RESEARCH = "mlgym"
@@ -54,7 +54,7 @@ def _warnings_unsaid() -> Iterator[None]:
 
 
 def _environment(name: str, asked: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {"id": name, "about": "", "tasks": {}, "problem": "", "needs": ""}
+    row: dict[str, Any] = {"id": name, "about": "", "tasks": {}, "problem": "", "needs": "", "lacks": []}
     try:
         find_environment(name)
     except AirError as error:
@@ -70,6 +70,7 @@ def _environment(name: str, asked: bool) -> dict[str, Any]:
             "args": {key: _argument(field) for key, field in type(env).Args.model_fields.items()},
             "reward_weights": dict(env.reward_weights),
             "tasks": {split: env.count(split) for split in SPLITS},
+            "lacks": [{"what": lack.what, "fix": lack.fix} for lack in env.lacks()],
         }
     except (AirError, ImportError) as error:
         if asked:
@@ -106,6 +107,8 @@ def show_tasks(
 
 
 async def _openings(env: Environment, chosen: Sequence[Task], tokenizer: ChatTokenizer | None) -> list[dict[str, Any]]:
+    from airloop.models.chat import ONLY_TEXT
+
     rows = []
     try:
         for task in chosen:
@@ -137,12 +140,21 @@ def parse_args(given: Sequence[str]) -> dict[str, Any]:
     for pair in given:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise AirError(f"--arg {pair!r} has no name and value.", "write it like --arg max_turns=6.")
+            raise AirError(f"{pair!r} has no name and value.", "write it like max_turns=6.")
         try:
             args[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             args[key.strip()] = value
     return args
+
+
+def parse_weights(given: Sequence[str]) -> dict[str, float]:
+    """`name=weight` pairs."""
+    weights = parse_args(given)
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise AirError(f"The weight of {name!r} is {weight!r}, which is no number.", "write it like headroom=1.0.")
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def check_task(name: str, mlgym_root: str | None, source: str, watcher: Watcher) -> Check:
@@ -203,6 +215,8 @@ def _read_tokenizer(path: Path, name: str) -> ChatTokenizer:
     with quiet():
         from transformers import PreTrainedTokenizerFast
 
+        from airloop.models.chat import ChatTokenizer
+
         return ChatTokenizer(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True), name=name)
 
 
@@ -226,6 +240,8 @@ def _facts(row: dict[str, Any], with_args: bool) -> list[str]:
     counts = ", ".join(f"{count} {split}" for split, count in row["tasks"].items())
     form = {"command": "a command", "tools": "tool calls", "text": "plain text"}[row["action_format"]]
     lines = [f"  tasks: {counts}; turns: at most {row['max_turns']}; a reply is {form}"]
+    for lack in row["lacks"]:
+        lines += [f"  not ready: {lack['what']}", f"  mend it: {lack['fix']}"]
     if with_args:
         lines += [f"  args.{k} = {v['default']!r}  {v['about']}" for k, v in row["args"].items()]
     return lines

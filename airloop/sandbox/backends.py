@@ -13,13 +13,14 @@ def make_backend(
     packages: tuple[str, ...] = PACKAGES,
     preload: tuple[str, ...] = PRELOAD,
     rehearsal: str = "",
+    warm_python: bool = True,
 ) -> Backend:
     """`packages` are those that agents see, `preload` what their warm Python has imported, `rehearsal` what it has
-    run once. A container has what its image has."""
+    run once. A container has what its image has. Without a warm Python worlds start sooner, and scripts later."""
     if name == "bubblewrap":
         from airloop.sandbox.bubblewrap import Bubblewrap
 
-        return Bubblewrap(python, packages, preload=preload, rehearsal=rehearsal)
+        return Bubblewrap(python, packages, warm_python, preload, rehearsal)
     if name == "container":
         from airloop.sandbox.container import Container
 

@@ -20,6 +20,7 @@ from airloop.errors import AirError
 from airloop.sandbox import cgroups, seccomp
 from airloop.sandbox.base import Backend, Image, Snapshot, World
 from airloop.sandbox.bubble_world import BubbleWorld
+from airloop.sandbox.bubblewrap_command import check_gpus
 from airloop.sandbox.doorkeeper import Door
 from airloop.sandbox.interpreter import PACKAGES, PRELOAD, interpreter
 from airloop.sandbox.runtime import RuntimeDirectory
@@ -97,6 +98,7 @@ class Bubblewrap(Backend):
 
     async def start(self, image: Image | Snapshot) -> World:
         saved = image if isinstance(image, Snapshot) else None
+        check_gpus((saved.image if saved else image).gpus)  # type: ignore[union-attr]
         world = BubbleWorld(self, saved.image if saved else image, f"w{next(self._names)}")  # type: ignore[arg-type]
         self.worlds.add(world)
         try:

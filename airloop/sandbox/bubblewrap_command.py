@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airloop.errors import AirError
 from airloop.sandbox.base import ENVIRONMENT, HOME, WORKSPACE, Image
 from airloop.sandbox.interpreter import Interpreter
 from airloop.sandbox.shell import SUPERVISOR
@@ -127,7 +128,21 @@ def _proc() -> list[str]:
 def _devices(image: Image) -> list[str]:
     if not image.gpus:
         return []
-    return [d for d in (*(f"/dev/nvidia{gpu}" for gpu in image.gpus), *GPU_DEVICES) if os.path.exists(d)]
+    return [*(f"/dev/nvidia{gpu}" for gpu in image.gpus), *(d for d in GPU_DEVICES if os.path.exists(d))]
+
+
+def check_gpus(wanted: Sequence[str]) -> None:
+    """Refuses a GPU that this machine does not have: without its device, agents would compute on the CPU and nobody
+    would say so."""
+    absent = [gpu for gpu in wanted if not os.path.exists(f"/dev/nvidia{gpu}")]
+    if not absent:
+        return
+    there = sorted((p.name.removeprefix("nvidia") for p in Path("/dev").glob("nvidia[0-9]*")), key=int)
+    have = f"the GPUs here are {', '.join(there)}" if there else "this machine has none that can be shown to a sandbox"
+    raise AirError(
+        f"Agents are to see the GPU{'s' * (len(absent) > 1)} {', '.join(absent)}, and {have}.",
+        f'set env_gpu = "{there[0]}" in this environment\'s args.' if there else "remove env_gpu from its args.",
+    )
 
 
 def environment(image: Image) -> dict[str, str]:

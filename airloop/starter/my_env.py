@@ -83,8 +83,10 @@ class MyEnv(Environment):
                 return Player(rng)
             case "demo":  # what the supervised start imitates
                 return Player(rng, self.args.demo_accuracy)
+            case "weak":  # honest work that succeeds sometimes: `air tasks audit` holds it above the two below
+                return Player(rng, 0.5)
             case "noop":
                 return Player(rng, always="")
             case "cheat":  # says every digit: one of them is right
                 return Player(rng, always="0123456789")
-        raise AirError(f"{self.name} has no scripted agent {name!r}.", "known: oracle, demo, noop, cheat.")
+        raise AirError(f"{self.name} has no scripted agent {name!r}.", "known: oracle, demo, weak, noop, cheat.")

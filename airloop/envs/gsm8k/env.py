@@ -231,4 +231,4 @@ class Gsm8kCalculatorEnv(Gsm8kEnv):
         return CalculatorSession(task)
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        return calculator_agent(name, task, self.max_turns)
+        return calculator_agent(name, task, seed, self.max_turns)

@@ -1,5 +1,6 @@
 """Agents that need no model. The oracle and the demonstrations are the reference solution, said as a reply or
-worked through with the tools; the cheat says many numbers at once, in every form that could be counted."""
+worked through with the tools; the weak one works too, and slips; the cheat says many numbers at once, in every form
+that could be counted."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from airloop.envs.gsm8k.answers import MARK
 from airloop.errors import AirError
 from airloop.types import Agent, Message, Task
 
+WEAK = 0.5  # how often the weak script is right
 HOW_MANY = 200  # numbers the cheat tries; half of the answers are among them
 
 
@@ -30,6 +32,8 @@ def text_agent(name: str, task: Task, seed: int) -> Agent:
     match name:
         case "oracle" | "demo":
             return Lines([task.payload["solution"]])
+        case "weak":
+            return Lines([_with_a_slip(task, seed)])
         case "noop":
             return Lines(["I do not know."])
         case "cheat":
@@ -37,10 +41,12 @@ def text_agent(name: str, task: Task, seed: int) -> Agent:
     raise unknown("gsm8k", name)
 
 
-def calculator_agent(name: str, task: Task, max_turns: int) -> Agent:
+def calculator_agent(name: str, task: Task, seed: int, max_turns: int) -> Agent:
     match name:
         case "oracle" | "demo":
             return Lines(worked(task, max_turns))
+        case "weak":
+            return Lines(worked(task, max_turns, slip(task, seed)))
         case "noop":
             return Lines(["I do not know."])
         case "cheat":
@@ -52,7 +58,7 @@ def calculator_agent(name: str, task: Task, max_turns: int) -> Agent:
 
 
 def unknown(env: str, name: str) -> AirError:
-    return AirError(f"Environment {env!r} has no scripted agent {name!r}.", "known: oracle, demo, noop, cheat.")
+    return AirError(f"Environment {env!r} has no scripted agent {name!r}.", "known: oracle, weak, demo, noop, cheat.")
 
 
 def call(name: str, arguments: Mapping[str, Any]) -> str:
@@ -60,13 +66,27 @@ def call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-def worked(task: Task, max_turns: int) -> list[str]:
+def slip(task: Task, seed: int) -> str:
+    """The answer of one who works honestly: the right one, or one that is off."""
+    rng = random.Random(f"{task.id}/{seed}/weak")
+    right = task.payload["answer"]
+    return right if rng.random() < WEAK else f"{right}{rng.randrange(10)}"
+
+
+def _with_a_slip(task: Task, seed: int) -> str:
+    """The working with that answer. Who has lost the thread has also forgotten the form."""
+    said, right = slip(task, seed), task.payload["answer"]
+    solution = task.payload["solution"].partition(MARK)[0].rstrip()
+    return f"{solution}\n{MARK} {said}" if said == right else f"{solution}\nSo it must be about {said}, I think."
+
+
+def worked(task: Task, max_turns: int, given: str = "") -> list[str]:
     """One calculation a turn; where there are more than turns, several in one. The answer is the last turn."""
     steps = [
         "\n".join(filter(None, (words, call("calculator", {"expression": expression}))))
         for words, expression in task.payload["expressions"]
     ]
-    answer = call("final_answer", {"answer": task.payload["answer"]})
+    answer = call("final_answer", {"answer": given or task.payload["answer"]})
     turns = max(max_turns - 1, 1)
     size = max(1, -(-len(steps) // turns))
     replies = ["\n".join(steps[i : i + size]) for i in range(0, len(steps), size)]

@@ -7,6 +7,7 @@ import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment
@@ -14,12 +15,16 @@ from airloop.envs.mlgym import rewards
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.baselines import Baselines
 from airloop.envs.mlgym.grading import Grader
+from airloop.envs.mlgym.imports import needed_modules
 from airloop.envs.mlgym.library import Library
 from airloop.envs.mlgym.researchers import researcher
 from airloop.envs.mlgym.session import MlgymSession, Places
 from airloop.envs.mlgym.spec import TaskSpec
-from airloop.errors import AirError
+from airloop.envs.mlgym.workspace import agent_image
+from airloop.errors import AirError, Lack
 from airloop.sandbox.backends import make_backend
+from airloop.sandbox.interpreter import PACKAGES
+from airloop.sandbox.needs import looking, missing_modules, module_lack, package_of, sandbox_lacks
 from airloop.sandbox.pool import Pool
 from airloop.types import Agent, Task, Trajectory
 
@@ -44,6 +49,10 @@ class MlgymEnv(Environment):
     success: ClassVar[str | None] = "improved"
     Args: ClassVar[type[EnvArgs]] = MlgymArgs
     reward_weights: Mapping[str, float] = {"headroom": 1.0, "tool": 0.2}
+    # Neither a command that ran nor a look at the score is a success: at these weights they cannot lift who hands in
+    # what was there above who has done something.
+    shaping: Mapping[str, float] = MappingProxyType({"tool": 0.2, "validated": 0.2})
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
 
     args: MlgymArgs
 
@@ -64,13 +73,19 @@ class MlgymEnv(Environment):
                     f"Environment 'mlgym' has no reward component {name!r}.",
                     f"{hint}Known: {', '.join(rewards.COMPONENTS)}.",
                 )
-        for spec in self.library.chosen() if {"headroom", "tier"} & set(weights) else ():
+        for spec in self.library.chosen() if rewards.OF_REFERENCE & set(weights) else ():
             if spec.yardstick.reference is None:
                 raise AirError(
                     f"The reward headroom needs a reference score, and none is known for the task {spec.key!r}.",
                     f"use rewards = {{ improvement = 1.0 }}, or args.metrics.{spec.key} = {{ reference = … }}.",
                 )
         self.reward_weights = dict(weights)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Some need a best known score, which not every task has."""
+        known = all(spec.yardstick.reference is not None for spec in self.library.chosen())
+        return tuple(name for name in rewards.COMPONENTS if known or name not in rewards.OF_REFERENCE)
 
     @property
     def max_turns(self) -> int:
@@ -82,6 +97,9 @@ class MlgymEnv(Environment):
         return [
             self._task(spec.key, example, split) for example in range(self.args.num_examples_per_task) for spec in specs
         ]
+
+    def count(self, split: str) -> int:
+        return len(self.library.chosen()) * self.args.num_examples_per_task
 
     def _task(self, key: str, example: int, split: str) -> Task:
         variant = self.library.variant(key, example, split)
@@ -100,11 +118,31 @@ class MlgymEnv(Environment):
         if self._running is not None and self._running.loop is not loop:
             self.abandon()
         if self._running is None:
-            pool = Pool(make_backend(self.args.sandbox, self.args.python), standby=self.args.standby)
+            backend = make_backend(self.args.sandbox, self.args.python, self._packages())
+            pool = Pool(backend, standby=self.args.standby)
             worlds = self.args.worlds()
             grader = Grader(pool, worlds)
             self._running = Running(loop, Places(pool, grader, Baselines(pool, grader, worlds)))
         return self._running.places
+
+    def _packages(self) -> tuple[str, ...]:
+        """What every agent gets, and what the tasks' own code imports besides."""
+        found = (package_of(module) for spec in self.library.chosen() for module in needed_modules(spec))
+        return tuple(dict.fromkeys((*PACKAGES, *found)))
+
+    def lacks(self) -> Sequence[Lack]:
+        return sandbox_lacks(self.args.sandbox, self.args.worlds().gpus)
+
+    async def check_world(self) -> Sequence[Lack]:
+        """What each task's code imports, looked for in a world of that task."""
+        args, found = self.args, []
+        async with looking(args.sandbox, args.python, self._packages()) as backend:
+            for spec in self.library.chosen():
+                image, modules = agent_image(spec, args.worlds()), needed_modules(spec)
+                if modules and (lost := await missing_modules(backend, image, modules)):
+                    who = f"The task {spec.key!r}"
+                    found.append(module_lack(lost, who, args.sandbox, args.python, args.container_image))
+        return found
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return researcher(name, self.spec(task), seed, self.args.max_turns)

@@ -17,6 +17,8 @@ from airloop.errors import AirError
 
 T = TypeVar("T")
 
+# libyaml's where it is there: ten times as fast, and just as safe. It takes tabs for spaces without a word.
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # ValueError: a date such as 2020-13-45.
 UNPARSED = (yaml.YAMLError, ValueError, RecursionError)
 
@@ -31,7 +33,7 @@ def read_mapping(file: Path) -> tuple[dict[str, Any], list[str]]:
         raise AirError(f"{file} is not UTF-8 text.", "save it as UTF-8.") from None
     warnings: list[str] = []
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, Loader=yaml.SafeLoader if "\t" in text else LOADER)
     except UNPARSED as error:
         if "\t" not in text:
             raise _broken(file, error) from None

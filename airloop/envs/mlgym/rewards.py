@@ -15,6 +15,7 @@ from airloop.envs.mlgym.spec import Yardstick
 TURN_COMPONENTS = ("tool", "delta")
 EPISODE_COMPONENTS = ("improvement", "headroom", "episode_end", "validated", "code_quality", "tier")
 GROUP_COMPONENTS = ("percentile",)
+OF_REFERENCE = frozenset({"headroom", "tier"})  # that need a best known score
 COMPONENTS: Mapping[str, str] = {
     "improvement": "10 × (score − baseline)/|baseline|, signed by the metric's direction; not below -2, and -2 without",
     "headroom": "share of the way from the baseline to the reference that was gone, from -1 to 1; -1 without a score",
@@ -22,8 +23,10 @@ COMPONENTS: Mapping[str, str] = {
     "delta": "at each validation, score − the one before (the baseline at first), signed",
     "episode_end": "score − baseline at the end, in the metric's own units, signed; 0 without a score",
     "validated": "1 if the agent validated a submission at all",
-    "code_quality": "share of the agent's Python files that compile, and how few style errors they have, from 0 to 1",
-    "tier": "headroom in steps of a quarter; steps leave many groups without a difference to learn from",
+    "code_quality": "share of the agent's Python files that compile, and how few style errors they have, from 0 to 1; "
+    "0 unless the score is better than the baseline: starter code is tidy, and nobody's work",
+    "tier": "headroom in steps of a quarter, rounded up so that any gain is above none; steps leave many groups "
+    "without a difference to learn from",
     "percentile": "rank of the score within the group, from 0 to 1",
 }
 TOOL = 0.5
@@ -56,7 +59,7 @@ def for_episode(
         "episode_end": raw,
         "validated": float(validated),
         "code_quality": code_quality,
-        "tier": math.floor(share * 4) / 4,
+        "tier": math.ceil(share * 4) / 4,
     }
     return {name: value for name, value in all_of_them.items() if name in names}
 

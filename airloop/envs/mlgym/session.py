@@ -255,7 +255,7 @@ class MlgymSession(Session):
         else:
             last = self.attempt.grade or Grade(None, "submission_not_found", NOT_FOUND, 0.0)
         score = self._counted(last)
-        quality = await self._code_quality() if "code_quality" in self.names else 0.0
+        quality = await self._code_quality() if "code_quality" in self.names and self._improved(score) else 0.0
         given = rewards.for_episode(self.names, self.spec.yardstick, self.baseline, score, self.validated, quality)
         return Score(given, self._metrics(score, last))
 
@@ -274,9 +274,7 @@ class MlgymSession(Session):
         shown = {
             "baseline": self.baseline,
             "scored": float(score is not None),
-            "improved": float(
-                score is not None and metrics.gain(yardstick, self.baseline, score) > 2 * yardstick.noise
-            ),
+            "improved": float(self._improved(score)),
             "validated": float(self.validated),
             "submitted": float(ending == "submitted" and score is not None),
             "autosubmitted": float(ending == "" and score is not None),
@@ -294,6 +292,11 @@ class MlgymSession(Session):
                 rewards.WORST_HEADROOM if score is None else metrics.headroom(yardstick, self.baseline, score)
             )
         return shown
+
+    def _improved(self, score: float | None) -> bool:
+        """Better than the baseline by more than noise."""
+        yardstick = self.spec.yardstick
+        return score is not None and metrics.gain(yardstick, self.baseline, score) > 2 * yardstick.noise
 
     async def _code_quality(self) -> float:
         if self.lost:

@@ -12,12 +12,14 @@ from airloop.envs.mlgym import baselines, metrics
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.checkout import find_root, load_checkout
 from airloop.envs.mlgym.env import MlgymEnv
+from airloop.envs.mlgym.imports import not_installed
 from airloop.envs.mlgym.library import Library, builtin_keys
 from airloop.envs.mlgym.replay_report import tolerance
 from airloop.envs.mlgym.session import MlgymSession
 from airloop.envs.mlgym.spec import TaskSpec
 from airloop.envs.mlgym.workspace import SUBMISSION
 from airloop.errors import AirError, InfraError
+from airloop.sandbox.needs import sandbox_lacks
 from airloop.types import Action, Message, Task
 
 Source = Literal["auto", "builtin", "checkout"]
@@ -42,13 +44,15 @@ class Counter(Protocol):
 
 
 def catalogue(mlgym_root: str | None = None) -> list[dict[str, Any]]:
-    """A row per task: the checkout's, if one is named, then ours. Nothing is run."""
+    """A row per task: the checkout's, if one is named, then ours. Nothing of a task is run."""
     root = find_root(mlgym_root)
+    world = [lack.what for lack in sandbox_lacks(MlgymArgs().sandbox)]
     library = Library(MlgymArgs(source="builtin"))
     theirs = load_checkout(root) if root else []
     ours = [library.builtin(key) for key in builtin_keys()]
     keys = {spec.key for spec in theirs}
-    return [describe(spec) for spec in theirs] + [describe(spec) | {"shadowed": spec.key in keys} for spec in ours]
+    rows = [describe(spec) for spec in theirs] + [describe(spec) | {"shadowed": spec.key in keys} for spec in ours]
+    return [row | {"lacks": [*world, *row["lacks"]]} for row in rows]
 
 
 def describe(spec: TaskSpec) -> dict[str, Any]:
@@ -75,6 +79,7 @@ def describe(spec: TaskSpec) -> dict[str, Any]:
         "how": stick.how,
         "noise": stick.noise,
         "runnable": spec.runnable,
+        "lacks": [f"the Python module {name} is not installed" for name in not_installed(spec)],
         "warnings": list(spec.warnings),
         "problems": list(spec.problems),
     }
@@ -97,13 +102,17 @@ def format_catalogue(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{baseline:>9s}  {_number(row['reference']):>9s}  {_state(row)}"
         )
     lines.append("↑ higher is better, ↓ lower; `measured`: by running it once. `air tasks check TASK` says more.")
+    for lack in dict.fromkeys(lack for row in rows for lack in row["lacks"]):
+        lines.append(f"! {lack.rstrip('.')}: {', '.join(row['key'] for row in rows if lack in row['lacks'])}")
     if any(row["shadowed"] for row in rows):
         lines.append("Where both have a task, the checkout's is used; args = { source = \"builtin\" } takes air's.")
     return "\n".join(lines)
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    said = [_count(row["problems"], "problem")] if row["problems"] else ["ready"]
+    said = [_count(row["problems"], "problem")] if row["problems"] else []
+    said += [_count(row["lacks"], "thing") + " missing"] if row["lacks"] else []
+    said = said or ["ready"]
     said += [_count(row["warnings"], "warning")] if row["warnings"] else []
     said += ["the checkout's is used"] if row["shadowed"] else []
     return ", ".join(said)

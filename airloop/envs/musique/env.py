@@ -12,7 +12,7 @@ from airloop.envs.musique.args import MusiqueArgs
 from airloop.envs.musique.library import GENERATED_COUNTS, Library
 from airloop.envs.musique.questions import Question, arrange
 from airloop.envs.musique.retrievers import Recent, Retriever, make_retriever
-from airloop.envs.musique.scores import COMPONENTS, MIXTURE
+from airloop.envs.musique.scores import BALANCED, COMPONENTS
 from airloop.envs.musique.scripted import scripted_agent
 from airloop.envs.musique.session import MusiqueSession
 from airloop.errors import AirError
@@ -26,7 +26,7 @@ class MusiqueEnv(Environment):
     action_format: ClassVar[ActionFormat] = "tools"
     success: ClassVar[str | None] = "f1"
     Args: ClassVar[type[EnvArgs]] = MusiqueArgs
-    reward_weights: Mapping[str, float] = MIXTURE
+    reward_weights: Mapping[str, float] = BALANCED
 
     args: MusiqueArgs
 
@@ -53,6 +53,10 @@ class MusiqueEnv(Environment):
                     f"{hint}Known: {', '.join(COMPONENTS)}.",
                 )
         self.reward_weights = dict(weights)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return COMPONENTS
 
     @property
     def max_turns(self) -> int:

@@ -25,6 +25,8 @@ OPENERS = frozenset(
     re.findall(r"\w+", "What Who Where When Which How In The A On Of Whose Whom Why Is Are Was Did Does")
 )
 
+WEAK = 0.75  # how often the weak script searches, answers and cites well
+
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -89,11 +91,12 @@ class Demonstrator:
     """Searches a few times, now well, now badly; answers rightly only what it could have read. Of all this RL is to
     find out what pays, so nothing is always good: `demo_skill` says how often it is."""
 
-    def __init__(self, question: Question, args: MusiqueArgs, rng: random.Random) -> None:
+    def __init__(self, question: Question, args: MusiqueArgs, rng: random.Random, patient: bool = False) -> None:
         self.question = question
         self.args = args
         self.rng = rng
-        self.searches = rng.randint(1, max(1, min(args.max_turns - 1, question.hops + 1)))
+        most = max(1, min(args.max_turns - 1, question.hops + 1))
+        self.searches = most if patient else rng.randint(1, most)
 
     async def reply(self, messages: Sequence[Message], tools: Tools) -> Message:
         if turns_taken(messages) < min(self.searches, self.args.max_turns - 1):
@@ -172,10 +175,12 @@ def scripted_agent(name: str, question: Question, seed: int, args: MusiqueArgs) 
     match name:
         case "oracle":
             return Oracle(question, args)
+        case "weak":
+            return Demonstrator(question, args.model_copy(update={"demo_skill": WEAK}), rng, patient=True)
         case "demo":
             return Demonstrator(question, args, rng)
         case "noop":
             return Script([Message(role="assistant", content="I would have to look that up.")])
         case "cheat":
             return Script(cheat(question, args, rng))
-    raise AirError(f"Environment 'musique' has no scripted agent {name!r}.", "known: oracle, demo, noop, cheat.")
+    raise AirError(f"Environment 'musique' has no scripted agent {name!r}.", "known: oracle, weak, demo, noop, cheat.")

@@ -123,7 +123,8 @@ class MusiqueSession(Session):
             "documents_cited": float(len(outcome.cited)),
             "answer_words": float(len((outcome.answer or "").split())),
         }
-        return Score({name: values[name] for name in self.names}, {**values, **counts})
+        worth = scores.paid(values, question.hops)
+        return Score({name: worth[name] for name in self.names}, {**values, **counts})
 
 
 def cut(text: str, limit: int) -> str:

@@ -14,7 +14,8 @@ from airloop.envs.soup.tools import STOPPED
 from airloop.errors import AirError
 from airloop.types import Agent, Message
 
-NAMES = ("oracle", "demo", "noop", "guesser", "cheat")
+NAMES = ("oracle", "weak", "demo", "noop", "guesser", "motions", "cheat")
+WEAK = 0.5  # how often the weak script is right
 
 # What a thief tries, each in a call of its own; see docs/soup.md. What it steals it prints as JSON.
 THEFTS = (
@@ -123,6 +124,7 @@ class Demonstrator:
         return {**value, key: self.near(value.get(key))} if value else value
 
 
+MOTIONS = "import bs4\nsoup = make_soup()\nprint([tag.get_text() for tag in soup.find_all('p')][:3])"
 FIRST_LOOKS = (
     "print(HTML[:200])",
     "print(make_soup().title)",
@@ -172,8 +174,12 @@ def scripted_agent(name: str, task: SoupTask, seed: int, demo_accuracy: float) -
             return Oracle(task.recipe)
         case "demo":
             return Demonstrator(task.recipe, rng, demo_accuracy)
+        case "weak":
+            return Demonstrator(task.recipe, rng, WEAK)
         case "noop":
             return Script([Message(role="assistant", content="I would look for it on the page.")])
+        case "motions":  # everything that looks like work, whatever the page or the question
+            return Script([say(call("run_python", code=MOTIONS)), say(answer("nothing"))])
         case "guesser":
             return Guesser(rng)
         case "cheat":

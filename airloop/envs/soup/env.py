@@ -6,6 +6,7 @@ import asyncio
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment
@@ -13,10 +14,11 @@ from airloop.envs.soup import generate as generator
 from airloop.envs.soup.agents import scripted_agent
 from airloop.envs.soup.args import SoupArgs
 from airloop.envs.soup.grading import COMPONENTS
-from airloop.envs.soup.rooms import Rooms, image
+from airloop.envs.soup.rooms import MODULES, PACKAGES, Rooms, image
 from airloop.envs.soup.session import SoupSession
 from airloop.envs.soup.spec import SoupTask
-from airloop.errors import AirError
+from airloop.errors import AirError, Lack
+from airloop.sandbox.needs import looking, missing_modules, module_lack, sandbox_lacks
 from airloop.types import Agent, Task
 
 HELD_OUT_PER_KIND = 20  # tasks of a kind in "eval" and in "test", whatever the arguments
@@ -37,6 +39,9 @@ class SoupEnv(Environment):
     action_format: ClassVar[ActionFormat] = "tools"
     success: ClassVar[str | None] = "passed"
     Args: ClassVar[type[EnvArgs]] = SoupArgs
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "guesser", "motions", "cheat")
+    # What the answer's worth is reduced by, and what a wrong episode is lifted to: nothing without the answer.
+    shaping: Mapping[str, float] = MappingProxyType({"safety": 1.0, "efficiency": 1.0, "library": 1.0, "process": 1.0})
 
     args: SoupArgs
 
@@ -50,6 +55,10 @@ class SoupEnv(Environment):
 
     def _components(self) -> tuple[str, ...]:
         return tuple(name for name in COMPONENTS if name != "process" or self.args.credits_process)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return self._components()
 
     def _chosen_kinds(self) -> list[str]:
         for name in self.args.kinds:
@@ -91,8 +100,7 @@ class SoupEnv(Environment):
         training = split == "train"
         count = self.args.num_examples_per_kind if training else HELD_OUT_PER_KIND
         first = self.args.seed * count if training else 0
-        shares = self.args.levels
-        repeats = {kind: shares[generator.KINDS[kind].level] if training else 1 for kind in self.kinds}
+        repeats = self._repeats(split)
         most = max(repeats.values())
         return [
             self._task(kind, seeds[(first * most + example) % len(seeds)], split)
@@ -100,6 +108,17 @@ class SoupEnv(Environment):
             for kind in self.kinds
             if example < count * repeats[kind]
         ]
+
+    def _repeats(self, split: str) -> dict[str, int]:
+        """How often each kind comes for one of the rarest."""
+        shares = self.args.levels
+        return {kind: shares[generator.KINDS[kind].level] if split == "train" else 1 for kind in self.kinds}
+
+    def count(self, split: str) -> int:
+        if split not in ("train", "eval", "test"):
+            return super().count(split)
+        each = self.args.num_examples_per_kind if split == "train" else HELD_OUT_PER_KIND
+        return each * sum(self._repeats(split).values())
 
     def _task(self, kind: str, seed: int, split: str) -> Task:
         payload = {"kind": kind, "seed": seed}
@@ -121,6 +140,17 @@ class SoupEnv(Environment):
             start = image(args.memory_mb, args.timeout_s, args.container_image)
             self._running = Running(loop, Rooms.open(args.sandbox, args.python, start, args.sandboxes))
         return self._running.rooms
+
+    def lacks(self) -> Sequence[Lack]:
+        return sandbox_lacks(self.args.sandbox)
+
+    async def check_world(self) -> Sequence[Lack]:
+        """BeautifulSoup and its parsers, imported as an agent's code would."""
+        args = self.args
+        async with looking(args.sandbox, args.python, PACKAGES) as backend:
+            start = image(args.memory_mb, args.timeout_s, args.container_image)
+            lost = await missing_modules(backend, start, MODULES, load=True)
+        return [module_lack(lost, self.name, args.sandbox, args.python, args.container_image)] if lost else []
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return scripted_agent(name, self.soup_task(task), seed, self.args.demo_accuracy)

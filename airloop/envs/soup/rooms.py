@@ -22,6 +22,7 @@ from airloop.sandbox.pool import Lease, Pool
 
 SOURCE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
 PACKAGES = ("beautifulsoup4", "lxml", "html5lib")
+MODULES = ("bs4", "lxml", "html5lib")  # what they are imported as
 PRELOAD = (
     *("json", "re", "collections", "itertools", "functools", "math", "datetime", "decimal", "statistics", "string"),
     *("html", "html.parser", "html.entities", "urllib.parse", "traceback", "linecache", "unicodedata", "textwrap"),

@@ -11,7 +11,7 @@ import asyncio
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -31,6 +31,7 @@ TASKS_PER_DATASET = 4
 METRICS = {"classification": "accuracy", "regression": "r2"}
 DIRECTIONS = {"accuracy": 1.0, "r2": 1.0}  # both: higher is better
 FLOORS = {"accuracy": 0.5, "r2": 0.5}  # smallest |baseline| an improvement is divided by
+COMPONENTS = ("tool", "improvement", "headroom")
 
 TOOL_REWARD = 0.5
 # No model is worth this, and so is one that would be worth less: to train is never the worse choice.
@@ -63,9 +64,10 @@ class TuneArgs(EnvArgs):
 
 
 class TuneSession(Session):
-    def __init__(self, task: Task, args: TuneArgs, pool: FitPool) -> None:
+    def __init__(self, task: Task, args: TuneArgs, pool: FitPool, names: Collection[str]) -> None:
         self.task = task
         self.args = args
+        self.names = names  # of the reward components that count
         self.pool = pool
         self.metric: str = task.payload["metric"]
         self.baseline: Scores = task.payload["baseline"]
@@ -87,14 +89,17 @@ class TuneSession(Session):
             return self.failed(str(error))
         if command.ignored:
             text += "\n(only the first line ran)"
-        return Observation(text, {"tool": TOOL_REWARD}, done=self.submitted)
+        return Observation(text, self._tool(TOOL_REWARD), done=self.submitted)
 
     def invalid(self, action: Action) -> Observation:
         return self.failed(action.text)
 
     def failed(self, text: str) -> Observation:
         self.failed_commands += 1
-        return Observation(text, {"tool": -TOOL_REWARD}, failed=True)
+        return Observation(text, self._tool(-TOOL_REWARD), failed=True)
+
+    def _tool(self, value: float) -> dict[str, float]:
+        return {"tool": value} if "tool" in self.names else {}
 
     async def run(self, command: Command) -> str:
         payload = self.task.payload
@@ -137,7 +142,7 @@ class TuneSession(Session):
             "submitted": float(self.submitted),
             "commands_failed": float(self.failed_commands),
         }
-        return Score({self.args.reward: rewards[self.args.reward]}, metrics)
+        return Score({name: value for name, value in rewards.items() if name in self.names}, metrics)
 
 
 class TuneEnv(Environment):
@@ -147,6 +152,9 @@ class TuneEnv(Environment):
     Args: ClassVar[type[EnvArgs]] = TuneArgs
     # Per-turn components: how an episode's turns become one number.
     turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = {"tool": "mean"}
+    # A command that ran is no success; at this weight it cannot lift who trains nothing above who does.
+    shaping: Mapping[str, float] = {"tool": 1.0}
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
     reward_weights: Mapping[str, float] = {"tool": 1.0, "improvement": 1.0}
 
     args: TuneArgs
@@ -159,6 +167,20 @@ class TuneEnv(Environment):
         for name in args.datasets or ():
             check_dataset(name)
         self._pool: FitPool | None = None
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return COMPONENTS
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        for name in weights:
+            if name not in COMPONENTS:
+                near = difflib.get_close_matches(name, COMPONENTS, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise AirError(
+                    f"Environment 'tune' has no reward component {name!r}.", f"{hint}Known: {', '.join(COMPONENTS)}."
+                )
+        self.reward_weights = dict(weights)
 
     @property
     def max_turns(self) -> int:
@@ -190,7 +212,7 @@ class TuneEnv(Environment):
 
     def open(self, task: Task, seed: int) -> TuneSession:
         """Nothing in this world is random: the seed is not used."""
-        return TuneSession(task, self.args, self.pool)
+        return TuneSession(task, self.args, self.pool, tuple(self.reward_weights))
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return scripted_agent(name, task, seed, self.args.max_turns)

@@ -63,7 +63,7 @@ def test_the_same_seed_demonstrates_the_same() -> None:
 
 def test_an_unknown_script_is_told() -> None:
     env = make()
-    with pytest.raises(AirError, match="oracle, demo, noop, cheat"):
+    with pytest.raises(AirError, match="oracle, weak, demo, noop, cheat"):
         env.scripted("wizard", env.tasks("train")[0], 0)
 
 

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.musique.scores import ANSWER, BALANCED, MIXTURE, Outcome, exact_match, f1, measure, normalise, overlap
+from airloop.envs.musique.scores import (
+    ANSWER,
+    BALANCED,
+    MIXTURE,
+    Outcome,
+    exact_match,
+    f1,
+    measure,
+    normalise,
+    overlap,
+    paid,
+)
 
 # Each rule of SQuAD's evaluation in the order it applies them: lower case, no punctuation, no articles, single
 # spaces. Punctuation is removed, not replaced, so "twenty-one" is one word; articles go only as whole words.
@@ -73,6 +84,18 @@ def test_the_mixture_is_the_published_one() -> None:
     wanted = (0.9 * em + 1.0 * token_f1 + 1.0 * r + 0.4 * p + 0.6 * c + 0.1 * form) / 4
     assert values["mixture"] == pytest.approx(wanted)
     assert values["mixture_by_hops"] == pytest.approx(wanted * 1.5)
+
+
+def test_what_can_be_had_without_an_answer_is_paid_only_with_one() -> None:
+    everything = frozenset(range(1, 21))
+    cheat = Outcome("no idea", everything, everything, calls=20, valid_calls=20)
+    seen = measure(cheat, ["Eiffel Tower"], {1, 2}, hops=2)
+    assert seen["recall"] == seen["citation_recall"] == seen["format"] == 1 and seen["mixture"] > 0.4
+    worth = paid(seen, hops=2)
+    assert worth["recall"] == worth["citation_recall"] == worth["format"] == 0
+    assert worth["mixture"] < 0.05 and worth["balanced"] < 0.1
+    right = measure(Outcome("Eiffel Tower", frozenset({1, 2}), frozenset({1, 2}), 3, 3), ["Eiffel Tower"], {1, 2}, 2)
+    assert paid(right, 2) == right
 
 
 ids = st.frozensets(st.integers(0, 20))

@@ -253,9 +253,11 @@ def test_requests_with_ever_new_submissions_are_bounded(episodes: Episodes) -> N
 
 
 def test_the_quality_of_code_is_not_what_the_agent_says_it_is(episodes: Episodes) -> None:
-    forge = "python3() { echo 1.0; }; echo 'def (:' > strategy.py"
-    played = episodes.play(DILEMMA, forge, "true", weights={"headroom": 1.0, "code_quality": 1.0})
-    assert played.rewards.get("code_quality", 0.0) < 0.5
+    """It is paid only with an improvement, so there is one."""
+    forge = "python3() { echo 1.0; }; for name in a b c; do echo 'def (:' > $name.py; done"
+    better = HONEST.replace("return 0", "return 1")
+    played = episodes.play(DILEMMA, better, forge, weights={"headroom": 1.0, "code_quality": 1.0})
+    assert played.metrics["improved"] == 1 and 0 < played.rewards["code_quality"] < 0.5
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

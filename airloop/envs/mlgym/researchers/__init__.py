@@ -17,7 +17,8 @@ from airloop.errors import AirError
 from airloop.types import Agent, Message
 
 LEVELS = ("novice", "junior", "senior", "oracle")
-NAMES = (*LEVELS, "demo", "noop", "cheat")
+WEAK = ("junior", "junior")  # who is honest and weak: two drafts, of which the better one beats the baseline a little
+NAMES = (*LEVELS, "weak", "demo", "noop", "idle", "cheat")
 
 # Who gives a demonstration: good work is there to be found and is not what is seen most.
 DEMO_WEIGHTS: Mapping[str, float] = {"novice": 0.55, "junior": 0.27, "senior": 0.13, "oracle": 0.05}
@@ -34,7 +35,14 @@ DRAFTS: Mapping[str, Callable[[str, random.Random], Draft]] = {
     "3SATTime": sat,
 }
 
+TABLES = ("titanic", "regressionKaggleHousePrice", "imageClassificationFMnist")
 NOOP = "I would first think about the data and then choose a fitting approach."
+
+
+def idle(key: str) -> list[Message]:
+    """Hands in what is there: what `baseline.py` writes, or the starter file as it is."""
+    script = [say("The baseline will do.", "python baseline.py")] if key in TABLES else []
+    return [*script, say("How good is it?", "validate"), say("I submit this.", "submit")]
 
 
 def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
@@ -47,17 +55,19 @@ def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
     rng = random.Random(f"{spec.key}/{spec.variant}/{name}/{seed}")
     if name == "noop":
         return Lines([Message(role="assistant", content=NOOP)])
+    if name == "idle":
+        return Lines(idle(spec.key))
     if name == "cheat":
         tried = attempts(spec.key)
         start = rng.randrange(len(tried))
         room = max(1, max_turns - 1)
         chosen = (tried[start:] + tried[:start])[:room]
         return Lines([*(say("Perhaps this is quicker.", line) for line in chosen), say("Done.", "submit")])
-    levels = [name]
+    levels = list(WEAK) if name == "weak" else [name]
     if name == "demo":
         drafts = 2 if rng.random() < SECOND_THOUGHTS else 1
         levels = rng.choices(list(DEMO_WEIGHTS), list(DEMO_WEIGHTS.values()), k=drafts)
-    elif name not in LEVELS:
+    elif levels[0] not in LEVELS:
         raise AirError(f"There is no scripted researcher {name!r}.", f"known: {', '.join(NAMES)}.")
     write = DRAFTS[spec.key]
     return Researcher([write(level, rng) for level in levels], spec.yardstick, max_turns)

@@ -19,13 +19,15 @@ TABLES = (
 GAMES = (
     "printf 'def chance_of_zero(history):\\n    return 1.0\\nPAYOFFS = ((9, 9), (9, 9))\\n' > target.py",
     "cat << 'EOF' > strategy.py\nimport random\n\ndef row_strategy(history):\n    random.seed(0)\n"
-    "    history.append((0, 0))\n    return 0\nEOF",
+    "    history.append((0, 0))\n    return MOVE\nEOF",
     "cat << 'EOF' > strategy.py\nimport sys\n\ndef row_strategy(history):\n"
     "    for name in ('evaluate', 'target', 'matches', '__main__'):\n        module = sys.modules.get(name)\n"
     "        if module and hasattr(module, 'PAYOFFS'):\n            module.PAYOFFS = ((9, 9), (9, 9))\n"
-    "    return 0\nEOF",
+    "    return MOVE\nEOF",
     "cat << 'EOF' > strategy.py\nprint('{\"Score\": 99}')\nimport os\nos._exit(0)\nEOF",
 )
+# What a cheat plays besides: a bad move, so that a good score could only come from cheating.
+MOVES = {"prisonersDilemma": "0", "battleOfSexes": "1", "blotto": "[120, 0, 0, 0, 0, 0]"}
 SOLVERS = (
     "cat << 'EOF' > solver.py\nimport time\ntime.perf_counter = time.process_time = lambda: 0.0\ncpu_seconds = 1e-9\n\n"
     "def solve(num_vars, clauses):\n    return [True] * num_vars\nEOF",
@@ -37,4 +39,4 @@ def attempts(key: str) -> list[str]:
     if key == "3SATTime":
         return [*EVERYWHERE, *SOLVERS]
     csv = key in ("titanic", "regressionKaggleHousePrice", "imageClassificationFMnist")
-    return [*EVERYWHERE, *(TABLES if csv else GAMES)]
+    return [*EVERYWHERE, *(TABLES if csv else (line.replace("MOVE", MOVES[key]) for line in GAMES))]

@@ -1,0 +1,96 @@
+"""What agents' code needs, looked for inside a world: what is installed on the host says nothing about it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from airloop.errors import AirError, InfraError, Lack
+from airloop.sandbox.backends import make_backend
+from airloop.sandbox.base import Backend, Image
+
+LOOK_S = 60.0
+# Isolated, and without the shell's variables: it is the interpreter alone that is asked.
+LOOK = """/usr/bin/env -i PATH=/opt/air/bin:/usr/local/bin:/usr/bin:/bin python3 -I - <<'AIR_END'
+import importlib, importlib.util, json
+wanted, load = json.loads({names!r}), {load}
+lost = {{}}
+for name in wanted:
+    try:
+        if load:
+            importlib.import_module(name)
+        elif importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {{name!r}}")
+    except Exception as error:
+        lost[name] = f"{{type(error).__name__}}: {{error}}"
+print("AIR_LOST " + json.dumps(lost))
+AIR_END"""
+# Where the package is not called as its module is.
+PACKAGES = {
+    "sklearn": "scikit-learn",
+    "bs4": "beautifulsoup4",
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+}
+
+
+def package_of(module: str) -> str:
+    name = module.partition(".")[0]
+    return PACKAGES.get(name, name.replace("_", "-"))
+
+
+@asynccontextmanager
+async def looking(sandbox: str, python: str, packages: tuple[str, ...]) -> AsyncIterator[Backend]:
+    """A backend as agents' worlds have it, to look into one or two of them."""
+    backend = make_backend(sandbox, python, packages, warm_python=False)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def missing_modules(backend: Backend, image: Image, modules: Sequence[str], load: bool = False) -> dict[str, str]:
+    """Those that the Python of such a world does not have, each with its error. `load`: by importing them, which also
+    finds one that is there and broken, and takes as long as it takes."""
+    command = LOOK.format(names=json.dumps(list(modules)), load=load)
+    world = await backend.start(image)
+    try:
+        result = await world.run(command, LOOK_S)
+    finally:
+        await world.close()
+    found = [line for line in result.output.splitlines() if line.startswith("AIR_LOST ")]
+    if not found:
+        said = result.output.strip().splitlines()[-1:] or [f"exit code {result.exit_code}"]
+        raise InfraError(f"the sandbox's Python could not be asked what it has: {said[0]}")
+    lost: dict[str, str] = json.loads(found[-1].removeprefix("AIR_LOST "))
+    return lost
+
+
+def module_lack(lost: dict[str, str], who: str, sandbox: str, python: str, image: str) -> Lack:
+    """One sentence of all that is missing, and the line that installs it where agents will find it."""
+    names = list(lost)
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    what = f"{who} needs {listed} inside the agents' sandbox, and its Python has no such module ({lost[names[0]]})."
+    packages = list(dict.fromkeys(map(package_of, names)))
+    if sandbox == "container":
+        return Lack(what, f"add them to the image {image}: RUN pip install {shlex.join(packages)}")
+    return Lack(what, shlex.join([python or sys.executable, "-m", "pip", "install", *packages]))
+
+
+def sandbox_lacks(sandbox: str, gpus: Sequence[str] = ()) -> list[Lack]:
+    """Why no world could be made here; quick. A container engine is asked by the doctor alone, which can wait."""
+    if sandbox != "bubblewrap":
+        return []
+    from airloop.sandbox.bubblewrap import check
+    from airloop.sandbox.bubblewrap_command import check_gpus
+
+    try:
+        check()
+        check_gpus(gpus)
+    except AirError as error:
+        return [Lack(error.problem, error.fix)]
+    return []
