@@ -7,7 +7,8 @@
 
 A healthy set-up is one whose engine and trainer agree with transformers in float32, or that was trained for 20 steps
 with success rising; never one that the doctor calls healthy. What the doctor refuses in one is a false alarm. (What a
-policy does and earns is judged in trained set-ups only: random weights do earn nothing.) A line of --out is one set-up
+policy does and earns is judged in trained set-ups only: random weights do earn nothing; whether GPU and disk are free
+is true of the machine, not of the set-up.) A line of --out is one set-up
 or one fault in one; those that are there already are not repeated.
 """
 
@@ -35,6 +36,8 @@ from airloop.errors import AirError
 TINY = ("tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral")
 # Of what the policy does and earns: true of random weights, so no false alarm in a set-up that was not trained.
 ABOUT_POLICY = ("rewards_differ", "parts_add_up", "parts_fire", "valid_actions", "replies_end", "context_holds_episode")
+# Of this machine at this moment: what others hold of its GPU, and how much of its disk is free.
+ABOUT_MACHINE = ("gpus_are_free", "disk_has_room")
 # Each fault in so many set-ups of each model.
 SETUPS_PER_FAULT = 3
 
@@ -147,8 +150,9 @@ def _short(record: dict[str, Any]) -> str:
 
 def false_alarms(record: dict[str, Any]) -> Iterator[str]:
     """Names of checks that refuse a set-up which is proven to be healthy."""
+    about_others = ABOUT_MACHINE + (() if record["kind"] == "trained" else ABOUT_POLICY)
     for name, told in record["verdicts"].items():
-        if told["verdict"] == "fail" and (record["kind"] == "trained" or name not in ABOUT_POLICY):
+        if told["verdict"] == "fail" and name not in about_others:
             yield name
 
 

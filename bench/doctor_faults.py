@@ -319,8 +319,8 @@ FAULTS = [
     ),
     Injected(
         "nearly all rewards are alike",
-        ("E9",),
-        _rewards(lambda t: {"correct": float(_chance(t) < 0.96)}, {"correct": 1.0}),
+        ("E9", "E2"),  # of 48 episodes about one differs; by chance, none
+        _rewards(lambda t: {"correct": float(_chance(t) < 0.98)}, {"correct": 1.0}),
         env="arith",
         only=SIGNAL,
     ),
