@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Long enough that a pass is as efficient as a run's, short enough for a machine of 60 GFLOP/s: together some 8 s there.
 PROMPT = 192
-DECODED = 6  # tokens of each reply
+DECODED, MOST_DECODED = 6, 96  # tokens of each reply
 TRAINED = 384
 # A pass that takes less is made larger, so many times at a time, up to what a run's passes have.
 LONG_ENOUGH_S, LARGER = 0.2, 4
@@ -65,16 +65,12 @@ async def measure_speed(parts: Parts) -> Speed:
     for replies in dict.fromkeys((1, together)):
         await warm_up(parts, replies)
     prompt = await _prompt_speed(parts, rng, max(1, o.batch_size // o.rollouts_per_example))
-    # One prompt for all, so that its keys and values are computed once: what is left is decoding.
-    decode_s, alone_s = [
-        max(await _sample(parts, rng, WARM_UP, 1 + DECODED, replies) - WARM_UP / prompt, 1e-6)
-        for replies in (together, 1)
-    ]
+    decode, alone = [await _decode_speed(parts, rng, replies) for replies in (together, 1)]
     async with parts.engine.aside():
         train = _train_speed(parts, rng)
     await parts.engine.publish(parts.engine.version)
     seconds = time.perf_counter() - began
-    return Speed(prompt, together * DECODED / decode_s, train, seconds, DECODED / alone_s, together)
+    return Speed(prompt, decode, train, seconds, alone, together)
 
 
 async def _prompt_speed(parts: Parts, rng: random.Random, groups: int) -> float:
@@ -86,6 +82,18 @@ async def _prompt_speed(parts: Parts, rng: random.Random, groups: int) -> float:
         for _ in ("warm", "timed"):
             seconds = await _sample(parts, rng, length, 1, count, prompts=count)
     return count * length / seconds
+
+
+async def _decode_speed(parts: Parts, rng: random.Random, replies: int) -> float:
+    """Without what comes before the second token of each: one prompt for all, so that it is computed once, and the time
+    of replies of one token is taken off."""
+    begin_s = await _sample(parts, rng, WARM_UP, 1, replies)
+    tokens, most = DECODED, max(DECODED, min(MOST_DECODED, parts.config.context // 2))
+    seconds = await _sample(parts, rng, WARM_UP, 1 + tokens, replies) - begin_s
+    while seconds < LONG_ENOUGH_S and tokens < most:
+        tokens = min(most, LARGER * tokens)
+        seconds = await _sample(parts, rng, WARM_UP, 1 + tokens, replies) - begin_s
+    return replies * tokens / max(seconds, 1e-6)
 
 
 def _train_speed(parts: Parts, rng: random.Random) -> float:
