@@ -16,6 +16,7 @@ from typing import Any
 from airloop.lab.damaged import Reader, directories, epoch, is_held, items, modified, number, table, whole, words
 from airloop.lab.entries import STATUS_KINDS, Entries, read_entries
 from airloop.lab.lineage import env_names, find_parent, parse_name
+from airloop.success import NAME, common_name, step_success, success_in
 
 EDGE = 5  # steps at either end whose mean is "first" and "last"; of a shorter run, half of its steps
 TREND = 60  # points of a reward's trend
@@ -224,17 +225,19 @@ def _digest(path: Path, stamp: tuple[int, int]) -> Digest:
 
 def _figures(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rewards = _series(steps, lambda m: m.get("reward"))
-    improved = _series(steps, lambda m: table(m.get("metrics")).get("improved"))
+    successes = _series(steps, lambda m: (step_success(m) or ("", None))[1])
     improvement = _series(steps, lambda m: table(m.get("components")).get("improvement"))
     best = _series(steps, lambda m: table(m.get("best")).get("improvement"))
     errors = _series(steps, lambda m: table(m.get("rollout")).get("infra_errors"))
     return {
         "steps": len(steps),
+        "success_name": words(common_name(steps)),
+        "success_first": _mean(successes[: _edge(successes)]),
+        "success_last": _mean(successes[-_edge(successes) :]),
+        "success_trend": _trend(successes),
         "reward_first": _mean(rewards[: _edge(rewards)]),
         "reward_last": _mean(rewards[-_edge(rewards) :]),
         "reward_trend": _trend(rewards),
-        "improved_first": _mean(improved[: _edge(improved)]),
-        "improved_last": _mean(improved[-_edge(improved) :]),
         "mean_improvement": _mean(improvement[-_edge(improvement) :]),
         "best_improvement": max(best, default=None),
         "tokens_per_second": _throughput(steps),
@@ -291,9 +294,15 @@ def _peak_memory(steps: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _evaluated(evaluations: dict[str, dict[str, Any]]) -> dict[str, dict[str, float] | None]:
-    return {f"eval_{name}": _interval(evaluations.get(name, {}).get("reward")) for name in ("before", "after")}
+    """Of held-out tasks, before and after: success, then the reward."""
+    lines = {name: evaluations.get(name, {}) for name in ("before", "after")}
+    success = {name: (success_in(line, line.get(NAME)) or ("", None))[1] for name, line in lines.items()}
+    return {
+        **{f"eval_success_{name}": read_interval(row) for name, row in success.items()},
+        **{f"eval_{name}": read_interval(line.get("reward")) for name, line in lines.items()},
+    }
 
 
-def _interval(row: Any) -> dict[str, float] | None:
+def read_interval(row: Any) -> dict[str, float] | None:
     found = {name: number(table(row).get(name)) for name in ("mean", "low", "high")}
     return {k: v for k, v in found.items() if v is not None} if None not in found.values() else None

@@ -7,7 +7,8 @@ from typing import Any
 
 from airloop.lab.damaged import Reader, items, number, table, whole, words
 from airloop.lab.lineage import find_parent
-from airloop.lab.results import config_diff, flat_config, run_results
+from airloop.lab.results import config_diff, flat_config, read_interval, run_results
+from airloop.success import NAME, success_in
 from airloop.view.curves import curves
 from airloop.view.folder import Collection
 from airloop.view.index import WATCHED
@@ -36,8 +37,12 @@ def _evaluation(path: Path) -> dict[str, Any]:
     """The figures of an `air eval`, in a run's columns."""
     reader = Reader(path)
     report = reader.json("evaluation.json")
-    reward = table(table(report.get("means")).get("reward"))
-    interval = {name: number(reward.get(name)) for name in INTERVAL}
+    means = table(report.get("means"))
+    reward, (success_name, success) = (
+        read_interval(means.get("reward")),
+        success_in(means, report.get(NAME)) or ("", None),
+    )
+    interval = read_interval(success)
     return {
         "task": words(report.get("split")) or "",
         "env": sorted(map(str, table(report.get("task")))),
@@ -46,8 +51,11 @@ def _evaluation(path: Path) -> dict[str, Any]:
         "why": "" if report.get("finished") is True else "not finished: repeat the command with the same --out",
         "seconds": number(report.get("seconds")),
         "cost": number(report.get("cost")),
-        "eval_after": interval if None not in interval.values() else None,
-        "reward_last": interval["mean"],
+        "success_name": words(success_name) or None,
+        "success_last": interval["mean"] if interval else None,
+        "eval_success_after": interval,
+        "eval_after": reward,
+        "reward_last": reward["mean"] if reward else None,
         "problems": reader.problems,
     }
 
@@ -115,14 +123,17 @@ def _evaluation_line(line: dict[str, Any]) -> dict[str, Any]:
         for name, value in line.items()
         if isinstance(value, dict) and "mean" in value
     }
+    success = success_in(intervals, line.get(NAME))
     return {
         "name": words(line.get("name")) or "",
         "step": whole(line.get("step")),
         "split": words(line.get("split")) or "",
         "episodes": whole(line.get("episodes")),
         "lost": whole(line.get("lost")),
+        "success_name": words(success[0]) if success else None,
+        "success": {k: None for k in INTERVAL} if success is None else success[1],
         "reward": {k: None for k in INTERVAL},
-        **intervals,
+        **{name: row for name, row in intervals.items() if name != "success"},
         "task": {str(k): {n: number(v) for n, v in table(row).items()} for k, row in table(line.get("task")).items()},
     }
 

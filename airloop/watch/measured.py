@@ -36,6 +36,7 @@ MEASURED: dict[str, tuple[str, str]] = {
     "too_good": (SHARE, "1 if the score lay above the known optimum and was withheld."),
     "world_lost": (SHARE, "1 if the agent broke its own sandbox."),
     "commands_failed": ("count", "commands that ended in an error."),
+    "idle": ("", "metric: 1 if what was submitted is the starter's work; component: what that costs, -0.5."),
     "tool": ("", "+0.5 for a turn whose command ran without error, -0.5 for an error."),
     "delta": ("metric", "at each validation, the score less the one before, signed."),
     "episode_end": ("metric", "score − baseline at the end, signed; 0 without a score."),
