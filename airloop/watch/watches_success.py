@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from airloop.lab.intervals import student_share
@@ -18,14 +19,57 @@ from airloop.watch.payers import payer_between
 # Windows of steps that are compared: a collapse within ten steps shows in the shortest, a slow decline in the longest.
 WINDOWS = (5, 10, 20)
 # One-sided, of Welch's t over groups. It is asked again in every step and for six pairs of windows: with this, and
-# patience 3, fewer than 1 in 100 healthy runs of 200 steps would hear of it (tests/watch/test_success_alarms.py).
+# patience 3, fewer than 1 in 100 healthy runs hear of it even where the reward has nothing to do with success: 3 of 640
+# simulated runs of 200 steps, and tests/watch/test_success_alarms.py simulates shorter ones.
 CHANCE = 1e-4
 # Smaller falls are no news, however certain: five points, and a fifth of what there was.
 FALL, FALL_SHARE = 0.05, 0.2
 # The reward "does not fall" if it is not even one standard error lower.
 HOLDS = -1.0
 
-Windows = tuple[Sequence[Step], Sequence[Step]]
+
+@dataclass(frozen=True)
+class Moments:
+    """Of some steps' groups, by their means: episodes of a group are of one task, so they are not independent."""
+
+    n: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.n + other.n, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.n
+
+    @property
+    def error(self) -> float:
+        """The squared standard error of the mean."""
+        return max(0.0, self.squares - self.total**2 / self.n) / (self.n - 1) / self.n
+
+
+def moments(step: Step, name: str) -> Moments:
+    """`name`: rewards or successes."""
+    means, at = [], 0
+    for size in step["group_sizes"]:
+        known = [v for v in step[name][at : at + size] if v is not None]
+        at += size
+        if known:
+            means.append(math.fsum(known) / len(known))
+    return Moments(len(means), math.fsum(means), math.fsum(m * m for m in means))
+
+
+@dataclass(frozen=True)
+class Window:
+    first: int  # step, as people count
+    last: int
+    lines: Sequence[Step]
+    success: Moments
+    reward: Moments
+
+    def __str__(self) -> str:
+        return f"steps {self.first} to {self.last}"
 
 
 @watch("E10", patience=3)
@@ -34,81 +78,59 @@ def success_falls_reward_does_not(step: Step, before: Sequence[Step]) -> Sign | 
     if step.get(METRIC) is None or not steps:
         return None
     for early, late in _windows(steps):
-        was, now = group_means(early, "successes"), group_means(late, "successes")
-        if _fell(was, now) and _holds(group_means(early, "rewards"), group_means(late, "rewards")):
-            return _falls((early, late), was, now)
+        if _fell(early.success, late.success) and welch(early.reward, late.reward)[0] > HOLDS:
+            return _falls(early, late)
     return None
 
 
-def _windows(steps: Sequence[Step]) -> Iterator[Windows]:
+def _windows(steps: Sequence[Step]) -> Iterator[tuple[Window, Window]]:
     """The last few steps against the first ones, and against those just before them."""
+    most = max(WINDOWS)
+    near = {i: (moments(steps[i], "successes"), moments(steps[i], "rewards")) for i in _near(len(steps), most)}
+
+    def window(start: int, end: int) -> Window:
+        parts = [near[i] for i in range(start, end)]
+        success, reward = (sum((part[which] for part in parts), Moments()) for which in (0, 1))
+        return Window(steps[start]["step"] + 1, steps[end - 1]["step"] + 1, steps[start:end], success, reward)
+
     for width in WINDOWS:
-        if len(steps) >= 2 * width:
-            late = steps[-width:]
-            yield steps[:width], late
-            yield steps[-2 * width : -width], late
+        if (count := len(steps)) >= 2 * width:
+            late = window(count - width, count)
+            yield window(0, width), late
+            yield window(count - 2 * width, count - width), late
 
 
-def group_means(steps: Sequence[Step], name: str) -> list[float]:
-    """`rewards` or `successes` of each group: its episodes are of one task, so they are not independent."""
-    found = []
-    for step in steps:
-        at = 0
-        for size in step["group_sizes"]:
-            known = [v for v in step[name][at : at + size] if v is not None]
-            at += size
-            if known:
-                found.append(statistics.fmean(known))
-    return found
+def _near(count: int, most: int) -> Iterator[int]:
+    """The first steps and the last ones: no window has others."""
+    return (i for i in range(count) if i < most or i >= count - 2 * most)
 
 
-def _fell(was: Sequence[float], now: Sequence[float]) -> bool:
-    if len(was) < 2 or len(now) < 2:
+def _fell(was: Moments, now: Moments) -> bool:
+    if was.n < 2 or now.n < 2 or was.mean - now.mean < max(FALL, FALL_SHARE * was.mean):
         return False
-    first, last = statistics.fmean(was), statistics.fmean(now)
-    if first - last < max(FALL, FALL_SHARE * first):
-        return False
-    t, freedom = welch(was, now)
-    return student_share(t, freedom) < CHANCE
+    return student_share(*welch(was, now)) < CHANCE
 
 
-def _holds(was: Sequence[float], now: Sequence[float]) -> bool:
-    return welch(was, now)[0] > HOLDS
-
-
-def welch(was: Sequence[float], now: Sequence[float]) -> tuple[float, int]:
+def welch(was: Moments, now: Moments) -> tuple[float, int]:
     """Welch's t of the second's mean less the first's, and its degrees of freedom, rounded down."""
-    means = [statistics.fmean(side) for side in (was, now)]
-    difference = means[1] - means[0]
-    # (statistics.variance is exact, and far too slow to be asked for in every step)
-    a, b = (
-        math.fsum((value - mean) ** 2 for value in side) / (len(side) - 1) / len(side)
-        for side, mean in zip((was, now), means, strict=True)
-    )
+    a, b, difference = was.error, now.error, now.mean - was.mean
     if a + b == 0:
-        return (math.copysign(math.inf, difference) if difference else 0.0), len(was) + len(now) - 2
-    freedom = (a + b) ** 2 / (a**2 / (len(was) - 1) + b**2 / (len(now) - 1))
-    return difference / math.sqrt(a + b), max(1, int(freedom))
+        return (math.copysign(math.inf, difference) if difference else 0.0), was.n + now.n - 2
+    return difference / math.sqrt(a + b), max(1, int((a + b) ** 2 / (a**2 / (was.n - 1) + b**2 / (now.n - 1))))
 
 
-def _falls(windows: Windows, was: Sequence[float], now: Sequence[float]) -> Sign:
-    early, late = windows
-    name = late[-1].get(NAME) or METRIC
-    rewards = (statistics.fmean(group_means(side, "rewards")) for side in (early, late))
+def _falls(early: Window, late: Window) -> Sign:
+    name = late.lines[-1].get(NAME) or METRIC
     seen = (
-        f"{name} fell from {statistics.fmean(was):.0%} ({_span(early)}) to {statistics.fmean(now):.0%} "
-        f"({_span(late)}), and the reward did not ({' to '.join(f'{r:.3g}' for r in rewards)})."
+        f"{name} fell from {early.success.mean:.0%} ({early}) to {late.success.mean:.0%} ({late}), and the reward did "
+        f"not ({early.reward.mean:.3g} to {late.reward.mean:.3g})."
     )
-    if found := payer_between(early, late):
+    if found := payer_between(early.lines, late.lines):
         payer, line = found
         why = f"Another component pays for it: {payer}. What is learned is {payer.name}, not {name}."
         return Sign(seen, why, f"{line}; go on from a checkpoint before the fall.")
     why = f"The reward pays for something else than {name}."
     return Sign(seen, why, f"look at what the reward consists of, and pay for {name}; read a few of the best episodes.")
-
-
-def _span(steps: Sequence[Step]) -> str:
-    return f"steps {steps[0]['step'] + 1} to {steps[-1]['step'] + 1}"
 
 
 # --- doing nothing ------------------------------------------------------------------------------------------------
@@ -145,13 +167,13 @@ def _shares(steps: Sequence[Step], success: float) -> dict[str, tuple[float, flo
     """Of each way of doing nothing, the share of episodes that took it: in the first steps, in the last ones."""
     found: dict[str, tuple[float, float]] = {}
     early, late = steps[:EDGE], steps[-EDGE:]
-    if success < SELDOM:
-        for name in ("idle", "one_answer"):
-            found[name] = _share(early, name), _share(late, name)
     if success <= NEVER:
         like = steps[-1].get("like") or {}
         for name, row in like.items():
             found[name] = row["first"], row["last"]
+    if success < SELDOM:
+        for name in ("idle", "one_answer"):
+            found[name] = _share(early, name), _share(late, name)
     return {name: (a, b) for name, (a, b) in found.items() if b >= ALIKE and b - a >= LEARNED}
 
 

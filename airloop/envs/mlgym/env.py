@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, check_components
 from airloop.envs.mlgym import rewards
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.baselines import Baselines
@@ -43,7 +42,8 @@ class MlgymEnv(Environment):
     action_format: ClassVar[ActionFormat] = "command"
     success: ClassVar[str | None] = "improved"
     Args: ClassVar[type[EnvArgs]] = MlgymArgs
-    reward_weights: Mapping[str, float] = {"headroom": 1.0, "tool": 0.2}
+    # Not `tool`: where nobody has a score, it pays for looking around and costs those who try.
+    reward_weights: Mapping[str, float] = {"headroom": 1.0, "idle": 1.0}
 
     args: MlgymArgs
 
@@ -56,14 +56,7 @@ class MlgymEnv(Environment):
         self._running: Running | None = None
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        for name in weights:
-            if name not in rewards.COMPONENTS:
-                near = difflib.get_close_matches(name, rewards.COMPONENTS, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise AirError(
-                    f"Environment 'mlgym' has no reward component {name!r}.",
-                    f"{hint}Known: {', '.join(rewards.COMPONENTS)}.",
-                )
+        check_components(self.name, weights, rewards.COMPONENTS)
         for spec in self.library.chosen() if {"headroom", "tier"} & set(weights) else ():
             if spec.yardstick.reference is None:
                 raise AirError(

@@ -70,11 +70,18 @@ def measure(outcome: Outcome, answers: Collection[str], supporting: Collection[i
         # Half for calls in the right form, half for having come to an end in the right form.
         "format": 0.5 * outcome.valid_calls / max(outcome.calls, 1) + 0.5 * said,
     }
+    counted = {**values, "format": paid_format(values)}
     for name, weights in COMBINATIONS.items():
-        values[name] = sum(weight * values[part] for part, weight in weights.items())
+        values[name] = sum(weight * counted[part] for part, weight in weights.items())
     # Rewards of different size for different questions make one curve of many; offered because runs used it.
     values["mixture_by_hops"] = values["mixture"] * hops / 2
     return values
+
+
+def paid_format(values: Mapping[str, float]) -> float:
+    """Form beside something else counts only with an answer that is right in part. Where nobody finds one, it would be
+    all that tells the episodes of a group apart, and so all that is learned."""
+    return values["format"] if values["f1"] > 0 else 0.0
 
 
 def normalise(text: str) -> str:

@@ -123,7 +123,10 @@ class MusiqueSession(Session):
             "documents_cited": float(len(outcome.cited)),
             "answer_words": float(len((outcome.answer or "").split())),
         }
-        return Score({name: values[name] for name in self.names}, {**values, **counts})
+        earned = {name: values[name] for name in self.names}
+        if "format" in earned and len(earned) > 1:
+            earned["format"] = scores.paid_format(values)
+        return Score(earned, {**values, **counts})
 
 
 def cut(text: str, limit: int) -> str:
