@@ -8,6 +8,7 @@ from typing import Any
 from airloop.assemble import Parts, held_out_tasks
 from airloop.lab.rows import means
 from airloop.run import Run
+from airloop.success import NAME, name_of
 from airloop.types import Trajectory
 from airloop.watch.base import Watcher
 from airloop.watch.families import by_family
@@ -37,7 +38,8 @@ async def evaluate_policy(
         finished=finished,
     )
     found = {**summarise(result.trajectories), "task": by_family(result.trajectories)}
-    run.record_evaluation(step, name, {"split": split, "lost": len(result.lost), **found})
+    said = {NAME: name_of(parts.envs.values())}
+    run.record_evaluation(step, name, {"split": split, "lost": len(result.lost), **said, **found})
     return list(result.trajectories)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from airloop.assemble import Parts
 from airloop.budget import Budget, keep_to_budget
@@ -22,12 +24,14 @@ from airloop.rollout.sampler import Collected
 from airloop.rollout.schedule import TaskSchedule
 from airloop.run import Run
 from airloop.step_record import StepRecord, step_record
+from airloop.success import NAME, success_in
 from airloop.types import Trajectory
 from airloop.waits import waiting
 from airloop.watch.alarms import Alarms, Halted, set_aside
 from airloop.watch.base import Watcher
 from airloop.watch.facts import step_facts, step_ledger
 from airloop.watch.latency import StepClock
+from airloop.watch.likeness import Likeness
 
 # For one part of an update, a forward and backward pass: minutes at most, on the slowest CPU that we have measured.
 UPDATE_S = 1800.0
@@ -43,11 +47,17 @@ class Outcome:
 
 async def train(parts: Parts, run: Run, watcher: Watcher, budget: Budget | None = None) -> Outcome:
     alarms = Alarms(run, watcher)
+    likeness = Likeness(parts.envs.values(), run)
     with alarms.on_guard():
-        return await _train(parts, run, watcher, alarms, budget)
+        try:
+            return await _train(parts, run, watcher, alarms, likeness, budget)
+        finally:
+            await likeness.close()
 
 
-async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms, budget: Budget | None) -> Outcome:
+async def _train(
+    parts: Parts, run: Run, watcher: Watcher, alarms: Alarms, likeness: Likeness, budget: Budget | None
+) -> Outcome:
     """sample → advantages → update → publish → accept, with held-out evaluation before, during and after. A step that
     is refused comes again, with other seeds."""
     config, policy, learner, engine = parts.config, parts.policy, parts.learner, parts.engine
@@ -85,7 +95,8 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms, budge
         clock.trained()
         await engine.publish(policy.version)
         ledger = step_ledger(parts, collected, batch, report)
-        times, facts = clock.times(collected.groups), step_facts(parts, collected, report)
+        times = clock.times(collected.groups)
+        facts = step_facts(parts, collected, report) | likeness.facts(collected)
         made = step_record(step, collected, batch, report, times, ledger, facts)
         found = await alarms.look(made.metrics, parts.world)
         if found.worst and found.refuses:  # this update may be at fault: no checkpoint, and the step comes anew
@@ -94,6 +105,7 @@ async def _train(parts: Parts, run: Run, watcher: Watcher, alarms: Alarms, budge
             raise Halted(found.worst, run.path, refusals)
         run.accept(step, made)
         watcher.step(made.metrics)
+        likeness.suspect(made.metrics)
         alarms.tell(found)
         finished = step + 1
         if evaluation.interval and finished % evaluation.interval == 0:
@@ -191,8 +203,13 @@ def _checkpoint(parts: Parts, run: Run, step: int) -> None:
 
 
 def best_step(run: Run) -> int | None:
-    """The evaluated step with the best mean reward on the `eval` split, if any was evaluated. One with scores that
-    are too good to be true is withheld (D17)."""
+    """The evaluated step with the most success on the `eval` split, if any was evaluated: of several, and where there
+    is no success, that with the best mean reward. One with scores that are too good to be true is withheld (D17)."""
     scored = [m for m in run.metrics("eval") if m["name"].startswith("step_") and m["episodes"]]
     scored = [m for m in scored if not m.get("too_good", {}).get("mean")]
-    return max(scored, key=lambda m: m["reward"]["mean"])["step"] if scored else None
+    return max(scored, key=_how_good)["step"] if scored else None
+
+
+def _how_good(evaluation: Mapping[str, Any]) -> tuple[float, float]:
+    success = success_in(evaluation, evaluation.get(NAME))
+    return success[1]["mean"] if success else 0.0, evaluation["reward"]["mean"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airloop.success import METRIC
 from airloop.watch.families import by_family
 
 if TYPE_CHECKING:  # importing the learner imports torch, which reading a run does not need
@@ -72,18 +73,22 @@ def _episodes(collected: Collected, batch: Batch, report: Report, ledger: Ledger
 
 def step_metrics(step: int, collected: Collected, report: Report, times: Mapping[str, float]) -> dict[str, Any]:
     """One line of metrics.jsonl: plain numbers, nested by origin. Means are over every scored episode, also of
-    groups that were filtered out; null where there is none. `task` has them for each family of tasks."""
+    groups that were filtered out; null where there is none. `task` has them for each family of tasks. `rewards` and
+    `successes` are those of single episodes, group by group."""
     groups = [*collected.groups, *(d.group for d in collected.dropped)]
     trajectories = [t for g in groups for t in g.trajectories]
     return {
         "kind": "train",
         "step": step,
+        METRIC: _mean([t.metrics[METRIC] for t in trajectories if METRIC in t.metrics]),
         "reward": _mean([t.reward for t in trajectories]),
         "rewards": [t.reward for t in trajectories],
+        "successes": [t.metrics.get(METRIC) for t in trajectories],
+        "group_sizes": [len(g.trajectories) for g in groups],
         "components": _means([t.rewards for t in trajectories]),
         "best": _best([t.rewards for t in trajectories]),
         "turn_components": _means([turn for t in trajectories for turn in t.turn_rewards]),
-        "metrics": _means([t.metrics for t in trajectories]),
+        "metrics": _means([{k: v for k, v in t.metrics.items() if k != METRIC} for t in trajectories]),
         "task": by_family(trajectories),
         "groups_without_signal": sum(not g.has_signal for g in collected.groups),
         "rollout": dict(collected.stats),

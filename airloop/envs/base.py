@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Literal, Self
@@ -157,6 +157,17 @@ class Environment(ABC):
 
     async def close(self) -> None:
         self.abandon()
+
+
+def check_components(env: str, weights: Mapping[str, float], known: Collection[str]) -> None:
+    """A component that an environment cannot give would count 0 in every episode."""
+    for name in weights:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise AirError(
+                f"Environment {env!r} has no reward component {name!r}.", f"{hint}Known: {', '.join(known)}."
+            )
 
 
 def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Environment:

@@ -28,10 +28,10 @@ from airloop.lab.figures import (
     plain,
     share,
 )
+from airloop.success import NAME, success_in
 
 FILE = "evaluation.json"
 DEPTH = 4
-SHARES = ("passed", "improved", "correct")  # the first that an environment measures is its share of successes
 EFFORTS = ("calls", "turns")
 
 
@@ -70,7 +70,7 @@ def _baseline(path: Path) -> dict[str, Any]:
     finished = data.get("finished") is True
     if data and not finished:
         reader.problems.append("it was stopped before its end")
-    name = next((n for n in SHARES if n in means), None)
+    name, success = success_in(means, data.get(NAME)) or (None, None)
     tokens = table(data.get("tokens"))
     return {
         "name": words(path.name),
@@ -88,9 +88,9 @@ def _baseline(path: Path) -> dict[str, Any]:
         "temperature": number(table(data.get("sampling")).get("temperature")),
         "env": sorted(words(e) or "" for e in table(table(data.get("mode")).get("env"))),
         "conditions": _conditions(data),
+        "share_name": words(name),
         "reward": interval_of(means.get("reward")),
-        "share_name": name,
-        "share": interval_of(means[name]) if name else None,
+        "share": interval_of(success),
         "effort": {n: number(table(means.get(n)).get("mean")) for n in EFFORTS if n in means},
         "tokens_in": number(tokens.get("in")),
         "tokens_out": number(tokens.get("out")),
@@ -132,8 +132,8 @@ def _parts(data: dict[str, Any]) -> list[dict[str, Any]]:
             "family": family,
             "kind": kind,
             "episodes": whole(row.get("episodes")),
+            "share": number((success_in(row) or ("", None))[1]),
             "reward": number(row.get("reward")),
-            "share": next((number(row.get(n)) for n in SHARES if n in row), None),
         }
         for family, kind, row in rows
     ]
@@ -154,8 +154,10 @@ def _title(row: dict[str, Any]) -> str:
     return f"{', '.join(row['env'])}: {row['tasks']} tasks of {row['split']!r} × {row['rollouts']}"
 
 
-def _best_first(row: dict[str, Any]) -> tuple[float, str, str]:
-    return -(row["reward"]["mean"] if row["reward"] else 0.0), row["model"] or "", row["path"]
+def _best_first(row: dict[str, Any]) -> tuple[float, float, str, str]:
+    """By success, then by the reward."""
+    success, reward = (row[name]["mean"] if row[name] else 0.0 for name in ("share", "reward"))
+    return -success, -reward, row["model"] or "", row["path"]
 
 
 # --- showing --------------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def heads(of: Table) -> list[str]:
 
 
 def part_table(of: Table) -> list[list[str]]:
-    """Share and reward of each kind, a column per model; empty where there are no kinds. The first row has names."""
+    """Success and reward of each kind, a column per model; empty where there are no kinds. The first row has names."""
     keys = list(dict.fromkeys((p["family"], p["kind"]) for row in of.rows for p in row["parts"]))
     if not keys:
         return []
@@ -205,8 +207,9 @@ def part_table(of: Table) -> list[list[str]]:
 
 
 def _part(part: dict[str, Any]) -> str:
-    passed = f" ({share(part['share'])})" if part["share"] is not None else ""
-    return f"{decimal(part['reward'])}{passed}"
+    if part["share"] is None:
+        return decimal(part["reward"])
+    return f"{share(part['share'])} ({decimal(part['reward'])})"
 
 
 def format_baselines(tables: Sequence[Table], root: Path, width: int) -> str:
@@ -217,7 +220,7 @@ def format_baselines(tables: Sequence[Table], root: Path, width: int) -> str:
         lines = [plain(of.title), *_columns([heads(of), *map(cells, of.rows)], width)]
         lines += [f"  ! {plain(row['name'])}: {plain(p)}" for row in of.rows for p in row["problems"]]
         if parts := part_table(of):
-            lines += ["", f"  reward ({of.share_name}) of each kind", *_columns(parts, width)]
+            lines += ["", f"  {of.share_name} (reward) of each kind", *_columns(parts, width)]
         blocks.append("\n".join(lines))
     told = "Only what stands in one table was measured on the same rows; `air compare A B` says whether two differ."
     return "\n\n".join([*blocks, "\n".join(textwrap.wrap(told, width))])

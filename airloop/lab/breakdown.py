@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airloop.success import METRIC
 from airloop.types import Trajectory
 
-METRICS = ("passed", "calls")  # shown beside the reward where an environment measures them
+METRICS = (METRIC, "passed", "calls")  # shown beside the reward where an environment measures them
 ALL = "all"
 
 
@@ -45,7 +46,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def kind_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """`hard  table_spans   8   75.0%   0.712   1.2   143`; – where nothing was measured."""
-    forms = {"episodes": "{:.0f}", "passed": "{:.1%}", "reward": "{:.3f}", "calls": "{:.1f}", "tokens": "{:.0f}"}
+    forms = {"episodes": "{:.0f}", METRIC: "{:.1%}", "reward": "{:.3f}", "calls": "{:.1f}", "tokens": "{:.0f}"}
     wide = max(len(row["kind"]) for row in rows)
     lines = [f"  {'':8s} {'':{wide}s}" + "".join(f"{name:>10s}" for name in forms)]
     for row in rows:

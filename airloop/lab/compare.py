@@ -14,6 +14,7 @@ from airloop.lab.conditions import Conditions, conditions, differences, flags_fo
 from airloop.lab.rows import RowKey, passes, per_task, scored_rows, value, value_names
 from airloop.run import Run, read_trajectories
 from airloop.stats.intervals import Interval, difference, mean_interval
+from airloop.success import METRIC, NAME, in_order
 from airloop.types import Trajectory
 
 NAMED = 5  # differences that a refusal lists
@@ -32,6 +33,7 @@ class Side:
     scored: Mapping[RowKey, Trajectory]
     split: str = ""
     air_version: str = ""
+    success: str | None = None  # what its success is called; None: as older evaluations, which do not say
 
     @property
     def lost(self) -> int:
@@ -58,9 +60,14 @@ class Comparison:
     rows: int
     left_out: int  # rows that only one side has (--common)
     lost: int  # rows that infrastructure trouble left without a score on either side
-    overall: Mapping[str, Line]
+    overall: Mapping[str, Line]  # success first, where there is one, then the reward
     groups: Mapping[str, Mapping[str, Mapping[str, Line]]]  # by "kind", its values, the quantities
     notes: Sequence[str] = field(default=())
+
+    @property
+    def first(self) -> str:
+        """What is compared before anything else: success, or the reward."""
+        return next(iter(self.overall))
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -115,7 +122,7 @@ def _read_evaluation(name: str, path: Path) -> Side:
     planned = frozenset((row["env"], row["task"], row["seed"]) for row in data["rows"])
     made = Conditions(data["sampling"], data["mode"])
     kept = {key: t for key, t in scored.items() if key in planned}
-    return Side(name, made, planned, kept, data["split"], data["air_version"])
+    return Side(name, made, planned, kept, data["split"], data["air_version"], data.get(NAME))
 
 
 def _saved(name: str, path: Path) -> dict[str, Any]:
@@ -142,7 +149,8 @@ def _read_run(name: str, path: Path, evaluation: str) -> Side:
     made = conditions(run.config, envs, temperature, samples=True, policy=True)
     scored, lost = scored_rows(run.evaluation(evaluation))
     splits = {t.task.split for t in scored.values()}
-    return Side(name, made, frozenset({*scored, *lost}), scored, ", ".join(sorted(splits)))
+    said = next((m[NAME] for m in reversed(run.metrics("eval")) if m.get(NAME)), None)
+    return Side(name, made, frozenset({*scored, *lost}), scored, ", ".join(sorted(splits)), success=said)
 
 
 # --- refusing -----------------------------------------------------------------------------------------------
@@ -219,7 +227,8 @@ def compare(a: Side, b: Side, common: bool = False) -> Comparison:
     if a.conditions.sampling is None or b.conditions.sampling is None:
         notes.append("a scripted agent samples nothing, so sampling was not compared")
     overall = _lines(a, b, paired)
-    if missing := {*value_names(a.scored.values())} ^ {*value_names(b.scored.values())}:
+    # The copy called "success" is no measure of its own: evaluations of older versions lack it.
+    if missing := ({*value_names(a.scored.values())} ^ {*value_names(b.scored.values())}) - {METRIC}:
         notes.append(f"only one side has {', '.join(sorted(missing))}")
     return Comparison(
         a.label,
@@ -235,7 +244,8 @@ def compare(a: Side, b: Side, common: bool = False) -> Comparison:
 
 def _lines(a: Side, b: Side, keys: Sequence[RowKey]) -> dict[str, Line]:
     lines = {}
-    for name in value_names(a.scored[key] for key in keys):
+    names = value_names(a.scored[key] for key in keys)
+    for name in in_order(names, a.success or b.success):
         pairs = [(key, value(a.scored[key], name), value(b.scored[key], name)) for key in keys]
         known = [(key, x, y) for key, x, y in pairs if x is not None and y is not None]
         if known:
@@ -291,7 +301,13 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
     groups = {what: {name: lines(g) for name, g in of.items()} for what, of in comparison.groups.items()}
     overall = lines(comparison.overall)
-    return {**vars(comparison), "notes": list(comparison.notes), "overall": overall, "groups": groups}
+    return {
+        **vars(comparison),
+        "first": comparison.first,
+        "notes": list(comparison.notes),
+        "overall": overall,
+        "groups": groups,
+    }
 
 
 def format_comparison(comparison: Comparison) -> str:
@@ -308,13 +324,14 @@ def format_comparison(comparison: Comparison) -> str:
         *(_format(name, line) for name, line in c.overall.items()),
     ]
     for what, groups in c.groups.items():
-        lines += ["", f"reward by {what}"]
-        lines += [_format(f"{name} ({g['reward'].gain.n})", g["reward"]) for name, g in groups.items()]
-    shown = len(c.overall) + sum(map(len, c.groups.values()))
-    if shown > 3:
+        for shown in dict.fromkeys((c.first, "reward")):
+            lines += ["", f"{shown} by {what}"]
+            lines += [_format(f"{name} ({g[shown].gain.n})", g[shown]) for name, g in groups.items() if shown in g]
+    count = len(c.overall) + sum(len({c.first, "reward"}) * len(groups) for groups in c.groups.values())
+    if count > 3:
         lines += [
             "",
-            f"Of {shown} such lines, up to one in twenty differs by chance: choose yours before you look.",
+            f"Of {count} such lines, up to one in twenty differs by chance: choose yours before you look.",
         ]
     return "\n".join(lines)
 

@@ -29,6 +29,7 @@ from airloop.lab.rows import means, row_key
 from airloop.rollout.sampler import Evaluated
 from airloop.rollout.schedule import place_in_step
 from airloop.run import read_trajectories
+from airloop.success import NAME, in_order, name_of
 from airloop.trajectory_file import to_json
 from airloop.types import Trajectory
 from airloop.watch.families import by_family, table
@@ -188,6 +189,7 @@ def _results(result: Evaluated, seat: Seat, reused: set[str]) -> dict[str, Any]:
     return {
         "rows": [dict(zip(("env", "task", "seed"), row_key(t), strict=True)) for t in everything],
         "episodes": len(result.trajectories),
+        NAME: name_of(seat.envs.values()),
         "lost": [{"task": t.task.id, "seed": t.seed, "error": t.error} for t in result.lost],
         "means": {name: i.as_json() for name, i in means(result.trajectories).items()},
         "task": by_family(result.trajectories),
@@ -235,7 +237,8 @@ def format_report(report: dict[str, Any]) -> str:
         f"{who}: {report['tasks']} tasks of {report['split']!r} × {report['rollouts']}{how}{lost}",
         f"{'':18s} {'mean':>9s}   95 % interval",
     ]
-    for name, row in report["means"].items():
+    for name in in_order(report["means"], report[NAME]):
+        row = report["means"][name]
         found = "–" if row["low"] is None else f"[{row['low']:.3f}, {row['high']:.3f}]"
         lines.append(f"{name:18s} {row['mean']:9.3f}   {found}")
     if report["kinds"]:

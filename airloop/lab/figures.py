@@ -131,18 +131,33 @@ def said(entry: dict[str, Any]) -> str:
     return what + (f": {entry['text']}" if entry["text"] else "")
 
 
+def success_label(row: dict[str, Any]) -> str:
+    return plain(row["success_name"] or "success")
+
+
+def success_change(row: dict[str, Any]) -> str:
+    """`correct 17% → 36%`; of something that was only evaluated, `correct 36%`."""
+    if row["success_last"] is None:
+        return NOTHING
+    change = share(row["success_last"])
+    if row["success_first"] is not None:
+        change = arrow(share(row["success_first"]), change)
+    return f"{success_label(row)} {change}"
+
+
 def key_results(row: dict[str, Any], bars: int = 0) -> list[tuple[str, str]]:
     """What came of a run, line by line; what its environment does not measure is left out."""
+    found = [("steps", f"{row['steps']} of {row['max_steps']}" if row["max_steps"] is not None else str(row["steps"]))]
+    if row["success_last"] is not None:
+        trend = sparkline(row["success_trend"], bars) if bars else ""
+        change = arrow(share(row["success_first"]), share(row["success_last"]))
+        found.append((f"{success_label(row)}, first → last", f"{change}  {trend}".rstrip()))
+    if row["eval_success_before"] or row["eval_success_after"]:
+        change = arrow(interval(row["eval_success_before"]), interval(row["eval_success_after"]))
+        found.append((f"held-out {success_label(row)}", change))
     trend = sparkline(row["reward_trend"], bars) if bars else ""
-    found = [
-        ("steps", f"{row['steps']} of {row['max_steps']}" if row["max_steps"] is not None else str(row["steps"])),
-        (
-            "reward, first → last",
-            f"{arrow(decimal(row['reward_first']), decimal(row['reward_last']))}  {trend}".rstrip(),
-        ),
-    ]
-    if row["improved_last"] is not None:
-        found.append(("share improved", arrow(share(row["improved_first"]), share(row["improved_last"]))))
+    change = arrow(decimal(row["reward_first"]), decimal(row["reward_last"]))
+    found.append(("reward, first → last", f"{change}  {trend}".rstrip()))
     if row["mean_improvement"] is not None:
         best = f", best {decimal(row['best_improvement'])}" if row["best_improvement"] is not None else ""
         found.append(("improvement", f"mean {decimal(row['mean_improvement'])}{best}"))

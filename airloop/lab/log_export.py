@@ -28,9 +28,9 @@ from airloop.lab.figures import (
     plain,
     said,
     setting,
-    share,
     status,
     steps,
+    success_change,
 )
 from airloop.lab.logbook import logbook, run_page
 
@@ -125,7 +125,7 @@ def markdown(pages: Sequence[dict[str, Any]], tables: Sequence[Table], base: Pat
 
 
 def _index(pages: Sequence[dict[str, Any]]) -> list[str]:
-    head = ["run", "date", "status", "steps", "reward", "improved", "time", "cost", "alarms", "goal"]
+    head = ["run", "date", "status", "steps", "success", "reward", "time", "cost", "alarms", "goal"]
     rows = []
     for page in pages:
         rows.append(
@@ -134,8 +134,8 @@ def _index(pages: Sequence[dict[str, Any]]) -> list[str]:
                 _day(page["started"]),
                 _text(status(page)),
                 steps(page),
+                _text(success_change(page)),
                 arrow(decimal(page["reward_first"]), decimal(page["reward_last"])),
-                arrow(share(page["improved_first"]), share(page["improved_last"])),
                 duration(page["seconds"]),
                 money(page["cost"]),
                 _text(" ".join(page["alarm_ids"])) or NOTHING,
@@ -222,7 +222,7 @@ def _baselines(tables: Sequence[Table], base: Path) -> list[str]:
         lines += [""] if any(row["problems"] for row in of.rows) else []
         if parts := part_table(of):
             head, *rest = [[_text(cut_paths(cell)) for cell in line] for line in parts]
-            head[0] = f"reward ({_text(of.share_name)})"
+            head[0] = f"{_text(of.share_name)} (reward)"
             lines += [*_table(head, rest), ""]
     return lines
 

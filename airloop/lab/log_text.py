@@ -23,16 +23,16 @@ from airloop.lab.figures import (
     plain,
     said,
     setting,
-    share,
     status,
     steps,
+    success_change,
     trend,
 )
 
 TREND = 8
-HEADS = ("run", "status", "steps", "reward", "", "improved", "tokens/s", "time", "cost", "alarms")
+HEADS = ("run", "status", "steps", "success", "", "reward", "tokens/s", "time", "cost", "alarms")
 RIGHT = {"tokens/s", "time", "cost"}
-OFTEN_EMPTY = {"improved", "cost", "alarms"}  # columns that are left out where no run has something in them
+OFTEN_EMPTY = {"success", "cost", "alarms"}  # columns that are left out where no run has something in them
 
 
 def format_list(rows: Sequence[dict[str, Any]], root: Path, width: int, hidden: int = 0) -> str:
@@ -70,9 +70,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
         plain(row["name"]),
         fitted(_short_status(row), 20),
         steps(row) if row["status"] != "planned" else NOTHING,
+        success_change(row),
+        trend(row["success_trend"] or row["reward_trend"], TREND),
         arrow(decimal(row["reward_first"]), decimal(row["reward_last"])),
-        trend(row["reward_trend"], TREND),
-        arrow(share(row["improved_first"]), share(row["improved_last"])),
         count(row["tokens_per_second"]),
         duration(row["seconds"]),
         money(row["cost"]),

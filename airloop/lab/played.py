@@ -9,6 +9,7 @@ from typing import Any
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
 from airloop.rollout.episode import run_episode
+from airloop.success import METRIC
 from airloop.types import Trajectory
 
 
@@ -59,7 +60,8 @@ def format_played(rows: Sequence[dict[str, Any]]) -> str:
         for message in row["messages"]:
             who = " ".join(filter(None, (message["role"], message.get("name", ""))))
             lines += [f"--- {who}", message["content"]]
-        lines += [f"=== {row['ending']}: reward {row['reward']:.3f} ({_numbers(row['rewards'])})"]
+        success = f"success {row['metrics'][METRIC]:g}, " if METRIC in row["metrics"] else ""
+        lines += [f"=== {row['ending']}: {success}reward {row['reward']:.3f} ({_numbers(row['rewards'])})"]
         if any(row["turn_rewards"]):
             lines.append("per turn: " + "; ".join(_numbers(rewards) or "–" for rewards in row["turn_rewards"]))
         lines.append(row["error"] or _numbers(row["metrics"]))

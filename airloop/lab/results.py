@@ -28,6 +28,7 @@ from airloop.lab.damaged import (
 )
 from airloop.lab.entries import STATUS_KINDS, Entries, read_entries
 from airloop.lab.lineage import env_names, find_parent, parse_name
+from airloop.success import NAME, common_name, step_success, success_in
 
 EDGE = 5  # steps at either end whose mean is "first" and "last"; of a shorter run, half of its steps
 TREND = 60  # points of a reward's trend
@@ -236,17 +237,19 @@ def _digest(path: Path, stamp: tuple[int, int]) -> Digest:
 
 def _figures(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rewards = _series(steps, lambda m: m.get("reward"))
-    improved = _series(steps, lambda m: table(m.get("metrics")).get("improved"))
+    successes = _series(steps, lambda m: (step_success(m) or ("", None))[1])
     improvement = _series(steps, lambda m: table(m.get("components")).get("improvement"))
     best = _series(steps, lambda m: table(m.get("best")).get("improvement"))
     errors = _series(steps, lambda m: table(m.get("rollout")).get("infra_errors"))
     return {
         "steps": len(steps),
+        "success_name": words(common_name(steps)),
+        "success_first": _mean(successes[: _edge(successes)]),
+        "success_last": _mean(successes[-_edge(successes) :]),
+        "success_trend": _trend(successes),
         "reward_first": _mean(rewards[: _edge(rewards)]),
         "reward_last": _mean(rewards[-_edge(rewards) :]),
         "reward_trend": _trend(rewards),
-        "improved_first": _mean(improved[: _edge(improved)]),
-        "improved_last": _mean(improved[-_edge(improved) :]),
         "mean_improvement": _mean(improvement[-_edge(improvement) :]),
         "best_improvement": max(best, default=None),
         "tokens_per_second": _throughput(steps),
@@ -303,4 +306,10 @@ def _peak_memory(steps: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _evaluated(evaluations: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None] | None]:
-    return {f"eval_{name}": interval_of(evaluations.get(name, {}).get("reward")) for name in ("before", "after")}
+    """Of held-out tasks, before and after: success, then the reward."""
+    lines = {name: evaluations.get(name, {}) for name in ("before", "after")}
+    success = {name: (success_in(line, line.get(NAME)) or ("", None))[1] for name, line in lines.items()}
+    return {
+        **{f"eval_success_{name}": interval_of(row) for name, row in success.items()},
+        **{f"eval_{name}": interval_of(line.get("reward")) for name, line in lines.items()},
+    }

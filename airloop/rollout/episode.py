@@ -24,6 +24,7 @@ from airloop.envs.base import Environment, Session
 from airloop.errors import AirError, InfraError
 from airloop.rollout.actions import parse
 from airloop.rollout.agents import ModelAgent
+from airloop.success import measured_success
 from airloop.types import Action, Agent, Ending, Message, Observation, Score, Task, Times, Trajectory, Turn, shown_anew
 from airloop.waits import waiting
 
@@ -108,6 +109,7 @@ async def run_episode(
     try:
         ending, score = await episode.run(seed, deadline_s, finish_s)
         reward = weighted_reward(score.rewards, episode.turn_rewards, weights, env.turn_reward_mode)
+        success = measured_success(env, score.metrics, score.rewards)
     except InfraError as error:
         return record(error=_with_place(error))
     except EngineFailed as error:
@@ -119,7 +121,7 @@ async def run_episode(
             getattr(error, "fix", "") or DEFECT_FIX,
             record(error=f"defect: {trace}"),
         ) from error
-    metrics = {**score.metrics, **episode.metrics()}
+    metrics = {**success, **score.metrics, **episode.metrics()}
     return record(ending=ending, rewards=dict(score.rewards), reward=reward, metrics=metrics)
 
 

@@ -12,6 +12,7 @@ from airloop.watch.names import describe
 
 # The first that fits: how a metric's flat name begins, or its whole, and the group it is drawn in.
 GROUPS = (
+    ("success", "success"),
     ("reward", "reward"),
     ("components/", "reward"),
     ("turn_components/", "reward"),
@@ -21,7 +22,7 @@ GROUPS = (
     ("metrics/sampled_tokens", "lengths"),
     ("metrics/turns", "lengths"),
     ("metrics/length_stops", "lengths"),
-    *((f"metrics/{name}", "share improved") for name in SHARES),
+    *((f"metrics/{name}", "success") for name in SHARES),
     ("learner/entropy", "entropy"),
     ("learner/kl", "kl"),
     ("learner/grad", "gradient"),
@@ -36,7 +37,8 @@ GROUPS = (
 )
 LEFT_OUT = ("ledger/", "plan/", "worst/", "step")  # drawn as areas, the same at every step, or no number over time
 MOST_CURVES = 400
-MOST_STEPS = 5_000  # of the reward's curve, which the slider takes each step's reward from
+FIRST = ("success", "reward")
+MOST_STEPS = 5_000  # of their curves, which the slider takes each step's from
 MOST_POINTS = 1_500  # of one curve: more than a screen has columns; the rest are left out evenly
 
 
@@ -50,7 +52,7 @@ def curves(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     places = _evenly(len(rows), _points(len(names)))
     every = _evenly(len(rows), MOST_STEPS)
     numbers = [(whole(step.get("step")) or 0) + 1 for step in steps]
-    shown = sorted(names, key=lambda name: name != "reward")[:MOST_CURVES]
+    shown = sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))[:MOST_CURVES]
     labels = Counter((group_of(name), _label(name)) for name in shown)
     return [
         {
@@ -61,7 +63,7 @@ def curves(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "y": [_short(rows[i].get(name)) for i in kept],
         }
         for name in shown
-        for kept in [every if name == "reward" else places]
+        for kept in [every if name in FIRST else places]
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from airloop.lab.damaged import Reader, interval_of, items, number, table, whole, words
 from airloop.lab.lineage import find_parent
 from airloop.lab.results import config_diff, flat_config, run_results
+from airloop.success import NAME, success_in
 from airloop.view.curves import curves
 from airloop.view.folder import Collection
 from airloop.view.index import WATCHED
@@ -36,7 +37,10 @@ def _evaluation(path: Path) -> dict[str, Any]:
     """The figures of an `air eval`, in a run's columns."""
     reader = Reader(path)
     report = reader.json("evaluation.json")
-    reward = interval_of(table(report.get("means")).get("reward"))
+    means = table(report.get("means"))
+    reward = interval_of(means.get("reward"))
+    success_name, success = success_in(means, report.get(NAME)) or ("", None)
+    interval = interval_of(success)
     return {
         "task": words(report.get("split")) or "",
         "env": sorted(map(str, table(report.get("task")))),
@@ -45,6 +49,9 @@ def _evaluation(path: Path) -> dict[str, Any]:
         "why": "" if report.get("finished") is True else "not finished: repeat the command with the same --out",
         "seconds": number(report.get("seconds")),
         "cost": number(report.get("cost")),
+        "success_name": words(success_name) or None,
+        "success_last": interval and interval["mean"],
+        "eval_success_after": interval,
         "eval_after": reward,
         "reward_last": reward and reward["mean"],
         "problems": reader.problems,
@@ -114,14 +121,17 @@ def _evaluation_line(line: dict[str, Any]) -> dict[str, Any]:
         for name, value in line.items()
         if isinstance(value, dict) and "mean" in value
     }
+    success = success_in(intervals, line.get(NAME))
     return {
         "name": words(line.get("name")) or "",
         "step": whole(line.get("step")),
         "split": words(line.get("split")) or "",
         "episodes": whole(line.get("episodes")),
         "lost": whole(line.get("lost")),
+        "success_name": words(success[0]) if success else None,
+        "success": {k: None for k in INTERVAL} if success is None else success[1],
         "reward": {k: None for k in INTERVAL},
-        **intervals,
+        **{name: row for name, row in intervals.items() if name != "success"},
         "task": {str(k): {n: number(v) for n, v in table(row).items()} for k, row in table(line.get("task")).items()},
     }
 

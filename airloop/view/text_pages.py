@@ -18,9 +18,9 @@ from airloop.lab.figures import (
     interval,
     key_results,
     padded,
-    share,
     status,
     steps,
+    success_change,
 )
 from airloop.watch.sparkline import sparkline, squeezed
 from airloop.watch.visible import one_line, visible
@@ -28,8 +28,8 @@ from airloop.watch.visible import one_line, visible
 BARS = 40
 # Curves of a run's page, by the viewer's groups, in this order; of the others only their names are of interest.
 SHOWN_GROUPS = (
+    "success",
     "reward",
-    "share improved",
     "task",
     "lengths",
     "entropy",
@@ -82,17 +82,17 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], ink: Ink, keep: i
 
 
 def runs_page(rows: Sequence[dict[str, Any]], root: str, ink: Ink) -> str:
-    heads = ("run", "status", "steps", "reward", "trend", "improved", "tok/s", "time", "alarms", "task", "model")
+    heads = ("run", "status", "steps", "success", "trend", "reward", "tok/s", "time", "alarms", "task", "model")
     cells = [
         (
             _word(row["id"] if row["id"] != "." else row["name"]),
             _word(status(row)) if row["kind"] != "traj" else "episodes",
             steps(row) if row["kind"] == "run" else "",
+            success_change(row),
+            sparkline(squeezed(row["success_trend"] or row["reward_trend"] or [], 16), 16),
             arrow(decimal(row["reward_first"]), decimal(row["reward_last"]))
             if row["kind"] == "run"
             else decimal(row["reward_last"]),
-            sparkline(squeezed(row["reward_trend"] or [], 16), 16),
-            arrow(share(row["improved_first"]), share(row["improved_last"])),
             count(row["tokens_per_second"]),
             duration(row["seconds"]),
             _word(" ".join(row["alarm_ids"] or [])),
@@ -140,7 +140,7 @@ def _curves(curves: Sequence[dict[str, Any]], ink: Ink) -> list[str]:
         members = []
         for curve in curves:
             course = tuple(curve["y"])
-            moves = len({v for v in course if v is not None}) > 1 or curve["name"] == "reward"
+            moves = len({v for v in course if v is not None}) > 1 or curve["name"] in ("success", "reward")
             if curve["group"] == group and moves and course not in seen and any(v is not None for v in course):
                 seen.add(course)
                 members.append(curve)
@@ -161,19 +161,19 @@ def _curves(curves: Sequence[dict[str, Any]], ink: Ink) -> list[str]:
 def _evaluations(rows: Sequence[dict[str, Any]], ink: Ink) -> list[str]:
     if not rows:
         return []
-    heads = ("evaluation", "split", "episodes", "reward, 95 % interval", "improved", "correct", "passed", "f1")
+    names = list(dict.fromkeys(row["success_name"] for row in rows if row["success_name"]))
+    heads = ("evaluation", "split", "episodes", f"{names[0] if names else 'success'}, 95 %", "reward, 95 % interval")
     cells = [
         (
             _word(row["name"]),
             _word(row["split"]),
             str(row["episodes"] if row["episodes"] is not None else NOTHING)
             + (f" +{row['lost']} lost" if row["lost"] else ""),
-            interval(row["reward"]) if row["reward"]["mean"] is not None else NOTHING,
-            *(share((row.get(name) or {}).get("mean")) for name in ("improved", "correct", "passed", "f1")),
+            *(interval(row[name]) if row[name]["mean"] is not None else NOTHING for name in ("success", "reward")),
         )
         for row in rows
     ]
-    return ["", *(f"  {line}" for line in table(heads, cells, Ink(ink.colours, ink.width - 2), keep=4))]
+    return ["", *(f"  {line}" for line in table(heads, cells, Ink(ink.colours, ink.width - 2), keep=3))]
 
 
 def _alarms(rows: Sequence[dict[str, Any]], ink: Ink) -> list[str]:

@@ -95,7 +95,7 @@ def watch(id: str, severity: Severity = "note", patience: int = 1) -> Callable[[
 
 def rules() -> list[Rule]:
     """All that are looked at in every step."""
-    from airloop.watch import watches, watches_learner  # noqa: F401 - they register themselves
+    from airloop.watch import watches, watches_learner, watches_success  # noqa: F401 - they register themselves
 
     return sorted(_RULES, key=lambda rule: rule.id)
 

@@ -16,8 +16,8 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from airloop.run import Run
+from airloop.success import step_success
 from airloop.watch.alarms import Alarm
-from airloop.watch.families import SHARES
 from airloop.watch.families import one_line as family_line
 from airloop.watch.latency import PARTS
 from airloop.watch.pace import Pace, in_words
@@ -44,7 +44,7 @@ class Board:
         self._steps: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         self._rewards: list[float] = []
         self._shares: list[float] = []
-        self._share = ""  # which of SHARES the environment measures
+        self._share = ""  # the name of what is success here
         self._families: dict[str, dict[str, float]] = {}
         self._evaluation = self._alarm = self._trouble = ""
         self._severity = "note"
@@ -79,10 +79,9 @@ class Board:
     def _remember(self, metrics: Mapping[str, Any]) -> None:
         if metrics.get("reward") is not None:
             self._rewards.append(metrics["reward"])
-        found = metrics.get("metrics", {})
-        self._share = self._share or next((name for name in SHARES if found.get(name) is not None), "")
-        if found.get(self._share) is not None:
-            self._shares.append(found[self._share])
+        if found := step_success(metrics):
+            self._share, value = found
+            self._shares.append(value)
 
     def evaluated(self, text: str) -> None:
         self._evaluation = text
@@ -115,10 +114,12 @@ class Board:
         yield self._head(width)
         yield self._progress(width)
         curve = max(8, min(BAR, width - 46))
-        yield _row("reward", _number(self._rewards[-1:]), Text(sparkline(self._rewards, curve), "cyan"), self._range())
         if self._shares:
             share = Text(sparkline(self._shares, curve), "cyan")
-            yield _row(self._share, f"{self._shares[-1]:.0%}", share, Text())
+            label = one_line(self._share, LABEL - 1)
+            yield _row(label, f"{self._shares[-1]:.0%}", share, _range(self._shares, "{:.0%}"))
+        rewards = Text(sparkline(self._rewards, curve), "cyan")
+        yield _row("reward", _number(self._rewards[-1:]), rewards, _range(self._rewards, "{:.3f}"))
         yield self._signal()
         if len(self._families) > 1:
             yield _row("tasks", "", Text(family_line(dict(sorted(self._families.items())))), Text())
@@ -155,11 +156,6 @@ class Board:
         """Of several ranks, only they know what a budget of time has made of it: their metrics say so."""
         planned = self._steps[-1].get("plan", {}).get("max_steps", 0)
         return int(planned if planned or not self.run else self.run.config.max_steps)
-
-    def _range(self) -> Text:
-        if len(self._rewards) < 2:
-            return Text()
-        return Text(f"first {_number(self._rewards[:1])}  best {_number([max(self._rewards)])}", "dim")
 
     def _signal(self) -> Text:
         last = self._steps[-1]
@@ -216,6 +212,12 @@ def _row(label: str, value: str, what: Text, more: Text) -> Text:
     if value:
         head += Text(f"{value:<10s} ", "bold")
     return head + what + Text("  ") + more
+
+
+def _range(values: list[float], form: str) -> Text:
+    if len(values) < 2:
+        return Text()
+    return Text(f"first {form.format(values[0])}  best {form.format(max(values))}", "dim")
 
 
 def _bar(done: int, total: int, width: int) -> Text:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from airloop.run import Run
+from airloop.success import NAME, step_success, success_in
 from airloop.watch.alarms import Alarm
 from airloop.watch.board import Board
 from airloop.watch.families import one_line
@@ -37,7 +38,7 @@ class Display:
         self.console = console or Console(stderr=True, highlight=False)
         self._run: Run | None = None
         self._quiet = quiet
-        self._rewards: list[float] = []
+        self._curve: list[float] = []  # of success where there is one, else of the reward
         self._header = False
         self._silent = False  # the last step had no signal
         self._explained = False  # what that means
@@ -111,18 +112,21 @@ class Display:
             self.run.log(visible(text))
 
     def step(self, metrics: dict[str, Any]) -> None:
-        if metrics["reward"] is not None:
-            self._rewards.append(metrics["reward"])
+        found = step_success(metrics)
+        if (value := found[1] if found else metrics["reward"]) is not None:
+            self._curve.append(value)
         if not self._header:
             self._header = True
-            self._line("  step  reward  improved  no-signal  tok/step   grad   gap p99  sample  train   reward so far")
+            name = _fitted(metrics.get(NAME) or (found[0] if found else ""))
+            what = "no-signal  tok/step   grad   gap p99  sample  train"
+            self._line(f"  step  {name or 'success':>8s}  reward  {what}   {name or 'reward'} so far")
         learner, rollout, times = metrics["learner"], metrics["rollout"], metrics["times"]
-        groups, improved = int(rollout["groups"]), _share(metrics["metrics"].get("improved"))
+        groups = int(rollout["groups"])
         self._line(
-            f"{metrics['step'] + 1:6d}  {_number(metrics['reward']):>6s}  {improved:>8s}  "
+            f"{metrics['step'] + 1:6d}  {_share(found[1] if found else None):>8s}  {_number(metrics['reward']):>6s}  "
             f"{metrics['groups_without_signal']:4d}/{groups:<4d}  {learner.get('tokens_trained', 0):8.0f}  "
             f"{learner['grad_norm']:5.2f}  {learner.get('logprob_gap_p99', 0):8.4f}  {times['sampling']:5.1f}s  "
-            f"{times['training']:4.1f}s   {sparkline(self._rewards)}"
+            f"{times['training']:4.1f}s   {sparkline(self._curve)}"
         )
         self._tell_families(metrics)
         trouble = [text for text in (_missing(metrics), _infrastructure(metrics)) if text]
@@ -173,8 +177,8 @@ class Display:
             self.say(f"        evaluation {metrics['name']}: no episode could be scored")
             return
         parts = [f"reward {_interval(metrics['reward'])}"]
-        if "improved" in metrics:
-            parts.append(f"improved {_interval(metrics['improved'])}")
+        if found := success_in(metrics, metrics.get(NAME)):
+            parts.insert(0, f"{found[0]} {_interval(found[1])}")
         lost = f", {metrics['lost']} lost to infrastructure" if metrics["lost"] else ""
         text = f"{metrics['name']} ({metrics['split']}, {metrics['episodes']} episodes{lost}): {', '.join(parts)}"
         self._board.evaluated(text)
@@ -209,6 +213,11 @@ def _infrastructure(metrics: dict[str, Any]) -> str:
         f"infrastructure errors: attempts repeated: {retried}; episodes dropped: {lost} of {episodes} "
         "(they count in no mean and no reward; their files say what happened)"
     )
+
+
+def _fitted(name: str) -> str:
+    """As the head of a column of eight."""
+    return name if len(name) <= 8 else f"{name[:7]}…"
 
 
 def _number(value: float | None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.learn.advantages import TurnWeights
+from airloop.success import NAME, name_of
 from airloop.types import Trajectory
 from airloop.watch.ledger import Ledger, Terms, account
 
@@ -37,6 +38,7 @@ def step_facts(parts: Parts, collected: Collected, report: Report) -> dict[str, 
     worst = {name: {**asdict(found), "text": decode([found.token])} for name, found in report.worst.items()}
     first = next((t.error for t in collected.spoilt), "")
     return {
+        NAME: name_of(parts.envs.values()),
         "versions": versions(collected) | {"policy": parts.policy.version, "served": parts.engine.version},
         "worst": worst,
         "first_error": first[:ERROR_CHARACTERS],
@@ -46,6 +48,7 @@ def step_facts(parts: Parts, collected: Collected, report: Report) -> dict[str, 
             "lr": config.trainer.optim.lr,
             "lora": config.trainer.model.train == "lora",
             "dtype": str(parts.policy.dtype).removeprefix("torch."),
+            "rewards": {title: dict(env.reward_weights) for title, env in parts.envs.items()},
         },
     }
 

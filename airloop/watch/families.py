@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airloop.success import METRIC, success_in
 from airloop.types import Trajectory
 
-# Shown beside the reward where an environment measures them: the share of episodes that beat the baseline, and how much
-# of the way from the baseline to the best known score they went; answers that were right, wholly or in part, and what
-# was found of the documents they rest on.
+# Shown beside success and reward where an environment measures them: the share of episodes that beat the baseline, and
+# how much of the way from the baseline to the best known score they went; answers that were right, wholly or in part,
+# and what was found of the documents they rest on.
 SHARES = ("improved", "headroom", "passed", "correct", "f1", "recall")
 
 
@@ -21,12 +22,15 @@ def families(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
 
 
 def by_family(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
-    """Of each family: how many episodes, their mean reward and the SHARES that were measured."""
+    """Of each family: how many episodes, their success, their mean reward and the SHARES that were measured."""
     return {name: _figures(members) for name, members in families(trajectories).items()}
 
 
 def _figures(members: Sequence[Trajectory]) -> dict[str, float]:
-    figures: dict[str, float] = {"episodes": len(members), "reward": _mean([t.reward for t in members])}
+    figures: dict[str, float] = {"episodes": len(members)}
+    if known := [t.metrics[METRIC] for t in members if METRIC in t.metrics]:
+        figures[METRIC] = _mean(known)
+    figures["reward"] = _mean([t.reward for t in members])
     for name in SHARES:
         measured = [{**t.rewards, **t.metrics}[name] for t in members if name in t.metrics or name in t.rewards]
         if measured:
@@ -41,7 +45,7 @@ def _mean(values: Sequence[float]) -> float:
 def pooled(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The figures of several steps as those of one: each weighs by its episodes."""
     figures: dict[str, float] = {"episodes": sum(part["episodes"] for part in parts)}
-    for name in ("reward", *SHARES):
+    for name in (METRIC, "reward", *SHARES):
         having = [part for part in parts if name in part]
         if having:
             episodes = sum(part["episodes"] for part in having)
@@ -50,17 +54,20 @@ def pooled(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def one_line(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """`blotto 0.12 (8, improved 25%)   titanic 0.31 (8, improved 50%, headroom 12%)`"""
+    """`blotto improved 25%, reward 0.120 (8)   titanic improved 50%, reward 0.310 (8, headroom 12%)`"""
     return "   ".join(f"{name} {_short(row)}" for name, row in figures.items())
 
 
 def _short(row: Mapping[str, float]) -> str:
-    counts = [f"{row['episodes']:.0f}", *(f"{name} {row[name]:.0%}" for name in SHARES if name in row)]
-    return f"{row['reward']:.3f} ({', '.join(counts)})"
+    # A family is of one environment, and its success a copy of one of the shares where it has such a metric.
+    name, value = success_in(row, next((n for n in SHARES if row.get(n) == row.get(METRIC)), None)) or ("", 0.0)
+    counts = [f"{row['episodes']:.0f}", *(f"{n} {row[n]:.0%}" for n in SHARES if n in row and n != name)]
+    first = f"{name} {value:.0%}, " if name else ""
+    return f"{first}reward {row['reward']:.3f} ({', '.join(counts)})"
 
 
 def table(columns: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """A row per family; for each titled column its reward, episodes and shares, – where it has none."""
+    """A row per family; for each titled column its success, reward, episodes and shares, – where it has none."""
     names = sorted({name for column in columns.values() for name in column})
     rows = [["", *columns]]
     for name in names:

@@ -71,6 +71,7 @@ def account(
         "by_ending": _by(entries, lambda t: t.ending),
         "by_duration": _by_duration(entries),
         "variance": variances(groups, weights),
+        "paid": paid([t for group in groups for t in group.trajectories], weights),
         "groups": {
             "sampled": len(groups),
             "silent": sum(not group.has_signal for group in groups),
@@ -162,6 +163,13 @@ def variances(groups: Sequence[Group], weights: Mapping[str, TurnWeights]) -> di
         "sum": statistics.fmean(sums) if sums else 0.0,
         "components": {name: math.fsum(values) / len(groups) for name, values in sorted(by_name.items())},
     }
+
+
+def paid(trajectories: Sequence[Trajectory], weights: Mapping[str, TurnWeights]) -> dict[str, float]:
+    """What each component adds to the reward, in the mean over episodes: where reward comes from (E10)."""
+    parts = [_weighted(t, weights) for t in trajectories]
+    names = sorted({name for part in parts for name in part})
+    return {name: math.fsum(part.get(name, 0.0) for part in parts) / len(parts) for name in names}
 
 
 def _weighted(trajectory: Trajectory, weights: Mapping[str, TurnWeights]) -> dict[str, float]:

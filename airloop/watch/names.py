@@ -45,10 +45,26 @@ class Name:
 
 def _step() -> Iterator[Name]:
     yield Name("train/step", "step", "The step's number, from 0 (on the axis of a sink, from 1).")
+    yield Name(
+        "train/success",
+        SHARE,
+        "What the environment's users want (its success_name says which metric), mean over episodes.",
+    )
     yield Name("train/reward", "reward", "Mean reward of the step's scored episodes, filtered groups included.")
     yield Name("train/groups_without_signal", "groups", "Groups whose members all scored the same: they teach nothing.")
     yield Name("train/task/*/episodes", "episodes", "Scored episodes of this family of tasks.")
+    yield Name("train/task/*/success", SHARE, "Their success.")
     yield Name("train/task/*/reward", "reward", "Their mean reward.")
+    yield Name(
+        "train/one_answer/share", SHARE, "Episodes in which the agent said the same as in most, over several tasks."
+    )
+    yield Name("train/one_answer/tasks", "tasks", "Tasks that got this one answer.")
+    yield Name(
+        "train/like/*/first", SHARE, "Episodes of the first 5 steps that ended as the environment's own script did."
+    )
+    yield Name(
+        "train/like/*/last", SHARE, "The same of the last 5 steps. Scripts are played where success does not come."
+    )
 
 
 def _rollout() -> Iterator[Name]:
@@ -114,6 +130,7 @@ def _ledger() -> Iterator[Name]:
             yield Name(f"train/ledger/{cut}/*/{column}", "tokens", f"As train/ledger/{column}, of this {what}.")
     yield Name("train/ledger/by_duration/*/up_to_s", "s", "The longest episode of this quarter.")
     yield Name("train/ledger/variance/sum", "", "Variance of the reward within groups, averaged over them.")
+    yield Name("train/ledger/paid/*", "reward", "What this component adds to the reward, weighted; mean over episodes.")
     yield Name("train/ledger/groups/sampled", "groups", "Groups that were sampled and scored.")
     yield Name("train/ledger/groups/silent", "groups", "Of them, those whose members all scored the same.")
     yield Name("train/ledger/filter/groups", "groups", "Groups that difficulty filtering left out.")
@@ -141,17 +158,23 @@ def _machine() -> Iterator[Name]:
     yield Name("train/plan/max_steps", "steps", "Steps that the run is to have.")
     yield Name("train/plan/lr", "", "The learning rate of the config.")
     yield Name("train/plan/lora", "", "1 if an adapter is trained, 0 if all the weights are.")
+    yield Name("train/plan/rewards/*/*", "", "The weight of a component of the reward, by environment.")
 
 
 def _evaluation() -> Iterator[Name]:
     yield Name("eval/*/step", "steps", "Updates that the evaluated policy has had.")
     yield Name("eval/*/episodes", "episodes", "Scored episodes on this split.")
     yield Name("eval/*/lost", "episodes", "Episodes that the machinery spoilt: they count in no mean.")
+    yield Name("eval/*/success/mean", SHARE, "Mean of success, each task with the same weight.")
+    yield Name("eval/*/success/low", SHARE, "Lower end of its 95 % interval, over tasks.")
+    yield Name("eval/*/success/high", SHARE, "Upper end of its 95 % interval, over tasks.")
+    yield Name("eval/*/success/tasks", "tasks", "Tasks in that mean.")
     yield Name("eval/*/reward/mean", "reward", "Mean reward, each task with the same weight.")
     yield Name("eval/*/reward/low", "reward", "Lower end of its 95 % interval, over tasks.")
     yield Name("eval/*/reward/high", "reward", "Upper end of its 95 % interval, over tasks.")
     yield Name("eval/*/reward/tasks", "tasks", "Tasks in that mean.")
     yield Name("eval/*/task/*/episodes", "episodes", "Scored episodes of this family of tasks.")
+    yield Name("eval/*/task/*/success", SHARE, "Their success.")
     yield Name("eval/*/task/*/reward", "reward", "Their mean reward.")
 
 

@@ -11,8 +11,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airloop.success import NAME
 from airloop.watch.alarms import Sign, Step, watch
 from airloop.watch.latency import HEALTHY, largest
+from airloop.watch.payers import payer_between
 
 # A quarter of the episodes cut by the context: the healthy research runs had at most 15 %, the failed one 100 %.
 CUT_SHARE = 0.25
@@ -179,9 +181,12 @@ def entropy_collapses(step: Step, before: Sequence[Step]) -> Sign | None:
     found = _edges(step, before, lambda s: s["learner"].get("entropy"))
     if found is None or found[1] >= ENTROPY_SHARE * found[0] or _gained(step, before):
         return None
-    return Sign(
-        f"Entropy per token fell from {found[0]:.3g} (first {EDGE} steps) to {found[1]:.3g} (last {EDGE}), and the "
-        f"reward did not rise ({_rewards(step, before)}).",
+    seen = (
+        f"Entropy per token fell from {found[0]:.3g} (first {EDGE} steps) to {found[1]:.3g} (last {EDGE}), and "
+        f"{_not_gained(step, before)}."
+    )
+    return _paid_for(seen, step, before) or Sign(
+        seen,
         "The policy says the same whatever it is asked; exploration is over before anything was found.",
         "lower trainer.optim.lr, raise orchestrator.sampling.temperature, or set trainer.loss.kl_beta = 0.01; go on "
         "from a checkpoint before the fall.",
@@ -193,9 +198,12 @@ def lengths_drift(step: Step, before: Sequence[Step]) -> Sign | None:
     found = _edges(step, before, lambda s: s["metrics"].get("sampled_tokens"))
     if found is None or 1 / LENGTH_FACTOR <= found[1] / max(found[0], 1e-9) <= LENGTH_FACTOR or _gained(step, before):
         return None
-    return Sign(
+    seen = (
         f"Episodes went from {found[0]:.0f} sampled tokens (first {EDGE} steps) to {found[1]:.0f} (last {EDGE}), and "
-        f"the reward did not rise ({_rewards(step, before)}).",
+        f"{_not_gained(step, before)}."
+    )
+    return _paid_for(seen, step, before) or Sign(
+        seen,
         "The policy learns length, not the task: the loss's token weights or the reward pay for it.",
         'trainer.loss.type = "dr_grpo" weighs every token the same; trainer.loss.overlong puts a price on length.',
     )
@@ -239,11 +247,31 @@ def _edges(step: Step, before: Sequence[Step], value: Any) -> tuple[float, float
 
 
 def _gained(step: Step, before: Sequence[Step]) -> bool:
-    steps = [one["rewards"] for one in (*before, step) if one["rewards"]]
+    """By success where there is one: a reward that rises without it is no gain."""
+    steps = [_gain(one) for one in (*before, step) if one["rewards"]]
     first, last = [r for s in steps[:EDGE] for r in s], [r for s in steps[-EDGE:] for r in s]
+    if not first or not last:
+        return False
     return statistics.fmean(last) - statistics.fmean(first) > GAIN * statistics.pstdev(first)
 
 
-def _rewards(step: Step, before: Sequence[Step]) -> str:
-    found = _edges(step, before, lambda s: s["reward"])
-    return f"{found[0]:.3g} to {found[1]:.3g}" if found else "unknown"
+def _gain(step: Step) -> Sequence[float]:
+    return [v for v in step.get("successes", ()) if v is not None] or step["rewards"]
+
+
+def _not_gained(step: Step, before: Sequence[Step]) -> str:
+    name = step.get(NAME) or "the reward"
+    found = _edges(step, before, lambda s: statistics.fmean(_gain(s)) if s["rewards"] else None)
+    change = f"{found[0]:.3g} to {found[1]:.3g}" if found else "unknown"
+    return f"{name} did not rise ({change})"
+
+
+def _paid_for(seen: str, step: Step, before: Sequence[Step]) -> Sign | None:
+    """Where a component other than success pays for what is seen, that is its cause, and no other advice would help."""
+    steps = [one for one in (*before, step) if one["rewards"]]
+    found = payer_between(steps[:EDGE], steps[-EDGE:])
+    if found is None:
+        return None
+    payer, line = found
+    why = f"A component of the reward pays for it: {payer}, while {step.get(NAME)} did not rise."
+    return Sign(seen, why, f"{line}; go on from a checkpoint before the change.")

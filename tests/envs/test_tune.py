@@ -93,7 +93,7 @@ def test_arguments() -> None:
         TuneEnv(TuneArgs(datasets=["iris"]))
     with pytest.raises(AirError, match="max_turns"):
         load_environment("tune", {"max_turn": 4})
-    assert TuneEnv(TuneArgs(reward="headroom")).reward_weights == {"tool": 1.0, "headroom": 1.0}
+    assert TuneEnv(TuneArgs(reward="headroom")).reward_weights == {"tool": 1.0, "headroom": 1.0, "idle": 1.0}
 
 
 # --- text ---------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_noop_and_cheat_earn_nothing_on_any_task(env: TuneEnv) -> None:
 
 
 def test_every_reward_component_fires_and_is_finite(env: TuneEnv) -> None:
-    """D19: whatever ends the episode, both components are there; tool has both signs."""
+    """D19: whatever ends the episode, all components are there; tool has both signs."""
 
     async def main() -> None:
         task = task_of(env, "classification")
@@ -218,7 +218,7 @@ def test_every_reward_component_fires_and_is_finite(env: TuneEnv) -> None:
         assert invalid.rewards == {"tool": -0.5} and invalid.text == "No command found."
         endings = {name: await play(env, task, name) for name in ("oracle", "demo", "noop", "cheat")}
         for trajectory in endings.values():
-            assert set(trajectory.rewards) == {"improvement"} and math.isfinite(trajectory.reward)
+            assert set(trajectory.rewards) == {"improvement", "idle"} and math.isfinite(trajectory.reward)
             assert all(math.isfinite(value) for value in trajectory.metrics.values())
 
     asyncio.run(main())
@@ -236,7 +236,7 @@ def test_improvement_and_headroom_are_computed_from_the_test_rows(env: TuneEnv) 
             assert score.rewards["improvement"] == pytest.approx(10 * (s - b) / max(abs(b), floor))
             assert score.metrics["submitted"] == 0.0 and score.metrics["trained"] == 1.0
             _, other = await act(headroom, task, command, "submit")
-            assert other.rewards == {"headroom": pytest.approx((s - b) / (r - b))}
+            assert other.rewards == {"headroom": pytest.approx((s - b) / (r - b)), "idle": 0.0}
         await headroom.close()
 
     asyncio.run(main())
@@ -253,6 +253,7 @@ def test_linear_without_options_is_the_baseline(env: TuneEnv) -> None:
             baseline, yours = (line.split()[-1] for line in seen[1].text.splitlines()[1:])
             assert baseline == yours and seen[0].text.endswith(f"{task.payload['baseline']['cv']:.4f}")
             assert score.rewards["improvement"] == pytest.approx(0, abs=1e-3)
+            assert score.rewards["idle"] == -0.5 and score.metrics["idle"] == 1.0 and score.metrics["improved"] == 0.0
 
     asyncio.run(main())
 
@@ -267,7 +268,7 @@ def test_nothing_is_scored_that_was_not_trained_in_this_session(env: TuneEnv) ->
         assert [observation.failed for observation in seen] == [True, True, True]
         assert not any(observation.done for observation in seen)
         assert seen[0].text == "submit: no model found, run train.py first"
-        assert score.rewards == {"improvement": WORST_IMPROVEMENT} and score.metrics["improved"] == 0.0
+        assert score.rewards == {"improvement": WORST_IMPROVEMENT, "idle": 0.0} and score.metrics["improved"] == 0.0
         assert score.metrics["commands_failed"] == 3.0 and score.metrics["validated"] == 0.0
 
     asyncio.run(main())
@@ -337,8 +338,10 @@ def test_the_oracle_beats_the_baseline_on_nearly_every_task(env: TuneEnv) -> Non
     async def main() -> None:
         tasks = all_tasks(env)
         played = await asyncio.gather(*(play(env, task, "oracle") for task in tasks))
-        beaten = [trajectory.metrics["improved"] for trajectory in played]
-        assert sum(beaten) >= 0.95 * len(tasks)
+        missed = [t.task.payload["dataset"] for t in played if not t.metrics["improved"]]
+        # Where there is little room: three below the baseline, one below, and one level with it, which is no success.
+        assert sorted(missed) == ["credit", "titanic", "titanic", "titanic", "tumours"]
+        assert [t.task.id for t in played if t.metrics["idle"]] == ["tumours-1"]
         assert all(trajectory.ending == "done" for trajectory in played)
 
     asyncio.run(main())

@@ -79,8 +79,8 @@ def test_another_models_template_is_read_from_its_directory(tmp_path: Path) -> N
 def test_a_whole_episode_of_a_script_can_be_read() -> None:
     rows = play_tasks("gsm8k-calculator", "test", 2, "demo", {"max_calculations": 2})
     text = format_played(rows)
-    assert all(row["ending"] == "done" and row["rewards"] == {"correct": 1.0, "format": 1.0} for row in rows)
+    assert all(row["ending"] == "done" and row["rewards"] == {"correct": 1.0} for row in rows)
     assert [m["role"] for m in rows[0]["messages"]][:4] == ["system", "user", "assistant", "tool"]
-    assert "--- tool calculator" in text and "=== done: reward 1.100 (correct 1, format 1)" in text
+    assert "--- tool calculator" in text and "=== done: success 1, reward 1.000 (correct 1)" in text
     with pytest.raises(AirError, match="no tasks in the split 'dev'"):
         play_tasks("arith", "dev", 1, "oracle")

@@ -1,19 +1,21 @@
 """GSM8K: a word problem, a reply with its working, one number as the answer.
 
 `gsm8k` is a single turn of plain text. `gsm8k-calculator` is the same problems with two tools, a calculator and one
-that takes the answer. Both pay `correct` and `format`, and count each length of the reference solution by itself.
+that takes the answer. Both pay `correct` alone; the form is measured, and paid for where a config asks for it
+(rewards = { correct = 1.0, format = 0.1 }), which taught a real model to give up its working for a well-formed guess.
+Each length of the reference solution is counted by itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session, check_components
 from airloop.envs.gsm8k.answers import Number, find_answer, has_form, read_number, same
 from airloop.envs.gsm8k.calculator import CalculatorError, calculate
 from airloop.envs.gsm8k.data import GENERATED, GENERATED_COUNTS, Problem, load_problems
@@ -58,6 +60,7 @@ SCHEMAS: tuple[Mapping[str, Any], ...] = (
         },
     },
 )
+COMPONENTS = ("correct", "format")
 ARGUMENT = {"calculator": "expression", "final_answer": "answer"}
 
 
@@ -81,8 +84,9 @@ class CalculatorArgs(Gsm8kArgs):
 
 
 class TextSession(Session):
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, names: Collection[str]) -> None:
         self.task = task
+        self.names = names  # of the reward components that count
         self.given: Number | None = None
         self.formed = False
 
@@ -95,12 +99,13 @@ class TextSession(Session):
         return Observation("", done=True, failed=self.given is None)
 
     async def finish(self) -> Score:
-        return _score(self.task, self.given, self.formed, {})
+        return _score(self.task, self.given, self.formed, {}, self.names)
 
 
 class CalculatorSession(Session):
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, names: Collection[str]) -> None:
         self.task = task
+        self.names = names  # of the reward components that count
         self.given: Number | None = None
         self.calls = self.errors = 0
 
@@ -139,7 +144,7 @@ class CalculatorSession(Session):
 
     async def finish(self) -> Score:
         counts = {"calculator_calls": float(self.calls), "tool_errors": float(self.errors)}
-        return _score(self.task, self.given, self.given is not None and not self.errors, counts)
+        return _score(self.task, self.given, self.given is not None and not self.errors, counts, self.names)
 
 
 def _opening(system: str, task: Task, tools: tuple[Mapping[str, Any], ...] = ()) -> Opening:
@@ -147,11 +152,14 @@ def _opening(system: str, task: Task, tools: tuple[Mapping[str, Any], ...] = ())
     return Opening((Message(role="system", content=system), user), tools)
 
 
-def _score(task: Task, given: Number | None, formed: bool, counts: Mapping[str, float]) -> Score:
+def _score(
+    task: Task, given: Number | None, formed: bool, counts: Mapping[str, float], names: Collection[str]
+) -> Score:
     reference = read_number(task.payload["answer"])
     assert reference is not None  # checked when the row was read
-    rewards = {"correct": float(given is not None and same(given, reference)), "format": float(formed)}
-    return Score(rewards, {**rewards, "answered": float(given is not None), **counts})
+    measured = {"correct": float(given is not None and same(given, reference)), "format": float(formed)}
+    rewards = {name: value for name, value in measured.items() if name in names}
+    return Score(rewards, {**measured, "answered": float(given is not None), **counts})
 
 
 class Gsm8kEnv(Environment):
@@ -161,7 +169,7 @@ class Gsm8kEnv(Environment):
     action_format: ClassVar[ActionFormat] = "text"
     success: ClassVar[str | None] = "correct"
     Args: ClassVar[type[EnvArgs]] = Gsm8kArgs
-    reward_weights: Mapping[str, float] = {"correct": 1.0, "format": 0.1}
+    reward_weights: Mapping[str, float] = {"correct": 1.0}
 
     args: Gsm8kArgs
 
@@ -169,6 +177,10 @@ class Gsm8kEnv(Environment):
         args = args or self.Args()
         assert isinstance(args, Gsm8kArgs)
         super().__init__(args)
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        check_components(self.name, weights, COMPONENTS)
+        self.reward_weights = dict(weights)
 
     @property
     def max_turns(self) -> int:
@@ -208,7 +220,7 @@ class Gsm8kEnv(Environment):
         return Task(self.name, problem.id, split, payload, family=f"{label}-steps-{steps}")
 
     def open(self, task: Task, seed: int) -> Session:
-        return TextSession(task)
+        return TextSession(task, self.reward_weights)
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return text_agent(name, task, seed)
@@ -228,7 +240,7 @@ class Gsm8kCalculatorEnv(Gsm8kEnv):
         return self.args.max_turns
 
     def open(self, task: Task, seed: int) -> Session:
-        return CalculatorSession(task)
+        return CalculatorSession(task, self.reward_weights)
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return calculator_agent(name, task, seed, self.max_turns)

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from airloop.envs.mlgym import metrics
-from airloop.envs.mlgym.grading import Grader, collect
+from airloop.envs.mlgym.grading import Grader, Submission, collect
 from airloop.envs.mlgym.spec import TaskSpec
-from airloop.envs.mlgym.workspace import Worlds, agent_image
-from airloop.errors import AirError
+from airloop.envs.mlgym.workspace import SUBMISSION, Worlds, agent_image
+from airloop.errors import AirError, InfraError
 from airloop.files import cache_directory, write_json
 from airloop.sandbox.base import WorldLost
 from airloop.sandbox.pool import Pool
@@ -49,12 +49,33 @@ class Baselines:
         self._places: dict[tuple[Path, str, int], Path] = {}
         self._locks: dict[Path, asyncio.Lock] = {}
         self._failed: dict[Path, AirError] = {}
+        self._samples: dict[tuple[Path, str, int], asyncio.Task[float | None]] = {}
 
     async def of(self, spec: TaskSpec) -> float:
         """The task's own baseline if it names one, else the measured one."""
         if spec.yardstick.baseline is not None:
             return spec.yardstick.baseline
         return metrics.pick((await self.measured(spec)).scores, spec.yardstick.metric)
+
+    async def of_sample(self, spec: TaskSpec) -> float | None:
+        """What the sample submission of a task with a table scores, graded once; None if there is none to grade."""
+        if spec.entry_point != "CSVSubmissionTasks" or spec.sample_submission is None:
+            return None
+        name = (spec.root, spec.key, spec.variant)
+        task = self._samples.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._samples[name] = asyncio.create_task(self._grade_sample(spec, spec.sample_submission))
+        return await asyncio.shield(task)
+
+    async def _grade_sample(self, spec: TaskSpec, sample: Path) -> float | None:
+        if not sample.is_file():
+            return None
+        try:
+            grade = await self.grader.grade(spec, Submission(SUBMISSION, {SUBMISSION: sample.read_bytes()}, ""))
+        except InfraError as error:  # an episode is not lost for want of a comparison
+            log.warning("the sample submission of %s could not be graded: %s", spec.key, error)
+            return None
+        return metrics.pick(grade.scores, spec.yardstick.metric) if grade.scores is not None else None
 
     async def measured(self, spec: TaskSpec) -> Measurement:
         """From the cache, or measured now. What failed once is not tried again: its files have not changed."""

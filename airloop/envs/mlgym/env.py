@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, check_components
 from airloop.envs.mlgym import rewards
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.baselines import Baselines
@@ -48,10 +47,11 @@ class MlgymEnv(Environment):
     action_format: ClassVar[ActionFormat] = "command"
     success: ClassVar[str | None] = "improved"
     Args: ClassVar[type[EnvArgs]] = MlgymArgs
-    reward_weights: Mapping[str, float] = {"headroom": 1.0, "tool": 0.2}
-    # Neither a command that ran nor a look at the score is a success: at these weights they cannot lift who hands in
-    # what was there above who has done something.
-    shaping: Mapping[str, float] = MappingProxyType({"tool": 0.2, "validated": 0.2})
+    # Not `tool`: where nobody has a score, it pays for looking around and costs those who try.
+    reward_weights: Mapping[str, float] = {"headroom": 1.0, "idle": 1.0}
+    # None of these is a success: at these weights they cannot lift who hands in what was there above who has done
+    # something.
+    shaping: Mapping[str, float] = MappingProxyType({"tool": 0.2, "validated": 0.2, "idle": 1.0})
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
 
     args: MlgymArgs
@@ -65,14 +65,7 @@ class MlgymEnv(Environment):
         self._running: Running | None = None
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        for name in weights:
-            if name not in rewards.COMPONENTS:
-                near = difflib.get_close_matches(name, rewards.COMPONENTS, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise AirError(
-                    f"Environment 'mlgym' has no reward component {name!r}.",
-                    f"{hint}Known: {', '.join(rewards.COMPONENTS)}.",
-                )
+        check_components(self.name, weights, rewards.COMPONENTS)
         for spec in self.library.chosen() if rewards.OF_REFERENCE & set(weights) else ():
             if spec.yardstick.reference is None:
                 raise AirError(

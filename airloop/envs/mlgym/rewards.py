@@ -1,6 +1,6 @@
 """What an episode of research is worth, component by component.
 
-Each has a name; a config weighs those it wants (`rewards = { headroom = 1.0, tool = 0.2 }`), and only those are
+Each has a name; a config weighs those it wants (`rewards = { headroom = 1.0, idle = 1.0 }`), and only those are
 computed. Scores that count come from grading alone, and belong to an artefact made in this episode.
 """
 
@@ -13,12 +13,13 @@ from airloop.envs.mlgym import metrics
 from airloop.envs.mlgym.spec import Yardstick
 
 TURN_COMPONENTS = ("tool", "delta")
-EPISODE_COMPONENTS = ("improvement", "headroom", "episode_end", "validated", "code_quality", "tier")
+EPISODE_COMPONENTS = ("improvement", "headroom", "idle", "episode_end", "validated", "code_quality", "tier")
 GROUP_COMPONENTS = ("percentile",)
 OF_REFERENCE = frozenset({"headroom", "tier"})  # that need a best known score
 COMPONENTS: Mapping[str, str] = {
     "improvement": "10 × (score − baseline)/|baseline|, signed by the metric's direction; not below -2, and -2 without",
     "headroom": "share of the way from the baseline to the reference that was gone, from -1 to 1; -1 without a score",
+    "idle": "-0.5 if what was submitted is the starter's work or the sample: its bytes, but for comments, or its score",
     "tool": "+0.5 for a turn whose command ran without error, -0.5 for an error",
     "delta": "at each validation, score − the one before (the baseline at first), signed",
     "episode_end": "score − baseline at the end, in the metric's own units, signed; 0 without a score",
@@ -32,6 +33,7 @@ COMPONENTS: Mapping[str, str] = {
 TOOL = 0.5
 WORST_IMPROVEMENT = -2.0  # no score, or one that is worth less: to try is never the worse choice
 WORST_HEADROOM = -1.0
+IDLE = -0.5
 
 
 def tool(failed: bool) -> float:
@@ -45,6 +47,7 @@ def for_episode(
     score: float | None,
     validated: bool,
     code_quality: float,
+    idle: bool = False,
 ) -> dict[str, float]:
     """The whole-episode components among `names`."""
     if score is None:
@@ -56,6 +59,7 @@ def for_episode(
     all_of_them = {
         "improvement": better,
         "headroom": share,
+        "idle": IDLE if idle else 0.0,
         "episode_end": raw,
         "validated": float(validated),
         "code_quality": code_quality,

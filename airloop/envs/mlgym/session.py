@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -16,6 +17,7 @@ from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.baselines import Baselines
 from airloop.envs.mlgym.commands import clean_output, cut_middle, is_training, prepare, requests
 from airloop.envs.mlgym.grading import Grade, Grader, Submission, collect
+from airloop.envs.mlgym.idle import same_score, same_work
 from airloop.envs.mlgym.prompts import opening, shorten, status
 from airloop.envs.mlgym.spec import TaskSpec
 from airloop.envs.mlgym.workspace import agent_image
@@ -256,8 +258,23 @@ class MlgymSession(Session):
             last = self.attempt.grade or Grade(None, "submission_not_found", NOT_FOUND, 0.0)
         score = self._counted(last)
         quality = await self._code_quality() if "code_quality" in self.names and self._improved(score) else 0.0
-        given = rewards.for_episode(self.names, self.spec.yardstick, self.baseline, score, self.validated, quality)
-        return Score(given, self._metrics(score, last))
+        idle = await self._idle(score)
+        given = rewards.for_episode(
+            self.names, self.spec.yardstick, self.baseline, score, self.validated, quality, idle
+        )
+        return Score(given, {**self._metrics(score, last), "idle": float(idle)})
+
+    async def _idle(self, score: float | None) -> bool:
+        """Whether what counts is the starter's work or the sample's, and so nobody's here."""
+        handed_in = self.attempt.submission
+        if handed_in is None or self._improved(score):
+            return False
+        if score is None or self.args.score != "best":
+            untouched = handed_in.digest == self.attempt.first
+            if untouched or await asyncio.to_thread(same_work, self.spec, handed_in):
+                return True
+        sample = await self.places.baselines.of_sample(self.spec) if score is not None else None
+        return score is not None and same_score(self.spec, score, (self.baseline, sample))
 
     def _counted(self, last: Grade) -> float | None:
         scores = self.attempt.scores

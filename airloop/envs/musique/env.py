@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, check_components
 from airloop.envs.musique.args import MusiqueArgs
 from airloop.envs.musique.library import GENERATED_COUNTS, Library
 from airloop.envs.musique.questions import Question, arrange
@@ -15,7 +14,6 @@ from airloop.envs.musique.retrievers import Recent, Retriever, make_retriever
 from airloop.envs.musique.scores import BALANCED, COMPONENTS
 from airloop.envs.musique.scripted import scripted_agent
 from airloop.envs.musique.session import MusiqueSession
-from airloop.errors import AirError
 from airloop.types import Agent, Task
 
 
@@ -44,14 +42,7 @@ class MusiqueEnv(Environment):
         return make_retriever(self.args.retriever, self.args.embedding_model)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        for name in weights:
-            if name not in COMPONENTS:
-                near = difflib.get_close_matches(name, COMPONENTS, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise AirError(
-                    f"Environment 'musique' has no reward component {name!r}.",
-                    f"{hint}Known: {', '.join(COMPONENTS)}.",
-                )
+        check_components(self.name, weights, COMPONENTS)
         self.reward_weights = dict(weights)
 
     @property

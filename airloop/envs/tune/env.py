@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session, check_components
 from airloop.envs.tune.catalogue import BY_NAME, DATASETS
 from airloop.envs.tune.command import Command, CommandError, parse
 from airloop.envs.tune.pool import FitPool, Scores
@@ -31,12 +31,15 @@ TASKS_PER_DATASET = 4
 METRICS = {"classification": "accuracy", "regression": "r2"}
 DIRECTIONS = {"accuracy": 1.0, "r2": 1.0}  # both: higher is better
 FLOORS = {"accuracy": 0.5, "r2": 0.5}  # smallest |baseline| an improvement is divided by
-COMPONENTS = ("tool", "improvement", "headroom")
-
+COMPONENTS = ("tool", "improvement", "headroom", "idle")
 TOOL_REWARD = 0.5
 # No model is worth this, and so is one that would be worth less: to train is never the worse choice.
 WORST_IMPROVEMENT = -2.0
 WORST_HEADROOM = -1.0
+# To train the baseline anew is nobody's work, and no improvement: stored scores have six digits, and machines differ in
+# the last of them.
+IDLE = -0.5
+SAME = 1e-5
 
 SYSTEM = """\
 Tune a model. Reply with one command in a ``` block. Commands:
@@ -54,7 +57,9 @@ Beat it on hidden rows. Your last model counts. {turns} turns."""
 class TuneArgs(EnvArgs):
     max_turns: int = Field(default=4, ge=1, description="replies in an episode")
     workers: int | None = Field(default=None, ge=1, description="fitting processes; default: cores, at most 2")
-    reward: Literal["improvement", "headroom"] = Field(default="improvement", description="what a submission is worth")
+    reward: Literal["improvement", "headroom"] = Field(
+        default="improvement", description="what a submission is worth where rewards names none"
+    )
     fit_timeout_s: float = Field(default=20.0, gt=0, description="deadline of one fit, in seconds that it computes")
     cache: bool = Field(default=True, description="keep results of fits, in memory and on disk")
     datasets: list[str] | None = Field(default=None, description="only these data sets")
@@ -66,8 +71,8 @@ class TuneArgs(EnvArgs):
 class TuneSession(Session):
     def __init__(self, task: Task, args: TuneArgs, pool: FitPool, names: Collection[str]) -> None:
         self.task = task
-        self.args = args
         self.names = names  # of the reward components that count
+        self.args = args
         self.pool = pool
         self.metric: str = task.payload["metric"]
         self.baseline: Scores = task.payload["baseline"]
@@ -89,17 +94,17 @@ class TuneSession(Session):
             return self.failed(str(error))
         if command.ignored:
             text += "\n(only the first line ran)"
-        return Observation(text, self._tool(TOOL_REWARD), done=self.submitted)
+        return Observation(text, self.tool(TOOL_REWARD), done=self.submitted)
 
     def invalid(self, action: Action) -> Observation:
         return self.failed(action.text)
 
     def failed(self, text: str) -> Observation:
         self.failed_commands += 1
-        return Observation(text, self._tool(-TOOL_REWARD), failed=True)
+        return Observation(text, self.tool(-TOOL_REWARD), failed=True)
 
-    def _tool(self, value: float) -> dict[str, float]:
-        return {"tool": value} if "tool" in self.names else {}
+    def tool(self, worth: float) -> dict[str, float]:
+        return {"tool": worth} if "tool" in self.names else {}
 
     async def run(self, command: Command) -> str:
         payload = self.task.payload
@@ -132,16 +137,19 @@ class TuneSession(Session):
                 "improvement": max(WORST_IMPROVEMENT, 10 * gain / max(abs(baseline), FLOORS[self.metric])),
                 "headroom": min(1.0, max(WORST_HEADROOM, gain / (sign * (reference - baseline)))),
             }
+        idle = self.model is not None and abs(gain) <= SAME
         metrics = {
             "score": score,
             "baseline": baseline,
             "reference": reference,
             "trained": float(self.model is not None),
-            "improved": float(gain > 0),
+            "improved": float(gain > SAME),
+            "idle": float(idle),
             "validated": float(self.validated),
             "submitted": float(self.submitted),
             "commands_failed": float(self.failed_commands),
         }
+        rewards["idle"] = IDLE if idle else 0.0
         return Score({name: value for name, value in rewards.items() if name in self.names}, metrics)
 
 
@@ -152,10 +160,11 @@ class TuneEnv(Environment):
     Args: ClassVar[type[EnvArgs]] = TuneArgs
     # Per-turn components: how an episode's turns become one number.
     turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = {"tool": "mean"}
-    # A command that ran is no success; at this weight it cannot lift who trains nothing above who does.
-    shaping: Mapping[str, float] = {"tool": 1.0}
+    # Neither a command that ran nor a price is a success: at these weights they cannot lift who trains nothing above
+    # who does.
+    shaping: Mapping[str, float] = {"tool": 1.0, "idle": 1.0}
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
-    reward_weights: Mapping[str, float] = {"tool": 1.0, "improvement": 1.0}
+    reward_weights: Mapping[str, float] = {"tool": 1.0, "improvement": 1.0, "idle": 1.0}
 
     args: TuneArgs
 
@@ -163,24 +172,18 @@ class TuneEnv(Environment):
         args = args or TuneArgs()
         assert isinstance(args, TuneArgs)
         super().__init__(args)
-        self.reward_weights = {"tool": 1.0, args.reward: 1.0}
+        self.reward_weights = {"tool": 1.0, args.reward: 1.0, "idle": 1.0}
         for name in args.datasets or ():
             check_dataset(name)
         self._pool: FitPool | None = None
 
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        check_components(self.name, weights, COMPONENTS)
+        self.reward_weights = dict(weights)
+
     @property
     def components(self) -> tuple[str, ...]:
         return COMPONENTS
-
-    def weigh(self, weights: Mapping[str, float]) -> None:
-        for name in weights:
-            if name not in COMPONENTS:
-                near = difflib.get_close_matches(name, COMPONENTS, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise AirError(
-                    f"Environment 'tune' has no reward component {name!r}.", f"{hint}Known: {', '.join(COMPONENTS)}."
-                )
-        self.reward_weights = dict(weights)
 
     @property
     def max_turns(self) -> int:
@@ -212,7 +215,7 @@ class TuneEnv(Environment):
 
     def open(self, task: Task, seed: int) -> TuneSession:
         """Nothing in this world is random: the seed is not used."""
-        return TuneSession(task, self.args, self.pool, tuple(self.reward_weights))
+        return TuneSession(task, self.args, self.pool, self.reward_weights)
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return scripted_agent(name, task, seed, self.args.max_turns)

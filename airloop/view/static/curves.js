@@ -5,8 +5,8 @@ import { Chart } from "./plot.js";
 
 // What is read first stands first; what is looked up now and then is folded.
 const ORDER = [
+  "success",
   "reward",
-  "share improved",
   "task",
   "lengths",
   "endings",
@@ -21,8 +21,8 @@ const ORDER = [
 ];
 const FOLDED = new Set(["times", "other", "memory"]);
 const TITLES = {
+  success: "Success",
   reward: "Reward",
-  "share improved": "Share improved",
   task: "By task",
   lengths: "Lengths",
   endings: "Endings",

@@ -74,6 +74,12 @@ export function interval(value) {
     : number(value.mean);
 }
 
+/** "correct 36 %, reward 0.31": success first, where it is known. */
+export function spokenResult(run) {
+  const reward = `reward ${number(run.reward_last)}`;
+  return isNumber(run.success_last) ? `${run.success_name ?? "success"} ${percent(run.success_last)}, ${reward}` : reward;
+}
+
 /** A metric in its unit, as the server names it. */
 export function inUnit(value, unit) {
   if (unit === "s" || unit === "seconds") return duration(value);

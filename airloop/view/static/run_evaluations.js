@@ -7,8 +7,9 @@ import { extent, whisker } from "./sparkline.js";
 import { dataTable } from "./table.js";
 
 export function evaluationsPart(run, evaluations) {
-  const rewards = evaluations.flatMap((one) => [one.reward?.low, one.reward?.high, one.reward?.mean]);
-  const range = extent(rewards);
+  const name = evaluations.find((one) => one.success_name)?.success_name;
+  const first = name ? "success" : "reward"; // what the picture shows
+  const range = extent(evaluations.flatMap((one) => [one[first]?.low, one[first]?.high, one[first]?.mean]));
   const rows = evaluations.map((one) =>
     h(
       "tr",
@@ -22,8 +23,9 @@ export function evaluationsPart(run, evaluations) {
         number(one.episodes),
         one.lost ? h("span", { class: "warn" }, ` (${one.lost} lost)`) : null,
       ),
+      name && h("td", { class: "num" }, interval(one.success)),
+      h("td", {}, whisker(one[first], range, { width: 240 })),
       h("td", { class: "num" }, interval(one.reward)),
-      h("td", {}, whisker(one.reward, range, { width: 240 })),
     ),
   );
   const heads = [
@@ -31,9 +33,10 @@ export function evaluationsPart(run, evaluations) {
     "After step#",
     "Split",
     "Episodes#",
-    "Reward, 95 % interval#",
+    name && `${name}, 95 % interval#`,
     `${number(range[0])} to ${number(range[1])}`,
-  ];
+    "Reward, 95 % interval#",
+  ].filter(Boolean);
   return [h("h2", {}, "Evaluations"), dataTable("Evaluations", heads, rows), measures(evaluations)];
 }
 
@@ -41,7 +44,11 @@ export function evaluationsPart(run, evaluations) {
 function measures(evaluations) {
   const hasMean = (value) => value && typeof value === "object" && isNumber(value.mean);
   const names = [
-    ...new Set(evaluations.flatMap((one) => Object.keys(one).filter((key) => key !== "reward" && hasMean(one[key])))),
+    ...new Set(
+      evaluations.flatMap((one) =>
+        Object.keys(one).filter((key) => !["success", "reward", one.success_name].includes(key) && hasMean(one[key])),
+      ),
+    ),
   ].sort();
   if (!names.length) return null;
   const rows = names.map((name) =>

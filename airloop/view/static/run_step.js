@@ -1,8 +1,8 @@
-// The time line of a run: reward by step, alarms at theirs, a slider, and below it the groups of the chosen step.
+// The time line of a run: success by step, or the reward where success is not known, alarms at theirs, a slider, and below it the groups of the chosen step.
 
 import { get } from "./api.js";
 import { h, picture, replace, svg } from "./dom.js";
-import { count, isNumber, number, signed } from "./format.js";
+import { count, isNumber, number, percent, signed } from "./format.js";
 import { link } from "./route.js";
 import { sourceOf } from "./source.js";
 import { dots, extent } from "./sparkline.js";
@@ -13,8 +13,9 @@ const [PAGE, MOST] = [500, 4000]; // rows of one answer, and of a step
 const [WIDTH, HEIGHT] = [1000, 46];
 
 export class StepPanel {
-  #rewards = new Map();
-  #rewardsOf = null;
+  #values = new Map();
+  #valuesOf = null;
+  #what = "reward";
   #timer = null;
   #asked = 0;
 
@@ -67,13 +68,21 @@ export class StepPanel {
     this.#timer = setTimeout(() => this.#fetch(), WAIT_MS);
   }
 
-  #reward(step) {
-    if (this.#rewardsOf !== this.data) {
-      const curve = this.data.curves?.find((one) => one.name === "reward");
-      this.#rewards = new Map(curve?.x.map((x, i) => [x - 1, curve.y[i]]));
-      this.#rewardsOf = this.data;
+  #value(step) {
+    if (this.#valuesOf !== this.data) {
+      const named = (name) => this.data.curves?.find((one) => one.name === name);
+      const curve = named("success") ?? named("reward");
+      this.#what = curve?.name === "success" ? (this.data.results?.success_name ?? "success") : "reward";
+      this.#values = new Map(curve?.x.map((x, i) => [x - 1, curve.y[i]]));
+      this.#valuesOf = this.data;
     }
-    return this.#rewards.get(step) ?? null;
+    return this.#values.get(step) ?? null;
+  }
+
+  /** "correct 36%", "reward 0.31" */
+  #said(step) {
+    const value = this.#value(step);
+    return `${this.#what} ${this.#what === "reward" ? number(value) : percent(value)}`;
   }
 
   #draw() {
@@ -83,7 +92,7 @@ export class StepPanel {
     this.slider.value = step === null ? steps.length - 1 : steps.indexOf(step);
     this.slider.setAttribute(
       "aria-valuetext",
-      step === null ? "no step chosen" : `step ${step + 1}, reward ${number(this.#reward(step))}`,
+      step === null ? "no step chosen" : `step ${step + 1}, ${this.#said(step)}`,
     );
     const last = steps.at(-1) + 1;
     const open = { run: this.run, source: sourceOf(step ?? 0) };
@@ -97,7 +106,7 @@ export class StepPanel {
           ]
         : [
             `Step ${step + 1} of ${last}`,
-            h("span", { class: "muted" }, `  reward ${number(this.#reward(step))}  `),
+            h("span", { class: "muted" }, `  ${this.#said(step)}  `),
             h("a", { href: link("list", open) }, "its trajectories"),
           ],
     );
@@ -111,10 +120,10 @@ export class StepPanel {
   }
 
   #picture() {
-    const rewards = this.steps.map((step) => this.#reward(step));
-    const [low, high] = extent(rewards);
+    const values = this.steps.map((step) => this.#value(step));
+    const [low, high] = extent(values);
     const y = (value) => HEIGHT - 6 - ((value - low) / (high - low || 1)) * (HEIGHT - 14);
-    const points = rewards
+    const points = values
       .map((value, i) => isNumber(value) && `${this.#x(this.steps[i], i).toFixed(1)} ${y(value).toFixed(1)}`)
       .filter(Boolean); // of very many steps, the curve has not all: a line from one it has to the next
     const d = points.length ? `M${points.join("L")}` : "";
@@ -127,7 +136,7 @@ export class StepPanel {
     const image = picture(
       WIDTH,
       HEIGHT,
-      `Reward over ${count(this.steps.length, "step")}, from ${number(rewards.find(isNumber))} to ${number(rewards.findLast(isNumber))}`,
+      `${this.#what} over ${count(this.steps.length, "step")}, from ${number(values.find(isNumber))} to ${number(values.findLast(isNumber))}`,
       marks,
       here,
       svg("path", { d, class: "trend" }),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from playing import DEFECT, GAME, observed, play, with_env
@@ -26,8 +28,8 @@ def test_write_validate_submit() -> None:
         order = [said.index(part) for part in ("valid submission: strategy.py", "baseline: {'Score': 2.37", "score: {")]
         assert order == sorted(order)
         assert game.rewards["headroom"] == pytest.approx(0.88, abs=0.1)
-        assert [turn["tool"] for turn in game.turn_rewards] == [0.5, 0.5, 0.5]
-        assert game.reward == pytest.approx(game.rewards["headroom"] + 0.2 * 0.5)
+        assert game.rewards["idle"] == 0 and not any(game.turn_rewards)
+        assert game.reward == pytest.approx(game.rewards["headroom"])
 
     with_env(work)
 
@@ -116,13 +118,54 @@ def test_components_are_chosen_by_name_and_unknown_ones_refused() -> None:
         assert set(game.rewards) == set(rewards.EPISODE_COMPONENTS)
         assert game.rewards["improvement"] == pytest.approx(10 * (game.metrics["score"] - 2.3707) / 2.3707, abs=0.01)
         assert game.rewards["tier"] in (0.75, 1.0) and game.rewards["validated"] == 1
-        assert game.rewards["code_quality"] == 1.0
+        assert game.rewards["code_quality"] == 1.0 and [t["tool"] for t in game.turn_rewards] == [0.5, 0.5, 0.5]
         assert game.turn_rewards[1]["delta"] == pytest.approx(game.metrics["score"] - 2.3707, abs=0.001)
         assert env.group_rewards([game, game])[0] == {"percentile": 0.5}
         with pytest.raises(AirError, match="did you mean 'headroom'"):
             env.weigh({"headrom": 1.0})
 
     with_env(work)
+
+
+def test_the_starters_own_work_costs_whoever_hands_it_in() -> None:
+    """By its bytes, but for comments and files that nobody calls; an attempt of one's own costs nothing."""
+    worse = DEFECT.replace("return 1", "return 0")
+    remark = "printf '\\n# mine now\\n\\n' >> strategy.py"
+    for line, idle in (("submit", 1), (remark, 1), ("echo 1 > notes.txt", 1), (worse, 0), (DEFECT, 0)):
+
+        async def work(env: MlgymEnv, line: str = line, idle: int = idle) -> None:
+            game = await play(env, [line, "submit"])
+            assert (game.metrics["idle"], game.rewards["idle"]) == (idle, -0.5 * idle), (line, game.metrics)
+            assert not (game.metrics["idle"] and game.metrics["improved"])
+
+        with_env(work)
+
+
+IDS = "tail -n +2 data/test.csv | cut -d, -f1"
+ZEROS = f"(echo PassengerId,Survived; {IDS} | sed 's/$/,0/') > submission.csv"
+OWN = f"(echo PassengerId,Survived; {IDS} | sed 's/$/,0/; 2s/0$/1/; 5s/0$/1/; 9s/0$/1/') > submission.csv"
+
+
+@pytest.mark.slow
+def test_a_table_that_is_the_baselines_or_the_samples_is_nobodys_work(tmp_path: Path) -> None:
+    """By its bytes or by its score: the same answers in another order are the same work."""
+
+    async def work(env: MlgymEnv) -> None:
+        task = env.tasks("train")[0]
+        spec = env.spec(task)
+        ids = [line.partition(",")[0] for line in (spec.data_directories()[0][1] / "test.csv").read_text().splitlines()]
+        sample = tmp_path / "sample.csv"
+        sample.write_text("".join(f"{id},{0 if i else 'Survived'}\n" for i, id in enumerate(ids)))
+        env.spec = lambda task: replace(spec, sample_submission=sample)  # type: ignore[method-assign]
+        copied = f"cat << 'EOF' > submission.csv\n{sample.read_text()}\nEOF"
+        shuffled = f"{ZEROS}; (head -1 submission.csv; tail -n +2 submission.csv | tac) > s; mv s submission.csv"
+        # Where nothing is handed in, that is priced by having no score.
+        for line, idle in (("python baseline.py", 1), (copied, 1), (shuffled, 1), (OWN, 0), ("ls", 0)):
+            game = await play(env, [line, "submit"])
+            assert game.rewards["idle"] == -0.5 * idle and game.metrics["idle"] == idle, (line[:60], observed(game))
+            assert game.metrics["scored"] == (line != "ls"), observed(game)
+
+    with_env(work, task_configs=["titanic.yaml"])
 
 
 def test_percentiles_rank_and_share_ties() -> None:

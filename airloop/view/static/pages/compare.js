@@ -87,11 +87,15 @@ function overlaid(all, names) {
 function results(names, all) {
   const rows = [
     ["Steps", (r) => (r.max_steps ? `${r.steps ?? 0} / ${r.max_steps}` : number(r.steps))],
+    ["Success is", (r) => r.success_name ?? "–"],
+    ["Success, first", (r) => percent(r.success_first)],
+    ["Success, last", (r) => percent(r.success_last)],
+    ["Held-out success, before", (r) => interval(r.eval_success_before)],
+    ["Held-out success, after", (r) => interval(r.eval_success_after)],
     ["Reward, first", (r) => number(r.reward_first)],
     ["Reward, last", (r) => number(r.reward_last)],
-    ["Share improved, last", (r) => percent(r.improved_last)],
-    ["Held out, before", (r) => interval(r.eval_before)],
-    ["Held out, after", (r) => interval(r.eval_after)],
+    ["Held-out reward, before", (r) => interval(r.eval_before)],
+    ["Held-out reward, after", (r) => interval(r.eval_after)],
     ["Tokens/s", (r) => number(r.tokens_per_second && Math.round(r.tokens_per_second))],
     ["Alarms", (r) => number(r.alarms)],
     ["Time", (r) => duration(r.seconds)],

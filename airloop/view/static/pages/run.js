@@ -2,7 +2,18 @@
 
 import { get, unlessExpected } from "../api.js";
 import { h, replace } from "../dom.js";
-import { bytes, count, duration, exactly, interval, money, number, percent, signed } from "../format.js";
+import {
+  bytes,
+  count,
+  duration,
+  exactly,
+  interval,
+  money,
+  number,
+  percent,
+  signed,
+  spokenResult,
+} from "../format.js";
 import { link, rewrite } from "../route.js";
 import { alarmsPart } from "../run_alarms.js";
 import { configPart } from "../run_config.js";
@@ -216,7 +227,7 @@ class RunPage {
       if (!stays) this.#drawPart();
       const { results } = this.data;
       this.life.say(
-        `${results.name}: step ${results.steps ?? 0}, reward ${number(results.reward_last)}, ${results.status}`,
+        `${results.name}: step ${results.steps ?? 0}, ${spokenResult(results)}, ${results.status}`,
       );
     } catch (error) {
       unlessExpected(error); // a server that is gone is said at the top; the next event brings the news
@@ -231,6 +242,7 @@ class RunPage {
 
 /** The run in a line of figures, each with its name above. */
 function figures(r, kind) {
+  const success = r.success_name ?? "success";
   const arrow = (first, last, format) =>
     first === null || first === undefined ? format(last) : `${format(first)} → ${format(last)}`;
   const shown = [
@@ -238,17 +250,17 @@ function figures(r, kind) {
     ["Model", r.model],
     ["Steps", kind !== "run" ? null : r.max_steps ? `${r.steps ?? 0} of ${r.max_steps}` : r.steps],
     [
+      `${success}, first → last`,
+      r.success_last === null || r.success_last === undefined ? null : arrow(r.success_first, r.success_last, percent),
+    ],
+    [`Held-out ${success}, before`, r.eval_success_before && interval(r.eval_success_before)],
+    [`Held-out ${success}, after`, r.eval_success_after && interval(r.eval_success_after)],
+    [
       "Reward, first → last",
       r.reward_last === null || r.reward_last === undefined ? null : arrow(r.reward_first, r.reward_last, number),
     ],
-    [
-      "Share improved",
-      r.improved_last === null || r.improved_last === undefined
-        ? null
-        : arrow(r.improved_first, r.improved_last, percent),
-    ],
-    ["Held out, before", r.eval_before && interval(r.eval_before)],
-    ["Held out, after", r.eval_after && interval(r.eval_after)],
+    ["Held-out reward, before", r.eval_before && interval(r.eval_before)],
+    ["Held-out reward, after", r.eval_after && interval(r.eval_after)],
     [
       "Mean improvement",
       r.mean_improvement === null || r.mean_improvement === undefined ? null : signed(r.mean_improvement),

@@ -2,7 +2,7 @@
 
 import { get, unlessExpected } from "../api.js";
 import { h } from "../dom.js";
-import { count, duration, exactly, interval, money, number, percent, when } from "../format.js";
+import { count, duration, exactly, interval, money, number, percent, spokenResult, when } from "../format.js";
 import { link } from "../route.js";
 import { SortableTable } from "../sortable.js";
 import { sparkline } from "../sparkline.js";
@@ -141,15 +141,9 @@ class RunsPage {
         (run) => cut(shortModel(run.model), 26, run.model),
       ),
       column("steps", "Steps", (run) => run.steps, stepsCell, { num: true }),
+      column("success", "Success", (run) => run.success_last, successCell, { num: true }),
+      column("trend", "Trend", null, trendCell, { sortable: false }),
       column("reward", "Reward", (run) => run.reward_last ?? run.eval_after?.mean, rewardCell, { num: true }),
-      column("trend", "Trend", null, (run) => sparkline(run.reward_trend), { sortable: false }),
-      column(
-        "improved",
-        "Improved",
-        (run) => run.improved_last,
-        (run) => change(run.improved_first, run.improved_last, percent),
-        { num: true },
-      ),
       column(
         "speed",
         "Tokens/s",
@@ -218,6 +212,19 @@ function stepsCell(run) {
   return run.max_steps ? `${run.steps ?? 0} / ${run.max_steps}` : number(run.steps);
 }
 
+/** "correct 17% → 36%": what success is depends on the task. */
+function successCell(run) {
+  if (run.success_last === null || run.success_last === undefined) return number(null);
+  const name = h("span", { class: "muted" }, `${run.success_name ?? "success"} `);
+  return [name, change(run.success_first, run.success_last, percent)].flat();
+}
+
+/** Of success where it is known, else of the reward. */
+function trendCell(run) {
+  if (run.success_trend?.length) return sparkline(run.success_trend, { name: run.success_name ?? "success" });
+  return sparkline(run.reward_trend);
+}
+
 function rewardCell(run) {
   if (run.reward_last === null || run.reward_last === undefined)
     return run.eval_after ? interval(run.eval_after) : number(null);
@@ -264,7 +271,7 @@ function spoken(runs, before, changed) {
   );
   return news
     .slice(0, 3)
-    .map((run) => `${run.name}: ${run.status}, step ${run.steps ?? 0}, reward ${number(run.reward_last)}`)
+    .map((run) => `${run.name}: ${run.status}, step ${run.steps ?? 0}, ${spokenResult(run)}`)
     .join(". ");
 }
 

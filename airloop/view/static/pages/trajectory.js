@@ -56,6 +56,8 @@ class TrajectoryPage {
         this.#crumbs(),
         h("h1", {}, data.task?.id ?? data.id),
         endingChip(data.ending),
+        isNumber(data.metrics?.success) &&
+          h("span", { class: "reward" }, "success ", h("strong", {}, number(data.metrics.success))),
         h("span", { class: "reward" }, "reward ", h("strong", {}, number(data.reward))),
         data.training &&
           isNumber(data.training.advantage) &&
