@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airloop.lab.intervals import student_share
+from airloop.stats.student import student_share
 from airloop.success import METRIC, NAME
 from airloop.watch.alarms import Sign, Step, watch
 from airloop.watch.payers import payer_between
