@@ -102,7 +102,7 @@ def test_without_a_terminal_there_are_plain_lines_and_nothing_else(force: str, m
     text = out.getvalue()
     assert "\x1b" not in text
     lines = text.splitlines()
-    assert lines[0].split()[:3] == ["step", "reward", "improved"] and [row.split()[0] for row in lines[1:4]] == list(
+    assert lines[0].split()[:3] == ["step", "correct", "reward"] and [row.split()[0] for row in lines[1:4]] == list(
         "123"
     )
     assert "        step_0002 (eval, 8 episodes): reward 0.500 [0.250, 0.750]" in lines
