@@ -39,7 +39,10 @@ MEASURED: dict[str, tuple[str, str]] = {
     "tool": ("", "+0.5 for a turn whose command ran without error, -0.5 for an error."),
     "delta": ("metric", "at each validation, the score less the one before, signed."),
     "episode_end": ("metric", "score − baseline at the end, signed; 0 without a score."),
-    "code_quality": (SHARE, "how much of the agent's Python compiles, and how few style errors it has; 0 unless improved."),
+    "code_quality": (
+        SHARE,
+        "how much of the agent's Python compiles, and how few style errors it has; 0 unless improved.",
+    ),
     "tier": (SHARE, "headroom in steps of a quarter, rounded up."),
     "percentile": (SHARE, "rank of the score within the group."),
     # answers: arith, gsm8k, musique, soup
