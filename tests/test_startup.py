@@ -73,6 +73,12 @@ def test_a_command_without_a_model_imports_nothing_slow(words: list[str], code: 
     assert not modules & set(SLOW)
 
 
+def test_looking_at_tasks_draws_no_display(tmp_path: Path) -> None:
+    """A sixth of a second of imports, for a command that takes less than one."""
+    code, modules = imported("tasks", "list", cwd=tmp_path)
+    assert code == 0 and "rich" not in modules
+
+
 QWEN = {
     "model_type": "qwen2",
     "architectures": ["Qwen2ForCausalLM"],
