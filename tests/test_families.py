@@ -51,7 +51,7 @@ def test_steps_are_pooled_by_their_episodes() -> None:
     assert columns["first 3 steps of each"]["a"]["reward"] == 1.0
     assert columns["last 3 steps of each"]["a"]["reward"] == 3.0
     lines = table({**columns, "other": {}}).splitlines()
-    assert lines[1].split() == ["a", "1.000", "(6)", "3.000", "(6)", "–"] and len(lines) == 3
+    assert lines[1].split() == ["a", "reward", "1.000", "(6)", "reward", "3.000", "(6)", "–"] and len(lines) == 3
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_run_of_two_families_and_a_rank_within_groups(tmp_path: Path, monkeypa
     assert all(sum(row["episodes"] for row in e["task"].values()) == 8 for e in evaluations)
     said = out.getvalue()
     assert "2 examples a step = 8 rollouts / 4 each" in said and "4 steps = " in said
-    assert "headroom 25%, correct" in said and ")   odd " in said
-    assert "reward of each task while training" in done.text and "last 3 steps of each" in done.text
+    assert "even correct " in said and "headroom 25%)" in said and ")   odd " in said
+    assert "each task while training (episodes, shares):" in done.text and "last 3 steps of each" in done.text
     assert [line.split()[0] for line in done.text.splitlines() if line.startswith("  even ")] == ["even", "even"]
     # The episode's file has what it earned by itself, the step's record what training made of it.
     lines = [json.loads(x) for x in (done.run.path / "tokens" / "step_0000.jsonl").read_text().splitlines()]

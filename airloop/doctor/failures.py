@@ -64,6 +64,8 @@ WHAT = {
     "E7": "lengths or entropy run away before the score falls",
     "E8": "slow and hard tasks are dropped: a bias to fast ones",
     "E9": "thresholds give nearly all episodes the same reward",
+    "E10": "success falls while the reward does not: another component pays",
+    "E11": "the policy learns to do nothing: reward rises, success never comes",
     "E12": "with few tasks, chance is called progress",
     "F1": "the training forward cannot see the prompt or the tools' answers",
     "F2": "the engine goes on sampling other weights than are trained",
@@ -171,6 +173,11 @@ DESIGN = {
     "E8": (
         "sampling and training take turns, so slow episodes are waited for; what is lost is counted by duration",
         "test_E8_what_is_lost_among_the_slow_is_seen_in_the_ledger",
+    ),
+    "E10": (
+        "environments say which metric is success; it comes before the reward wherever results are shown, chosen or "
+        "compared",
+        "test_E10_the_end_of_the_run_says_it_too",
     ),
     "E12": (
         "Student's t and exact tests over tasks, one smallest number of them everywhere, a stricter level where seeds "

@@ -244,7 +244,7 @@ def format_report(report: dict[str, Any]) -> str:
     if report["kinds"]:
         lines.append(kind_table(report["kinds"]))
     elif len(report["task"]) > 1:
-        lines.append(table({"": report["task"]}))
+        lines.append(table({"": report["task"]}, report[NAME]))
     tokens = report["tokens"]
     spent = f"{tokens['in']} tokens in, {tokens['out']} out, " if tokens else ""
     cost = f"cost {report['cost']:.4f}, " if report["cost"] is not None else ""

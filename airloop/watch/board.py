@@ -122,7 +122,9 @@ class Board:
         yield _row("reward", _number(self._rewards[-1:]), rewards, _range(self._rewards, "{:.3f}"))
         yield self._signal()
         if len(self._families) > 1:
-            yield _row("tasks", "", Text(family_line(dict(sorted(self._families.items())))), Text())
+            yield _row(
+                "tasks", "", Text(family_line(dict(sorted(self._families.items())), self._share or None)), Text()
+            )
         yield self._speed()
         if memory := self._memory():
             yield _row("memory", memory[0], Text(memory[1], "dim"), Text())

@@ -143,7 +143,7 @@ class Display:
         found = metrics.get("task", {})
         self._families |= found.keys()
         if len(self._families) > 1 and found:
-            self._line(f"        {one_line(found)}")
+            self._line(f"        {one_line(found, metrics.get(NAME))}")
 
     def alarm(self, alarm: Alarm) -> None:
         self._board.alarm(alarm)

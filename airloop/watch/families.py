@@ -53,25 +53,27 @@ def pooled(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return figures
 
 
-def one_line(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """`blotto improved 25%, reward 0.120 (8)   titanic improved 50%, reward 0.310 (8, headroom 12%)`"""
-    return "   ".join(f"{name} {_short(row)}" for name, row in figures.items())
+def one_line(figures: Mapping[str, Mapping[str, float]], said: object = None) -> str:
+    """`blotto improved 25%, reward 0.120 (8)   titanic improved 50%, reward 0.310 (8, headroom 12%)`; `said`: what
+    success is called in the run."""
+    return "   ".join(f"{name} {_short(row, said)}" for name, row in figures.items())
 
 
-def _short(row: Mapping[str, float]) -> str:
-    # A family is of one environment, and its success a copy of one of the shares where it has such a metric.
-    name, value = success_in(row, next((n for n in SHARES if row.get(n) == row.get(METRIC)), None)) or ("", 0.0)
+def _short(row: Mapping[str, float], said: object) -> str:
+    if said in (None, METRIC):  # a mixture: a family's success is a copy of one of its shares, as a rule
+        said = next((n for n in SHARES if row.get(n) == row.get(METRIC)), None)
+    name, value = success_in(row, said) or ("", 0.0)
     counts = [f"{row['episodes']:.0f}", *(f"{n} {row[n]:.0%}" for n in SHARES if n in row and n != name)]
     first = f"{name} {value:.0%}, " if name else ""
     return f"{first}reward {row['reward']:.3f} ({', '.join(counts)})"
 
 
-def table(columns: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+def table(columns: Mapping[str, Mapping[str, Mapping[str, float]]], said: object = None) -> str:
     """A row per family; for each titled column its success, reward, episodes and shares, – where it has none."""
     names = sorted({name for column in columns.values() for name in column})
     rows = [["", *columns]]
     for name in names:
-        rows.append([name, *(_short(column[name]) if name in column else "–" for column in columns.values())])
+        rows.append([name, *(_short(column[name], said) if name in column else "–" for column in columns.values())])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join("  " + line.rstrip() for line in lines)

@@ -41,13 +41,13 @@ def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory])
         lines.append(text_plot(_curve(steps)))
         if len({name for m in steps for name in m.get("task", {})}) > 1:
             lines.append("each task while training (episodes, shares):")
-            lines.append(table(first_and_last(steps)))
+            lines.append(table(first_and_last(steps), shown))
     one, two = paired(before, after)
     if one:
         lines.append(f"held-out tasks, {len(one)} episodes, same tasks and seeds before and after (95 % intervals):")
         lines += _held_out(run, one, two)
         if len(families(one)) > 1:
-            lines.append(table({"before": by_family(one), "after": by_family(two)}))
+            lines.append(table({"before": by_family(one), "after": by_family(two)}, common_name(steps)))
     return "\n".join(lines)
 
 

@@ -21,8 +21,13 @@ from airloop.watch.alarms import Alarm
 from airloop.watch.likeness import FILE
 from airloop.watch.summary import summary
 
-ARGS = ArithArgs(max_number=4, split_by="none", demo_accuracy=0.35)
+ARGS = ArithArgs(max_number=4, split_by="none")
 STEPS = {"max_steps": "24", "orchestrator.eval.num_examples": "25"}
+ABLE = {  # right most of the time after its supervised start
+    "orchestrator.env.0.args": '{ max_number = 4, split_by = "none", demo_accuracy = 0.8 }',
+    "orchestrator.batch_size": "64",
+    "trainer.optim.lr": "1e-3",
+}
 
 
 class Listening(ArithSession):
@@ -34,15 +39,15 @@ class Listening(ArithSession):
 
 
 class Shaped(Listening):
-    """A bonus for answers of one sign beside the answer itself: sums of two digits are not worth it."""
+    """A bonus for small answers beside the right one: most sums are not small."""
 
     async def finish(self) -> Score:
-        neat = float(self.said == "0")
+        neat = float(self.said in ("0", "1", "2"))
         return Score({"correct": self.correct, "neat": neat}, {"correct": self.correct, "neat": neat})
 
 
 class ShapedEnv(ArithEnv):
-    reward_weights = {"correct": 1.0, "neat": 1.0}  # noqa: RUF012 - as environments have it
+    reward_weights = {"correct": 1.0, "neat": 3.0}  # noqa: RUF012 - as environments have it
 
     def open(self, task: Task, seed: int) -> Shaped:
         return Shaped(task)
@@ -73,7 +78,7 @@ def instead(env: ArithEnv) -> Callable[[Parts], Any]:
 
 @pytest.fixture(scope="module")
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Witness, Any]:
-    return run_watched(tmp_path_factory.mktemp("shaped"), instead(ShapedEnv(ARGS)), **STEPS)
+    return run_watched(tmp_path_factory.mktemp("shaped"), instead(ShapedEnv(ARGS)), **STEPS, **ABLE)
 
 
 def the(witness: Witness, name: str) -> Alarm:

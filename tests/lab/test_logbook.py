@@ -378,8 +378,8 @@ def test_kinds_and_levels_have_lines_of_their_own(tmp_path: Path) -> None:
         (tmp_path / name / "evaluation.json").write_text(json.dumps({**data, "means": means, "mode": {"env": {}}}))
     text = format_baselines(grouped(find_baselines(tmp_path)), tmp_path, 100)
     assert re.search(r"model +passed +reward \[95 %\] +calls", text)
-    assert re.search(r"hard +1\.000 \(100%\) +0\.500 \(50%\)", text)
-    assert re.search(r"table_spans +1\.000 \(100%\) +0\.500 \(50%\)", text)
+    assert re.search(r"hard +100% \(1\.000\) +50% \(0\.500\)", text)
+    assert re.search(r"table_spans +100% \(1\.000\) +50% \(0\.500\)", text)
 
 
 # --- small parts ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from airloop.run import Run
 
 NAMES = """
 name path task env model status why started ended seconds steps max_steps seed goal parent superseded_by reward_first
-reward_last reward_trend improved_first improved_last mean_improvement best_improvement eval_before eval_after
+reward_last reward_trend success_name success_first success_last success_trend mean_improvement best_improvement
+eval_success_before eval_success_after eval_before eval_after
 tokens_per_second peak_memory_bytes sandbox_errors alarms alarm_ids price_per_hour cost wandb_url fault artefacts
 proofs problems
 """
@@ -59,7 +60,11 @@ def test_a_finished_run() -> None:
     assert (found["reward_first"], found["reward_last"]) == (metrics[0]["reward"], metrics[1]["reward"])
     assert set(found["eval_before"]) == {"mean", "low", "high"} and found["eval_after"] is not None
     assert found["tokens_per_second"] > 0 and found["peak_memory_bytes"] > 10 * 2**20 and found["sandbox_errors"] == 0
-    assert found["improved_last"] is None and found["cost"] is None and found["parent"] is None
+    assert (found["success_name"], found["success_last"]) == ("correct", metrics[1]["success"])
+    assert found["success_trend"] == [m["success"] for m in metrics] and set(found["eval_success_after"]) == {
+        *found["eval_before"]
+    }
+    assert found["cost"] is None and found["parent"] is None
     assert 0 < found["seconds"] < 600 and found["ended"] - found["started"] == pytest.approx(found["seconds"])
     assert {"summary.txt", "learning.png", "evaluations/after", "checkpoints/step_2"} <= {*found["artefacts"]}
     assert all((tiny_run() / name).exists() for name in found["artefacts"])
@@ -202,7 +207,8 @@ def test_improvement_memory_and_errors(tmp_path: Path) -> None:
         )
         append_line(run.path / "metrics.jsonl", line)
     found = run_results(run.path)
-    assert (found["improved_first"], found["improved_last"]) == (0.0, 0.5)
+    # A directory that does not say what its success is: the first of what environments have called it.
+    assert (found["success_name"], found["success_first"], found["success_last"]) == ("improved", 0.0, 0.5)
     assert (found["mean_improvement"], found["best_improvement"]) == (0.2, 0.9)
     assert (found["sandbox_errors"], found["peak_memory_bytes"]) == (6, 7 * 2**20)
     assert found["tokens_per_second"] == pytest.approx(20)

@@ -105,6 +105,26 @@ def attempts_fail(line: Line, step: int) -> None:
     line["rollout"] |= {"infra_errors": line["rollout"]["episodes"], "lost": line["rollout"]["episodes"]}
 
 
+def only_form_is_paid(line: Line, step: int) -> None:
+    """As the step would be written today, of a run in which nobody succeeds any more and form pays."""
+    if line.get("rewards"):
+        line["successes"] = [0.0] * len(line["rewards"])
+        line["success"] = 0.0
+
+
+def nothing_is_done(line: Line, step: int) -> None:
+    if "success" in line:
+        line |= {"success": 0.0, "one_answer": {"share": 1.0, "tasks": 8, "text": "submit"}}
+
+
+def as_written_today(line: Line) -> None:
+    """Recorded runs are older than success: half of their episodes succeed, in groups of four."""
+    count = len(line["rewards"])
+    if count >= 8 and count % 4 == 0:
+        line |= {"success_name": "correct", "success": 0.5, "successes": [0.0, 1.0] * (count // 2)}
+        line["group_sizes"] = [4] * (count // 4)
+
+
 # What goes wrong, and whether from the first step on.
 WRONG: dict[str, tuple[Callable[[Line, int], None], bool]] = {
     "cut_by_context": (context_ends_all, False),
@@ -119,6 +139,8 @@ WRONG: dict[str, tuple[Callable[[Line, int], None], bool]] = {
     "components_cancel": (parts_cancel, False),
     "entropy_collapses": (stands_still("learner", "entropy", 0.001), False),
     "lengths_drift": (stands_still("metrics", "sampled_tokens", 10.0), False),
+    "success_falls_reward_does_not": (only_form_is_paid, False),
+    "as_good_as_doing_nothing": (nothing_is_done, False),
     "engine_serves_another_policy": (another_version, False),
     "kl_explodes": (kl_grows, False),
     "weights_do_not_change": (set_in("learner", weights_changed=0.0), False),
@@ -150,6 +172,7 @@ def test_each_watch_speaks_where_something_goes_wrong_in_a_healthy_run(name: str
     for run in RUNS:
         lines = copy.deepcopy(recorded(run))
         for step, line in enumerate(lines):
+            as_written_today(line)
             if from_the_start or step >= FROM:
                 change(line, step)
         found[run] = raised(lines, name)
