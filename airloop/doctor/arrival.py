@@ -28,7 +28,7 @@ START, LEAP = 0.03, 16.0
 # What is asked: the ends of prompts. That weights arrive does not depend on what stands before.
 PROMPT_TOKENS, REPLIES, REPLY_TOKENS = 64, 4, 12
 # Of the change, the share that is served may be off by a tenth and by what rounding does to such a share (four times
-# its standard error); less than a quarter has arrived where the old weights are served.
+# its standard error). The old weights are served where log-probs are this near to the old ones, in units of the change.
 SHARE_OFF, SHARE_ERRORS, OLD = 0.1, 4.0, 0.25
 
 
@@ -39,6 +39,7 @@ class Arrival:
     served: float  # the largest change of a log-prob that the engine served
     moved: float  # the mean change of the trainer's
     share: float  # of the trainer's change that the engine made too: 1 where it serves the same weights
+    from_old: float  # mean distance of what the engine served from what the trainer had said before the change
     distances: Distances
 
     @property
@@ -83,7 +84,7 @@ def adapter_arrives(case: Case) -> Finding:
 
 
 def _why(found: Arrival) -> str:
-    if found.share < OLD:
+    if found.from_old < OLD * found.moved:
         return "the engine goes on serving the old weights: every rollout would come from the model of step 0"
     if found.distances.wrong_side == "the trainer":
         return "the trainer's own pass computes something else than the model's layers do with these weights"
@@ -94,7 +95,7 @@ def _why(found: Arrival) -> str:
 
 
 def _changed(case: Case) -> Arrival:
-    from airloop.doctor.ground import aside, change, first_prompts, heated, serve, undone
+    from airloop.doctor.ground import aside, change, first_prompts, gap, heated, serve, undone
     from airloop.doctor.rounding import distances, mean_distance
     from airloop.learn.optimiser import assign
 
@@ -111,7 +112,7 @@ def _changed(case: Case) -> Arrival:
         assign(learner.optimiser.weights, start["weights"])
         old = learner.logprobs(rows)
     served = max(change(a, b) for a, b in zip(before, after, strict=True))
-    return Arrival(served, mean_distance(new, old), _share(rows, new, old), measured)
+    return Arrival(served, mean_distance(new, old), _share(rows, new, old), gap(rows, old), measured)
 
 
 def _share(rows: Sequence[Row], new: dict[str, list[float]], old: dict[str, list[float]]) -> float:

@@ -30,7 +30,7 @@ OLD_NOISE, OLD_GAP = 0.1, 0.15
 
 @contextmanager
 def deep_case(
-    rank: str = "32", alpha: str = "64", dtype: str = "bfloat16", layers: int = 12, wild: float = 1.0
+    rank: str = "32", alpha: str = "64", dtype: str = "bfloat16", layers: int = 6, wild: float = 1.0
 ) -> Iterator[Case]:
     """A tiny Qwen2 of some depth; one whose weights are `wild` times as large amplifies every rounding, as real models
     do under noise."""
@@ -59,10 +59,11 @@ def rows_of(answers: list[Answer]) -> list[Any]:
 @pytest.mark.parametrize(("rank", "alpha"), CHAOTIC)
 def test_F8_a_healthy_network_that_amplifies_rounding_passes(rank: str, alpha: str) -> None:
     """Under the old proof's noise engine and trainer are farther apart than it allowed, by rounding alone."""
-    with deep_case(rank, alpha, layers=24, wild=3.0) as case:
+    with deep_case(rank, alpha, layers=12, wild=4.0) as case:
+        prompts = 4 * first_prompts(case, 1)
         with undone(case) as start, heated(case.parts):
             _add_noise(case, start["weights"], OLD_NOISE)
-            rows = rows_of(serve(case, first_prompts(case), 12))
+            rows = rows_of(serve(case, prompts, 12))
             own = case.parts.learner.logprobs(rows)
             assert gap(rows, own) > OLD_GAP
             assert distances(case.parts, rows, own).rounding > OLD_GAP / 2
@@ -88,7 +89,7 @@ def scaled(times: float) -> Callable[[Case, Callable[[], None]], None]:
 
 
 def one_layer(case: Case, refresh: Callable[[], None]) -> None:
-    changed(case, refresh, lambda name, weight: weight.zero_() if "layers.5." in name and "lora_B" in name else None)
+    changed(case, refresh, lambda name, weight: weight.zero_() if "layers.3." in name and "lora_B" in name else None)
 
 
 def one_matrix(case: Case, refresh: Callable[[], None]) -> None:
@@ -128,15 +129,18 @@ FAULTS = {
     "half the scale": scaled(0.5),
     "scale 1.5": scaled(1.5),
     "scale 1.25": scaled(1.25),
-    "one layer of 12": one_layer,
+    "one layer of six": one_layer,
     "one matrix of two": one_matrix,
     "another version": another_version,
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("float32", name) for name in FAULTS]
+    + [("bfloat16", name) for name in ("old weights", "scale 1.5", "one matrix of two")],
+)
 def test_F2_weights_that_arrive_in_part_are_found(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with deep_case(dtype=dtype) as case:
         original = Forward.refresh
@@ -144,7 +148,7 @@ def test_F2_weights_that_arrive_in_part_are_found(name: str, dtype: str, monkeyp
         (finding,) = ask(case, "adapter_arrives")
     assert finding.verdict == "fail", (name, finding)
     old = "goes on serving the old weights"
-    assert (old in finding.why) == (name == "old weights") or name == "another version", finding
+    assert (old in finding.why) == (name == "old weights"), finding
 
 
 @pytest.mark.slow
