@@ -83,10 +83,9 @@ def in_order(names: Iterable[str], said: object = None) -> list[str]:
     one is shown, under the metric's name."""
     rest = set(names)
     found = success_in(dict.fromkeys(rest, True), said)
-    if found is not None and found[0] in rest:
-        rest.discard(METRIC)
-    first = [name for name in ([found[0]] if found else []) if name in rest]
-    return [*first, *(["reward"] if "reward" in rest else []), *sorted(rest - {*first, "reward"})]
+    first = [] if found is None else [found[0] if found[0] in rest else METRIC]
+    rest -= {*first, METRIC} if first else set()
+    return [*first, *(["reward"] if "reward" in rest else []), *sorted(rest - {"reward"})]
 
 
 def common_name(lines: Sequence[Mapping[str, Any]]) -> str | None:

@@ -151,7 +151,7 @@ def key_results(row: dict[str, Any], bars: int = 0) -> list[tuple[str, str]]:
     if row["success_last"] is not None:
         trend = sparkline(row["success_trend"], bars) if bars else ""
         change = arrow(share(row["success_first"]), share(row["success_last"]))
-        found.append((f"{success_label(row)}, first → last", f"{change}  {trend}".rstrip()))
+        found.append((f"{success_label(row)} in training", f"{change}  {trend}".rstrip()))
     if row["eval_success_before"] or row["eval_success_after"]:
         change = arrow(interval(row["eval_success_before"]), interval(row["eval_success_after"]))
         found.append((f"held-out {success_label(row)}", change))

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from airloop.lab.damaged import number, table, whole
+from airloop.lab.damaged import number, table, whole, words
+from airloop.success import common_name
 from airloop.watch.families import SHARES
 from airloop.watch.names import describe
 
@@ -53,12 +54,14 @@ def curves(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     every = _evenly(len(rows), MOST_STEPS)
     numbers = [(whole(step.get("step")) or 0) + 1 for step in steps]
     shown = sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))[:MOST_CURVES]
+    said = words(common_name(steps))
     labels = Counter((group_of(name), _label(name)) for name in shown)
     return [
         {
             "name": name,
             "group": group_of(name),
             **described(name, labels[group_of(name), _label(name)] > 1),
+            **({"label": said} if name == "success" and said else {}),
             "x": [numbers[i] for i in kept],
             "y": [_short(rows[i].get(name)) for i in kept],
         }

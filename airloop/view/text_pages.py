@@ -22,6 +22,7 @@ from airloop.lab.figures import (
     steps,
     success_change,
 )
+from airloop.view.curves import FIRST
 from airloop.watch.sparkline import sparkline, squeezed
 from airloop.watch.visible import one_line, visible
 
@@ -82,7 +83,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], ink: Ink, keep: i
 
 
 def runs_page(rows: Sequence[dict[str, Any]], root: str, ink: Ink) -> str:
-    heads = ("run", "status", "steps", "success", "trend", "reward", "tok/s", "time", "alarms", "task", "model")
+    heads = ("run", "status", "steps", "success", "trend", "reward", "alarms", "tok/s", "time", "task", "model")
     cells = [
         (
             _word(row["id"] if row["id"] != "." else row["name"]),
@@ -93,9 +94,9 @@ def runs_page(rows: Sequence[dict[str, Any]], root: str, ink: Ink) -> str:
             arrow(decimal(row["reward_first"]), decimal(row["reward_last"]))
             if row["kind"] == "run"
             else decimal(row["reward_last"]),
+            _word(" ".join(row["alarm_ids"] or [])),
             count(row["tokens_per_second"]),
             duration(row["seconds"]),
-            _word(" ".join(row["alarm_ids"] or [])),
             _word(row["task"] or ""),
             _word((row["model"] or "").rpartition("/")[2]),
         )
@@ -133,15 +134,16 @@ def run_page(page: dict[str, Any], name: str, ink: Ink) -> str:
 
 
 def _curves(curves: Sequence[dict[str, Any]], ink: Ink) -> list[str]:
-    """Those that move, each once: of one task the mean over tasks is the same curve again."""
+    """Success, the reward, and those that move, each once: of one task the mean over tasks is the same curve again."""
     lines: list[str] = []
     seen: set[tuple[float | None, ...]] = set()
     for group in SHOWN_GROUPS:
         members = []
         for curve in curves:
             course = tuple(curve["y"])
-            moves = len({v for v in course if v is not None}) > 1 or curve["name"] in ("success", "reward")
-            if curve["group"] == group and moves and course not in seen and any(v is not None for v in course):
+            first = curve["name"] in FIRST
+            moves = len({v for v in course if v is not None}) > 1 and course not in seen
+            if curve["group"] == group and (first or moves) and any(v is not None for v in course):
                 seen.add(course)
                 members.append(curve)
         for curve in members[:PER_GROUP]:
