@@ -131,6 +131,8 @@ def setups(models: Sequence[str], on: str, limit: int) -> list[Setup]:
         found = []
         for number, (rank, ratio, lr, dtype) in enumerate(lora):
             env = environments[number % len(environments)]
+            if dtype == "bfloat16" and on == "cpu":  # few CPUs multiply such numbers: short prompts only
+                env = "arith"
             if number % 6 == 5 and full:  # one in six trains all weights
                 rate, kind = full.pop()
                 found.append(Setup(model, "full", 0, 0.0, rate, kind, env, seed=number))

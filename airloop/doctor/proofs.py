@@ -30,12 +30,13 @@ STEP, MOST_STEPS = 4.0, 5
 # rounded back to what they were.
 FOLLOWS = 0.5
 # The toy: 32 replies of two tokens, so that a reply's reward says something about each of its tokens. Of 64 tokens the
-# share that is even has a noise of 0.06; a rise of 0.15 over three updates' mean is twice that of the difference.
-TOY_UPDATES, TOY_GROUP, TOY_TOKENS, TOY_PROMPT = 20, 32, 2, 8
-TOY_RISE, TOY_WINDOW = 0.15, 3
+# share that is even has a noise of 0.06, three times that many of 0.035: a rise of 0.15 between three before the first
+# update and those of the last three is three times the noise of the difference.
+TOY_UPDATES, TOY_GROUP, TOY_TOKENS, TOY_PROMPT = 30, 32, 2, 8
+TOY_RISE, TOY_WINDOW, TOY_SEEDS = 0.15, 3, (500_000, 600_000)
 # The config's lr is proved elsewhere; the toy finds its own, from one that hurts no model: three times as much while an
 # update changes its tokens' log-probs by less than the first of these, a third when by more than the second.
-TOY_LR, TOY_LR_FACTOR, TOY_PACE = {"lora": 2e-3, "full": 1e-5}, 3.0, (0.1, 1.0)
+TOY_LR, TOY_LR_FACTOR, TOY_PACE = {"lora": 2e-3, "full": 1e-5}, 3.0, (0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -225,11 +226,13 @@ def _toy(case: Case) -> list[float]:
     )
     # Text that no model has seen: it has no opinion on how this goes on, so its replies differ.
     vocabulary = random.Random(0).choices(range(parts.loaded.tokenizer.vocab_size), k=TOY_PROMPT)
+    before = [statistics.fmean(_toy_rewards(_toy_answers(case, vocabulary, seed))) for seed in TOY_SEEDS]
     rewards: list[float] = []
     for number in range(TOY_UPDATES + 1):
         answers = _toy_answers(case, vocabulary, seed=1000 * (number + 1))
-        own = [statistics.fmean(token % 2 == 0 for token in a.generation.token_ids) for a in answers]
-        rewards.append(statistics.fmean(own))
+        own = _toy_rewards(answers)
+        share = statistics.fmean(own)
+        rewards.append(share if rewards else statistics.fmean([share, *before]))
         if len(rewards) > TOY_WINDOW and statistics.fmean(rewards[-TOY_WINDOW:]) > rewards[0] + 1.5 * TOY_RISE:
             break
         if number < TOY_UPDATES:
@@ -239,6 +242,10 @@ def _toy(case: Case) -> list[float]:
             factor = TOY_LR_FACTOR if pace < TOY_PACE[0] else 1 / TOY_LR_FACTOR if pace > TOY_PACE[1] else 1.0
             learner.settings = replace(learner.settings, lr=learner.settings.lr * factor)
     return rewards
+
+
+def _toy_rewards(answers: Sequence[Answer]) -> list[float]:
+    return [statistics.fmean(token % 2 == 0 for token in a.generation.token_ids) for a in answers]
 
 
 def _toy_rows(answers: Sequence[Answer], rewards: Sequence[float], loss: str) -> list[Row]:
