@@ -60,6 +60,7 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 }
 # Tiny models write bytes, so their prompts are long; real ones are slow on two cores. The slow environments are seldom.
 TINY_ENVIRONMENTS = ("arith", "gsm8k", "tune", "arith", "gsm8k-calculator", "arith", "musique", "soup", "mlgym")
+ENVIRONMENTS_OF_REAL = ("arith", "gsm8k", "arith", "tune")
 RANKS = (4, 8, 16, 32, 64, 128, 256)
 RATIOS = (0.5, 1.0, 2.0, 4.0)
 RATES = (1e-6, 1e-5, 1e-4, 1e-3)
@@ -120,24 +121,25 @@ class Setup:
 
 def setups(models: Sequence[str], on: str, limit: int) -> list[Setup]:
     """The first `limit` of a shuffled grid for each model, in turn: every value of every setting comes up."""
-    types = ("bfloat16", "float32")
-    by_model = []
-    for model in models:
-        tiny = model.startswith("tiny")
-        environments = TINY_ENVIRONMENTS if tiny else ("arith", "gsm8k", "arith", "tune")
-        lora = list(itertools.product(RANKS, RATIOS, RATES, types if tiny or on == "gpu" else ("float32",)))
-        full = list(itertools.product(FULL_RATES, types if tiny or on == "gpu" else ("float32",)))
-        random.Random(model).shuffle(lora)
-        found = []
-        for number, (rank, ratio, lr, dtype) in enumerate(lora):
-            env = environments[number % len(environments)]
-            if number % 6 == 5 and full:  # one in six trains all weights
-                rate, kind = full.pop()
-                found.append(Setup(model, "full", 0, 0.0, rate, kind, env, seed=number))
-            else:
-                found.append(Setup(model, "lora", rank, ratio, lr, dtype, env, seed=number))
-        by_model.append(found)
+    by_model = [list(_grid(model, on)) for model in models]
     return list(itertools.chain.from_iterable(zip(*by_model, strict=False)))[:limit]
+
+
+def _grid(model: str, on: str) -> Iterator[Setup]:
+    """One in six trains all weights. Few CPUs multiply bfloat16: there it is for tiny models, seldom, in `arith`."""
+    tiny = model.startswith("tiny")
+    types = ("bfloat16", "float32") if tiny or on == "gpu" else ("float32",)
+    chance = random.Random(model)
+    lora = [("lora", *x) for x in itertools.product(RANKS, RATIOS, RATES, types)]
+    full = [("full", 0, 0.0, *x) for x in itertools.product(FULL_RATES, types)]
+    chance.shuffle(lora)
+    chance.shuffle(full)
+    slow = on == "cpu"
+    lora = [x for i, x in enumerate(lora) if not slow or x[-1] == "float32" or i % 3 == 0]
+    for number in range(len(lora)):
+        train, rank, ratio, lr, dtype = full.pop() if number % 6 == 5 and full else lora[number]
+        env = (TINY_ENVIRONMENTS if tiny else ENVIRONMENTS_OF_REAL)[number % (9 if tiny else 4)]
+        yield Setup(model, train, rank, ratio, lr, dtype, "arith" if slow and dtype == "bfloat16" else env, seed=number)
 
 
 def trained_setups(models: Sequence[str], limit: int) -> list[Setup]:

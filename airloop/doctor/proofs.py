@@ -37,7 +37,7 @@ TOY_RISE, TOY_WINDOW = 0.15, 3
 HALF = 0.5
 # The config's lr is proved elsewhere; the toy finds its own, from one that hurts no model: three times as much while an
 # update changes its tokens' log-probs by less than the first of these, a third when by more than the second.
-TOY_LR, TOY_LR_FACTOR, TOY_PACE = {"lora": 2e-3, "full": 1e-5}, 3.0, (0.1, 1.0)
+TOY_LR, TOY_LR_FACTOR, TOY_PACE = {"lora": 2e-3, "full": 1e-5}, 3.0, (0.3, 1.0)
 
 
 @dataclass(frozen=True)
