@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.files import read_lines
+from airloop.success import METRIC
 
 # Signs of one conversation that are kept, from both ends: its task, and how it ended.
 CHARACTERS = 8000
@@ -20,6 +21,7 @@ class Sample:
     id: str
     task: str
     ending: str
+    success: float | None
     reward: float
     advantage: float | None
     fate: str
@@ -49,6 +51,7 @@ def _sample(run: Path, step: int, made: Mapping[str, Any]) -> Sample:
         id=made["id"],
         task=episode["task"]["id"],
         ending=episode["ending"],
+        success=episode.get("metrics", {}).get(METRIC),
         reward=float(made["reward"]),
         advantage=made.get("advantage"),
         fate=made["fate"],

@@ -62,5 +62,7 @@ class TensorboardSink:
 def _markdown(sample: Sample) -> str:
     """The conversation indented, which Markdown shows as it is."""
     advantage = "–" if sample.advantage is None else f"{sample.advantage:+.3f}"
-    head = f"reward {sample.reward:.3f}, advantage {advantage}, {sample.fate}, ended: {sample.ending}, `{sample.id}`"
+    success = "" if sample.success is None else f"success {sample.success:g}, "
+    earned = f"{success}reward {sample.reward:.3f}, advantage {advantage}"
+    head = f"{earned}, {sample.fate}, ended: {sample.ending}, `{sample.id}`"
     return f"{head}\n\n{textwrap.indent(sample.conversation, '    ', lambda _: True)}"

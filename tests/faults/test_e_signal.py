@@ -157,9 +157,8 @@ def test_D19_an_ending_that_is_not_handled_is_told(monkeypatch: pytest.MonkeyPat
         return chance(text) > 0.5
 
     graded(monkeypatch, lambda text: {"correct": chance(text)} if finished(text) else {}, done=finished)
-    monkeypatch.setattr(
-        ArithEnv, "success", None
-    )  # where success itself is missing, the first such episode is a defect
+    # (Of success itself the first episode that lacks it is a defect.)
+    monkeypatch.setattr("airloop.envs.arith.ArithEnv.success", None)
     with case_of(ARITH) as case:
         assert {t.ending for t in case.probe.trajectories} == {"done", "max_turns"}
         (finding,) = ask(case, "parts_fire")
