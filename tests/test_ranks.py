@@ -131,7 +131,7 @@ def test_two_ranks_make_the_run_that_one_process_makes(
     done = finish([*arguments(start, tmp_path, train), "--trainer.processes", "2"])
     run = the_run(tmp_path)
     same(alone[train], run)
-    assert "2 processes" in done.stderr and "step  reward" in done.stderr and "plot:" in done.stdout
+    assert "2 processes" in done.stderr and "step   correct  reward" in done.stderr and "plot:" in done.stdout
     assert run.status()["status"] == "completed" and (run.path / "learning.png").is_file()
     assert len(list(run.path.glob("trajectories/*/*.json"))) == 60
     assert [m["rollout"]["episodes"] for m in run.metrics("train")] == [20, 20, 20]
