@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
-from airloop.learn.batches import PackedPlan, Row, micro_batches
 from airloop.learn.logprobs import token_logprobs
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts
+    from airloop.learn.batches import Row
     from airloop.policy import Policy
 
 WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -85,17 +86,30 @@ def exact(parts: Parts, rows: Sequence[Row]) -> dict[str, list[float]]:
 
 @torch.no_grad()
 def reference(parts: Parts, rows: Sequence[Row]) -> dict[str, list[float]]:
-    """By transformers' layers: neither the engine's pass nor, where there is one, the trainer's own."""
-    policy, settings = parts.policy, parts.learner.settings
+    """By transformers' layers, row by row, each token seeing all before it: neither the engine's pages nor the
+    trainer's packing, nor the kernels of either."""
+    policy, temperature = parts.policy, parts.learner.settings.temperature
+    vocabulary = policy.model.config.vocab_size
     found: dict[str, list[float]] = {}
-    for part in micro_batches(rows, settings.token_budget):
-        plan = PackedPlan(part, policy.device)
-        hidden = policy.hidden(plan).index_select(0, plan.sources)
-        vocabulary = policy.model.config.vocab_size
-        values, _ = token_logprobs(policy.head, hidden, plan.targets, settings.temperature, vocabulary)
-        for r, value in zip(plan.rows, values.tolist(), strict=True):
-            found.setdefault(part.rows[r].key, []).append(value)
+    for row in rows:
+        plan = _Causal(row, policy.device)
+        places = torch.tensor([i for i, train in enumerate(row.train) if train], device=policy.device)
+        hidden = policy.hidden(plan).index_select(0, places - 1)
+        found[row.key] = token_logprobs(policy.head, hidden, plan.tokens[places], temperature, vocabulary)[0].tolist()
     return found
+
+
+class _Causal:
+    """Implements policy.Plan for one row."""
+
+    def __init__(self, row: Row, device: torch.device) -> None:
+        self.tokens = torch.tensor(row.tokens, device=device)
+        self.positions = torch.arange(len(row.tokens), device=device)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        heads = query.shape[1] // key.shape[1]
+        q, k, v = (x.transpose(0, 1)[None] for x in (query, *(x.repeat_interleave(heads, 1) for x in (key, value))))
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
 
 
 @contextlib.contextmanager
