@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.case import Broken, Case, NotJudged
 from airloop.errors import AirError, InfraError, Lack
+from airloop.sandbox.base import WorldLost
 
 if TYPE_CHECKING:
     from airloop.envs.base import Environment
@@ -150,7 +151,7 @@ def rewards_pay_for_success(case: Case) -> Iterator[Finding]:
         weighed = [component for component, weight in env.reward_weights.items() if weight]
         if weighed and all(component in env.shaping for component in weighed):
             paid = False
-            work = [component for component in env.components if component not in env.shaping]
+            work = [c for c in env.components if c not in env.shaping] or [env.success or "success"]
             yield Finding(
                 "fail",
                 f"the reward of {name} is {', '.join(weighed)}, and nothing else",
@@ -176,6 +177,13 @@ def _looked_inside(case: Case, env: Environment) -> Sequence[Lack]:
             "nothing need be changed: the probe's episodes will show what is missing",
             ("D20",),
         ) from None
+    except (InfraError, WorldLost) as error:
+        raise Broken(
+            f"{env.name}: {error}",
+            "mend what the error names; no episode could be played in such a sandbox",
+            ("D20",),
+            "what agents need is looked for inside a sandbox like theirs, and there was none to look into",
+        ) from error
 
 
 def _try(case: Case, backend: str) -> None:

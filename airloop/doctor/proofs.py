@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.doctor.base import Finding, check, passed
+from airloop.doctor.refusals import NotJudged
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts
@@ -85,14 +87,7 @@ def update_moves(case: Case) -> Finding:
             ids=("F5",),
         )
     if scale < 1:
-        return Finding(
-            "warn",
-            seen,
-            f"at the config's lr = {config.trainer.optim.lr:g} the same update makes them less likely: the step is too "
-            "long for what it follows",
-            "a smaller learning rate.",
-            {"trainer.optim.lr": float(f"{config.trainer.optim.lr * scale:.0e}")},
-        )
+        return _too_long(case, scale, push)
     total = push.trainer / scale * config.max_steps
     if total < VISIBLE and config.max_steps:
         lr = float(f"{config.trainer.optim.lr * VISIBLE / max(total, 1e-12) * 10:.0e}")
@@ -123,7 +118,24 @@ def _visible(case: Case) -> tuple[float, Push | Finding]:
             wrong = wrong or (scale, push)
         if number < MOST_STEPS:
             scale *= 1 / STEP if shows else STEP
+    if wrong and not shows and push.trainer > 0:  # between too long a step and one that rounding hides
+        between = _push(case, math.sqrt(STEP) * scale)
+        if between.trainer > max(_least(case), between.rounding):
+            return math.sqrt(STEP) * scale, between
+        return scale, _too_long(case, scale, wrong[1])
     return (scale, push) if push.trainer > 0 and shows else wrong or (scale, push)
+
+
+def _too_long(case: Case, scale: float, push: Push) -> Finding:
+    lr = case.parts.config.trainer.optim.lr
+    return Finding(
+        "warn",
+        f"one update with advantage +1: log-probs of the {push.sampled} chosen tokens {push.trainer:+.3g}",
+        f"at the config's lr = {lr:g} the update makes them less likely, at {scale * lr:g} it does not: the step is "
+        "too long for what it follows",
+        "a smaller learning rate.",
+        {"trainer.optim.lr": float(f"{lr * scale:.0e}")},
+    )
 
 
 def _least(case: Case) -> float:
@@ -231,6 +243,12 @@ def _toy(case: Case) -> tuple[str, float, list[float]]:
     even = statistics.fmean(share for answers in before for share in _toy_shares(answers, 0))
     odd = int(even > HALF)
     start, answers, rewards = (1 - even if odd else even), before[-1], []
+    if not start:  # the same tokens each time: nothing differs, so there is nothing to learn from
+        raise NotJudged(
+            f"{TOY_WINDOW * TOY_GROUP} replies to eight random tokens had no {'odd' if odd else 'even'} token id",
+            "nothing need be changed: the other proofs tell whether updates arrive",
+            ("F5", "F2"),
+        )
     for number in range(TOY_UPDATES):
         rows = _toy_rows(answers, _toy_shares(answers, odd), learner.settings.loss)
         update(case, rows)

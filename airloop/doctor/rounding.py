@@ -9,9 +9,10 @@ too, in another order, so each may be a few times as far from the truth as that,
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,8 @@ WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.floa
 TIMES = 4.0
 # Distances below this are never a failure: TF32 products, which some kernels use for float32, are 1e-3 off.
 FLOOR = 1e-3
+# Of a row so many tokens are looked at, and at least so many that were sampled.
+ROW_TOKENS, LEAST_TRAINED = 2048, 32
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Distances:
 
     @property
     def healthy(self) -> bool:
-        return self.engine <= self.most and self.trainer <= self.most
+        """What is no number is never healthy."""
+        return math.isfinite(self.rounding) and self.engine <= self.most and self.trainer <= self.most
 
     def __str__(self) -> str:
         return (
@@ -62,16 +66,25 @@ class Distances:
         if self.healthy:
             return ""
         sides = {"the engine": self.engine, "the trainer": self.trainer}
-        return " and ".join(name for name, value in sides.items() if value > self.most)
+        wrong = [name for name, value in sides.items() if not value <= self.most]
+        return " and ".join(wrong) or "the model itself"
 
 
 def distances(parts: Parts, rows: Sequence[Row], trainer: dict[str, list[float]]) -> Distances:
-    """Of the engine's log-probs, which the rows hold, and the trainer's, at the learner's temperature."""
+    """Of the engine's log-probs, which the rows hold, and the trainer's, at the learner's temperature. Of a long row
+    its beginning: what comes later changes nothing before it, and wide numbers take memory."""
+    rows = [_beginning(row) for row in rows]
+    trainer = {row.key: trainer[row.key][: sum(row.train)] for row in rows}
     truth, plain = exact(parts, rows), reference(parts, rows)
     engine = {row.key: [lp for lp, train in zip(row.logprobs, row.train, strict=True) if train] for row in rows}
     count = sum(map(len, engine.values()))
     own, other, rounding = (mean_distance(x, truth) for x in (engine, trainer, plain))
     return Distances(own, other, rounding, count)
+
+
+def _beginning(row: Row) -> Row:
+    end = max(ROW_TOKENS, row.train.index(True) + LEAST_TRAINED)
+    return replace(row, tokens=row.tokens[:end], train=row.train[:end], logprobs=row.logprobs[:end])
 
 
 def mean_distance(a: dict[str, list[float]], b: dict[str, list[float]]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,8 +14,9 @@ from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import Backend, Image
 
 LOOK_S = 60.0
-# Isolated, and without the shell's variables: it is the interpreter alone that is asked.
-LOOK = """/usr/bin/env -i PATH=/opt/air/bin:/usr/local/bin:/usr/bin:/bin python3 -I - <<'AIR_END'
+# Isolated, and without the shell's variables: it is the interpreter alone that is asked, the one that agents' PATH
+# leads to.
+LOOK = """/usr/bin/env -i PATH="$PATH" python3 -I - <<'AIR_END'
 import importlib, importlib.util, json
 wanted, load = json.loads({names!r}), {load}
 lost = {{}}
@@ -62,6 +64,8 @@ async def missing_modules(backend: Backend, image: Image, modules: Sequence[str]
         result = await world.run(command, LOOK_S)
     finally:
         await world.close()
+    if result.timed_out:
+        raise TimeoutError
     found = [line for line in result.output.splitlines() if line.startswith("AIR_LOST ")]
     if not found:
         said = result.output.strip().splitlines()[-1:] or [f"exit code {result.exit_code}"]
@@ -93,4 +97,6 @@ def sandbox_lacks(sandbox: str, gpus: Sequence[str] = ()) -> list[Lack]:
         check_gpus(gpus)
     except AirError as error:
         return [Lack(error.problem, error.fix)]
+    except (OSError, subprocess.SubprocessError) as error:
+        return [Lack(f"The sandbox could not be tried: {error}.", "air doctor --only D20 says more.")]
     return []

@@ -63,12 +63,10 @@ MEASURED: dict[str, tuple[str, str]] = {
     "citation_recall": (SHARE, "supporting documents that were cited."),
     "citation_precision": (SHARE, "cited documents that support the answer."),
     "citation_f1": (SHARE, "F1 of the documents cited."),
-    "mixture": (
-        SHARE,
-        "0.225 em + 0.25 f1 + 0.25 recall + 0.1 precision + 0.15 citation_recall, + 0.025 format if f1 > 0.",
-    ),
+    # As rewards recall, citation_recall and format count × f1 in all of these.
+    "mixture": (SHARE, "0.225 em + 0.25 f1 + 0.25 recall + 0.1 precision + 0.15 citation_recall + 0.025 format."),
     "mixture_by_hops": ("", "mixture × hops / 2."),
-    "balanced": (SHARE, "0.25 em + 0.25 f1 + 0.25 retrieval_f1 + 0.2 citation_f1, + 0.05 format if f1 > 0."),
+    "balanced": (SHARE, "0.25 em + 0.25 f1 + 0.25 retrieval_f1 + 0.2 citation_f1 + 0.05 format."),
     "answer": (SHARE, "musique: (em + f1)/2. soup: what the answer earned, before efficiency."),
     "completed": (SHARE, "1 if the agent gave a final answer."),
     "searches": ("count", "searches."),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -170,6 +171,8 @@ class Gsm8kEnv(Environment):
     success: ClassVar[str | None] = "correct"
     Args: ClassVar[type[EnvArgs]] = Gsm8kArgs
     reward_weights: Mapping[str, float] = {"correct": 1.0}
+    # Form without an answer is worth nothing: a config that pays nothing else is refused.
+    shaping: Mapping[str, float] = MappingProxyType({"format": 0.1})
 
     args: Gsm8kArgs
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session, check_components
 from airloop.envs.tune.catalogue import BY_NAME, DATASETS
-from airloop.envs.tune.command import Command, CommandError, parse
+from airloop.envs.tune.command import BASELINE, Command, CommandError, parse
 from airloop.envs.tune.pool import FitPool, Scores
 from airloop.envs.tune.scripted import scripted_agent
 from airloop.errors import AirError
@@ -137,7 +137,8 @@ class TuneSession(Session):
                 "improvement": max(WORST_IMPROVEMENT, 10 * gain / max(abs(baseline), FLOORS[self.metric])),
                 "headroom": min(1.0, max(WORST_HEADROOM, gain / (sign * (reference - baseline)))),
             }
-        idle = self.model is not None and abs(gain) <= SAME
+        # Another model may tie with the baseline: that is work.
+        idle = self.model_name == BASELINE["model"] and abs(gain) <= SAME
         metrics = {
             "score": score,
             "baseline": baseline,
