@@ -37,6 +37,9 @@ ENDING_S = 8.0
 DOCTOR_EPISODES, DOCTOR_TRAINED = 24, 6000
 # Supervised steps that take this many times what was forecast, or this share of it, change the plan.
 ANOTHER_PACE = (1.15, 0.87)
+# Steps that took less than this together say nothing of the machine: of milliseconds, one that was interrupted is many
+# times as long.
+SETTLED_S = 5.0
 # The last so many steps say how long the next will take; the first of a run compiles and fills caches, and says little.
 RECENT = 4
 
@@ -230,15 +233,17 @@ class Budget:
     def plan_again(self, config: Config, seconds: Sequence[float]) -> dict[str, Any]:
         """After some steps of the supervised start, which took `seconds` each: the changes that make the config fit at
         this pace, none while it is about the one that was forecast. The first step warms up and says little."""
-        if self._planned is None or len(seconds) < 2:
+        if self._planned is None or len(seconds) < 3 or sum(seconds) < SETTLED_S:
             return {}
-        asked, chosen, costs = self._planned
-        pace = statistics.fmean(seconds[1:][-RECENT:]) / costs.warmstart_step
+        asked, _, costs = self._planned
+        pace = statistics.median(seconds[1:][-RECENT:]) / costs.warmstart_step
         if ANOTHER_PACE[1] <= pace <= ANOTHER_PACE[0]:
-            return changes_of(config, chosen)
-        since_plan = self.left_s + sum(seconds)
-        found = fit(asked, costs.times(pace), since_plan * (1 - MARGIN), config.orchestrator.rollouts_per_example)
-        return changes_of(config, replace(found, warmstart_steps=max(found.warmstart_steps, len(seconds))))
+            pace = 1.0
+        costs, made = costs.times(pace), len(seconds)
+        # As if all of it were still to be made, so that the same things become smaller first.
+        whole = self.left_s * (1 - MARGIN) + made * costs.warmstart_step
+        found = fit(asked, costs, whole, config.orchestrator.rollouts_per_example)
+        return changes_of(config, replace(found, warmstart_steps=max(found.warmstart_steps, made)))
 
     def _explain(self, speed: Speed, asked: Amounts, chosen: Amounts, costs: Costs) -> list[str]:
         spent = 60 * self.minutes - self.left_s

@@ -91,6 +91,8 @@ async def _train(
                     report = learner.update(batch)
         except NotFinite as error:
             await _sample_anew(parts, run, alarms, step, error)
+            if budget:
+                budget.begin_steps()
             continue
         clock.trained()
         await engine.publish(policy.version)

@@ -137,9 +137,11 @@ class Run:
         self.set_status("running")
 
     def _stops(self) -> list[dict[str, Any]]:
-        """Alarms that stopped the run and are still up."""
-        up = {(line["id"], line["name"]): line for line in self.alarms()}  # the last word about each
-        return [line for line in up.values() if line["event"] == "raised" and line["severity"] == "stop"]
+        """Alarms that stopped the run and are still up, and those that were raised in the same step."""
+        last = {(line["id"], line["name"]): line for line in self.alarms()}  # the last word about each
+        up = [line for line in last.values() if line["event"] == "raised"]
+        refused = {line["step"] for line in up if line["severity"] == "stop"}
+        return [line for line in up if line["step"] in refused]
 
     def remaining_steps(self) -> Iterator[int]:
         """Up to max_steps, which a budget of time may change while the run goes on. One comes again until accepted."""

@@ -225,17 +225,24 @@ def test_the_supervised_start_follows_the_pace_that_it_has(tmp_path: Path) -> No
     config = tiny(tmp_path, 10)
     asked = Amounts(20, 12, 32, 36)
     costs = Costs(15.0, 2.0, 1.0, 3.0)
-    budget = Budget(10, 0.0, 12)
-    assert budget.plan_again(config, [15.0] * 5) == {}  # nothing was planned
-    chosen = fit(asked, costs, budget.left_s * 0.92, 8)
-    budget._planned = asked, chosen, costs
-    assert budget.plan_again(config, [90.0]) == {}  # the first step says little
-    assert budget.plan_again(config, [90.0, 15.0, 16.0]) == changes_of(config, chosen)
-    slower = budget.plan_again(config, [60.0] * 4)
+
+    def after(*seconds: float) -> dict[str, Any]:
+        budget = Budget(10, sum(seconds), 12)
+        budget._planned = asked, chosen, costs
+        return budget.plan_again(config, seconds)
+
+    chosen = fit(asked, costs, 600 * 0.92, config.orchestrator.rollouts_per_example)
+    assert Budget(10, 0.0, 12).plan_again(config, [15.0] * 5) == {}  # nothing was planned
+    assert after(90.0) == {}  # the first step says little
+    assert after(15.0, 15.0, 16.0) == changes_of(config, chosen)
+    slower = after(*[60.0] * 4)
     assert 10 <= slower["warmstart.steps"] <= chosen.warmstart_steps and slower["max_steps"] < chosen.steps
-    quicker = budget.plan_again(config, [2.0] * 4)
-    assert quicker["warmstart.steps"] == 20 and quicker["max_steps"] == 12
-    assert budget.plan_again(config, [600.0] * 14)["warmstart.steps"] == 14  # what is made is made
+    quicker = after(*[2.0] * 4)
+    assert quicker["warmstart.steps"] == 20 and quicker["max_steps"] > chosen.steps
+    assert after(*[600.0] * 14)["warmstart.steps"] == 14  # what is made is made
+    # Slow for a while and then as forecast: the time that was lost is gone all the same.
+    lost = after(15.0, *[60.0] * 4, *[15.0] * 4)
+    assert lost["max_steps"] < chosen.steps and lost["warmstart.steps"] >= 9
 
 
 def test_a_supervised_start_that_becomes_shorter_while_it_is_made_is_named_by_what_it_is(tmp_path: Path) -> None:

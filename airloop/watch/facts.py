@@ -49,6 +49,7 @@ def step_facts(parts: Parts, collected: Collected, report: Report) -> dict[str, 
             "lora": config.trainer.model.train == "lora",
             "dtype": str(parts.policy.dtype).removeprefix("torch."),
             "rewards": {title: dict(env.reward_weights) for title, env in parts.envs.items()},
+            "success": {title: env.success for title, env in parts.envs.items()},
         },
     }
 

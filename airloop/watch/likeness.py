@@ -33,10 +33,12 @@ log = logging.getLogger(__name__)
 
 FILE = "scripts.json"
 KINDS = 8  # kinds of tasks on which scripts are played: of a mixture with more, those that were met first
-PLAY_S = 300.0  # for one episode of a script
+# For one episode of a script. An update, which may take half an hour, holds the event loop meanwhile.
+PLAY_S = 2400.0
 FEWEST_TASKS = 3  # that one answer must be given to, to be the same whatever is asked
 SHOWN = 60  # characters of that answer
 DIGITS = 6  # to which two scores are the same
+REWARD = "reward"  # the whole of it, with what turns earned: no component has this name
 
 Outcome = Mapping[str, float]  # of an episode: whole-episode components and success
 Outcomes = dict[str, dict[str, Outcome]]  # by script, by kind of task
@@ -88,8 +90,10 @@ class Likeness:
         try:
             if self._outcomes is None:
                 self._outcomes = await self._outcomes_of(dict(self._kinds))
-                write_json(self._run.path / FILE, self._outcomes)
+                if self._outcomes:
+                    write_json(self._run.path / FILE, self._outcomes)
             numbers = [line["step"] for line in self._steps if line.get("rewards")]
+            self._outcomes = await asyncio.to_thread(self._worth_it, self._outcomes, numbers[:EDGE])
             early = await asyncio.to_thread(self._shares, numbers[:EDGE])
             late = await asyncio.to_thread(self._shares, numbers[-EDGE:])
             self._first, self._last = early, {name: deque(shares, EDGE) for name, shares in late.items()}
@@ -118,6 +122,23 @@ class Likeness:
             return None
         return outcome_of(played) if played.ending in ("done", "max_turns") and METRIC in played.metrics else None
 
+    def _worth_it(self, outcomes: Outcomes, steps: Sequence[int]) -> Outcomes:
+        """Of each script the kinds of tasks where it earned more than the first attempts that failed. Elsewhere, as
+        with a reward of 0 or 1, all that fails ends as it does, and nobody learned to do so."""
+        failed: dict[str, list[float]] = {}
+        for step in steps:
+            for t in self._run.finished(step).values():
+                if t.ending != "infra_error" and t.metrics.get(METRIC, 1.0) <= NEVER:
+                    failed.setdefault(t.task.curve, []).append(t.reward)
+        return {
+            name: {
+                kind: outcome
+                for kind, outcome in kinds.items()
+                if kind in failed and statistics.fmean(failed[kind]) < outcome[REWARD] - 10**-DIGITS
+            }
+            for name, kinds in outcomes.items()
+        }
+
     def _shares(self, steps: Sequence[int]) -> dict[str, list[float]]:
         """Of steps that were made before the scripts were played: from their episodes on disk."""
         assert self._outcomes is not None
@@ -138,7 +159,7 @@ def suspicious(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def outcome_of(trajectory: Trajectory) -> dict[str, float]:
-    return {**trajectory.rewards, METRIC: trajectory.metrics[METRIC]}
+    return {**trajectory.rewards, METRIC: trajectory.metrics[METRIC], REWARD: trajectory.reward}
 
 
 def like(trajectories: Sequence[Trajectory], outcomes: Outcomes) -> dict[str, float]:
@@ -153,7 +174,8 @@ def like(trajectories: Sequence[Trajectory], outcomes: Outcomes) -> dict[str, fl
 
 
 def _same(outcome: Outcome, script: Outcome) -> bool:
-    return all(round(outcome.get(name, 0.0) - value, DIGITS) == 0 for name, value in script.items())
+    parts = [(name, value) for name, value in script.items() if name != REWARD]
+    return all(round(outcome.get(name, 0.0) - value, DIGITS) == 0 for name, value in parts)
 
 
 def one_answer(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -170,6 +192,8 @@ def one_answer(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 def _kept(path: Path) -> Outcomes | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {name: {kind: dict(row) for kind, row in kinds.items()} for name, kinds in found.items()}
-    except (OSError, ValueError, AttributeError):
+        return {
+            name: {kind: {**row, REWARD: row[REWARD]} for kind, row in kinds.items()} for name, kinds in found.items()
+        }
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None

@@ -3,12 +3,14 @@ and meaning as the metric."""
 
 from __future__ import annotations
 
+from airloop.success import METRIC
+
 SHARE = "share"
 
 
 def is_share(name: str) -> bool:
     """Whether a metric of this name lies between 0 and 1."""
-    return MEASURED.get(name, ("", ""))[0] == SHARE
+    return name == METRIC or MEASURED.get(name, ("", ""))[0] == SHARE
 
 
 MEASURED: dict[str, tuple[str, str]] = {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from airloop.config.toml import toml_value
 from airloop.learn.overlong import COMPONENT as OVERLONG
-from airloop.success import common_name
+from airloop.stats.student import student_share
+from airloop.stats.welch import Moments, welch
+from airloop.success import METRIC
 
-# A component that adds less than this to the reward, in its mean over episodes, is no reason for anything.
+# A component whose part in the reward grows by less than this is no reason for anything, however certain.
 LEAST = 0.01
+# Nor is one that may have grown by chance: there are several components, and the alarms ask in every step.
+CERTAIN = 0.999
 
 
 @dataclass(frozen=True)
@@ -26,35 +30,37 @@ class Payer:
         return f"{self.name} ({self.early:.3g} → {self.late:.3g} of the reward)"
 
 
-def paid(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What each component adds to the reward, weighted, in the mean over the steps' episodes."""
-    rows = [(sum(line["group_sizes"]), line.get("ledger", {}).get("paid")) for line in lines if line.get("group_sizes")]
-    known = [(count, row) for count, row in rows if row]
-    total = sum(count for count, _ in known)
-    names = sorted({name for _, row in known for name in row})
-    return {name: sum(count * row.get(name, 0.0) for count, row in known) / total for name in names}
+def paid(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """What each component adds to the reward, weighted, in the mean over each step's episodes."""
+    rows = [row for line in lines if line.get("group_sizes") and (row := line.get("ledger", {}).get("paid"))]
+    return {name: [row.get(name, 0.0) for row in rows] for name in sorted({name for row in rows for name in row})}
 
 
-def find_payer(early: Mapping[str, float], late: Mapping[str, float], success: str) -> Payer | None:
-    """Of the components other than success itself, the one whose part has grown most, if any has."""
-    grown = {name: late[name] - early.get(name, 0.0) for name in late if name != success}
-    name = max(grown, key=lambda n: grown[n], default=None)
-    return Payer(name, early.get(name, 0.0), late[name]) if name is not None and grown[name] >= LEAST else None
+def find_payer(
+    early: Mapping[str, Sequence[float]], late: Mapping[str, Sequence[float]], successes: Collection[str]
+) -> Payer | None:
+    """Of the components other than success itself, the one whose part has grown most, without doubt. A price that is
+    paid less often pays for nothing."""
+    grown = []
+    for name, values in late.items():
+        was, now = Moments.of(early.get(name) or [0.0] * len(values)), Moments.of(values)
+        if name in successes or min(was.n, now.n) < 2 or now.mean <= 0 or now.mean - was.mean < LEAST:
+            continue
+        if student_share(*welch(was, now)) >= CERTAIN:
+            grown.append(Payer(name, was.mean, now.mean))
+    return max(grown, key=lambda payer: payer.late - payer.early, default=None)
 
 
-def corrected(payer: Payer, rewards: Mapping[str, Mapping[str, float]], success: str) -> str:
-    """What to write instead. `rewards`: the weights of each environment, by its title."""
+def corrected(payer: Payer, rewards: Mapping[str, Mapping[str, float]], successes: Mapping[str, str]) -> str:
+    """What to write instead. `rewards`: the weights of each environment, by its title; `successes`: its success."""
     if payer.name == OVERLONG:
         return 'trainer.loss.overlong = "off"'
     title, weights = next(((t, w) for t, w in rewards.items() if w.get(payer.name)), ("", {}))
-    kept = {n: w for n, w in weights.items() if w and n != payer.name}
-    if weights.get(success):
-        kept = {success: weights[success]}
+    success = successes.get(title, METRIC)
     where = "[[orchestrator.env]]" + (f' (name = "{title}")' if len(rewards) > 1 else "")
-    if not kept:
-        return f"in {where} pay for {success} itself, not only for {payer.name}"
-    named = ", ".join(f"{name} = {toml_value(float(weight))}" for name, weight in kept.items())
-    return f"in {where} rewards = {{ {named} }}"
+    if not weights.get(success):
+        return f"in {where} pay {payer.name} less, or only together with {success}"
+    return f"in {where} rewards = {{ {success} = {toml_value(float(weights[success]))} }}"
 
 
 def weights_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -63,8 +69,16 @@ def weights_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
     return {title: dict(weights) for title, weights in found.items()}
 
 
+def successes_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The name of each environment's success, by its title."""
+    found = lines[-1].get("plan", {}).get("success", {}) if lines else {}
+    return {title: name for title, name in found.items() if name}
+
+
 def payer_between(early: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any]]) -> tuple[Payer, str] | None:
     """The component that pays for what changed between two parts of a run, and the corrected line."""
-    success = common_name(late)
-    payer = find_payer(paid(early), paid(late), success) if success else None
-    return (payer, corrected(payer, weights_of(late), success)) if payer and success else None
+    successes = successes_of(late)
+    if not successes:
+        return None
+    payer = find_payer(paid(early), paid(late), {*successes.values()})
+    return (payer, corrected(payer, weights_of(late), successes)) if payer else None

@@ -12,7 +12,7 @@ from airloop.stats.intervals import Interval, difference, mean_interval
 from airloop.success import KNOWN, METRIC, NAME, common_name, step_success
 from airloop.types import Trajectory
 from airloop.watch.families import by_family, families, first_and_last, table
-from airloop.watch.payers import corrected, find_payer, weights_of
+from airloop.watch.payers import corrected, find_payer, successes_of, weights_of
 from airloop.watch.sparkline import squeezed
 
 PLOT = 66  # columns of a plot in text: with its labels it fits a terminal of 80
@@ -37,8 +37,8 @@ def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory])
             lines.append(f"{shown} while training   first 3 steps {found[0]}   last 3 steps {found[1]}")
         first, last = edges(steps, "rewards") or (None, None)
         lines.append(f"reward while training   first 3 steps {first}   last 3 steps {last}")
-        lines.append(f"{shown or 'reward'} by step:")
-        lines.append(text_plot(_curve(steps)))
+        if curve := _curve(steps):
+            lines += [f"{shown or 'reward'} by step:", text_plot(curve)]
         if len({name for m in steps for name in m.get("task", {})}) > 1:
             lines.append("each task while training (episodes, shares):")
             lines.append(table(first_and_last(steps), shown))
@@ -70,21 +70,21 @@ def _curve(steps: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def _success(run: Run, trajectories: Sequence[Trajectory]) -> tuple[str, str] | None:
     """Its name as it is shown and as episodes have it; None where there is none."""
-    if any(METRIC in t.metrics for t in trajectories):
+    if all(METRIC in t.metrics for t in trajectories):
         said = next((m[NAME] for m in reversed(run.metrics()) if m.get(NAME)), METRIC)
         return said, METRIC
-    found = next((name for name in KNOWN if name in trajectories[0].metrics), None)
+    found = next((name for name in KNOWN if all(name in t.metrics for t in trajectories)), None)
     return (found, found) if found else None
 
 
 def _held_out(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> list[str]:
     """Success and reward before and after, and a word where they go different ways (E10)."""
-    success = _success(run, before)
+    success = _success(run, [*before, *after])
     gains, lines = {}, []
     for shown, name in [*([success] if success else []), ("reward", "reward")]:
         one, two = _values(before, name), _values(after, name)
-        gains[name] = difference(two, one, share=passes(shown, [*one, *two]))
-        lines.append("  " + _difference(shown, one, two))
+        gains[name] = difference(two, one, share=passes(name, [*one, *two]))
+        lines.append("  " + _difference(shown, one, two, passes(name, [*one, *two])))
     if success and gains[success[1]].word == "lower" and gains["reward"].word != "lower":
         lines += _reward_without_success(run, success, before, after, gains["reward"].word == "higher")
     return lines
@@ -96,21 +96,21 @@ def _reward_without_success(
     shown, name = success
     was, now = (sum(_values(side, name)) / len(_values(side, name)) for side in (before, after))
     line = f"  ! the reward {'rose' if rose else 'shows no difference'}, but {shown} fell {was:.0%} → {now:.0%}"
-    rewards = weights_of(run.metrics("train"))
-    payer = find_payer(_paid(before, rewards), _paid(after, rewards), shown)
+    steps = run.metrics("train")
+    rewards, successes = weights_of(steps), successes_of(steps)
+    payer = find_payer(_paid(before, rewards), _paid(after, rewards), {shown, *successes.values()})
     if payer is None:
         return [f"{line}: the reward pays for something else"]
     return [
         f"{line}: {payer.name} pays for it, {payer.early:.3g} → {payer.late:.3g} of the reward",
-        f"    pay for {shown}: {corrected(payer, rewards, shown)}",
+        f"    pay for {shown}: {corrected(payer, rewards, successes)}",
     ]
 
 
-def _paid(trajectories: Sequence[Trajectory], rewards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What each whole-episode component adds to the reward, in the mean over episodes."""
-    weights = {name: weight for own in rewards.values() for name, weight in own.items()}
-    names = {name for t in trajectories for name in t.rewards if weights.get(name)}
-    return {n: weights[n] * sum(t.rewards.get(n, 0.0) for t in trajectories) / len(trajectories) for n in sorted(names)}
+def _paid(trajectories: Sequence[Trajectory], rewards: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
+    """What each whole-episode component adds to the reward of every episode."""
+    names = sorted({name for t in trajectories for name in t.rewards})
+    return {n: [rewards.get(t.task.env, {}).get(n, 0.0) * t.rewards.get(n, 0.0) for t in trajectories] for n in names}
 
 
 def _values(trajectories: Sequence[Trajectory], name: str) -> list[float]:
@@ -118,8 +118,7 @@ def _values(trajectories: Sequence[Trajectory], name: str) -> list[float]:
     return per_task((row_key(t), v) for t in trajectories if (v := value(t, name)) is not None)
 
 
-def _difference(name: str, before: list[float], after: list[float]) -> str:
-    share = passes(name, [*before, *after])
+def _difference(name: str, before: list[float], after: list[float], share: bool) -> str:
     gain = difference(after, before, share=share)
     verdict = "" if gain.word in ("higher", "lower") else f"  ({gain.word})"
     one, two = (mean_interval(side, share=share) for side in (before, after))

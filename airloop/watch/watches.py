@@ -248,21 +248,24 @@ def _edges(step: Step, before: Sequence[Step], value: Any) -> tuple[float, float
 
 def _gained(step: Step, before: Sequence[Step]) -> bool:
     """By success where there is one: a reward that rises without it is no gain."""
-    steps = [_gain(one) for one in (*before, step) if one["rewards"]]
+    steps = _gains([one for one in (*before, step) if one["rewards"]])
     first, last = [r for s in steps[:EDGE] for r in s], [r for s in steps[-EDGE:] for r in s]
     if not first or not last:
         return False
     return statistics.fmean(last) - statistics.fmean(first) > GAIN * statistics.pstdev(first)
 
 
-def _gain(step: Step) -> Sequence[float]:
-    return [v for v in step.get("successes", ()) if v is not None] or step["rewards"]
+def _gains(steps: Sequence[Step]) -> list[Sequence[float]]:
+    """Of each step its episodes' successes, where all of them are known, else its rewards: never some of each."""
+    found = [[v for v in step.get("successes", ()) if v is not None] for step in steps]
+    return [*found] if all(found) else [step["rewards"] for step in steps]
 
 
 def _not_gained(step: Step, before: Sequence[Step]) -> str:
     name = step.get(NAME) or "the reward"
-    found = _edges(step, before, lambda s: statistics.fmean(_gain(s)) if s["rewards"] else None)
-    change = f"{found[0]:.3g} to {found[1]:.3g}" if found else "unknown"
+    means = [statistics.fmean(values) for values in _gains([one for one in (*before, step) if one["rewards"]])]
+    apart = len(means) >= 2 * EDGE
+    change = f"{statistics.fmean(means[:EDGE]):.3g} to {statistics.fmean(means[-EDGE:]):.3g}" if apart else "unknown"
     return f"{name} did not rise ({change})"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airloop.stats.student import student_share
+from airloop.stats.welch import Moments, welch
 from airloop.success import METRIC, NAME
 from airloop.watch.alarms import Sign, Step, watch
 from airloop.watch.payers import payer_between
@@ -28,36 +29,16 @@ FALL, FALL_SHARE = 0.05, 0.2
 HOLDS = -1.0
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Of some steps' groups, by their means: episodes of a group are of one task, so they are not independent."""
-
-    n: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(self.n + other.n, self.total + other.total, self.squares + other.squares)
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.n
-
-    @property
-    def error(self) -> float:
-        """The squared standard error of the mean."""
-        return max(0.0, self.squares - self.total**2 / self.n) / (self.n - 1) / self.n
-
-
 def moments(step: Step, name: str) -> Moments:
-    """`name`: rewards or successes."""
+    """Of the means of a step's groups: episodes of a group are of one task, so they are not independent. `name`:
+    rewards or successes."""
     means, at = [], 0
     for size in step["group_sizes"]:
         known = [v for v in step[name][at : at + size] if v is not None]
         at += size
         if known:
             means.append(math.fsum(known) / len(known))
-    return Moments(len(means), math.fsum(means), math.fsum(m * m for m in means))
+    return Moments.of(means)
 
 
 @dataclass(frozen=True)
@@ -109,14 +90,6 @@ def _fell(was: Moments, now: Moments) -> bool:
     if was.n < 2 or now.n < 2 or was.mean - now.mean < max(FALL, FALL_SHARE * was.mean):
         return False
     return student_share(*welch(was, now)) < CHANCE
-
-
-def welch(was: Moments, now: Moments) -> tuple[float, int]:
-    """Welch's t of the second's mean less the first's, and its degrees of freedom, rounded down."""
-    a, b, difference = was.error, now.error, now.mean - was.mean
-    if a + b == 0:
-        return (math.copysign(math.inf, difference) if difference else 0.0), was.n + now.n - 2
-    return difference / math.sqrt(a + b), max(1, int((a + b) ** 2 / (a**2 / (was.n - 1) + b**2 / (now.n - 1))))
 
 
 def _falls(early: Window, late: Window) -> Sign:
@@ -173,14 +146,17 @@ def _shares(steps: Sequence[Step], success: float) -> dict[str, tuple[float, flo
             found[name] = row["first"], row["last"]
     if success < SELDOM:
         for name in ("idle", "one_answer"):
-            found[name] = _share(early, name), _share(late, name)
+            first, last = _share(early, name), _share(late, name)
+            if first is not None and last is not None:
+                found[name] = first, last
     return {name: (a, b) for name, (a, b) in found.items() if b >= ALIKE and b - a >= LEARNED}
 
 
-def _share(steps: Sequence[Step], name: str) -> float:
+def _share(steps: Sequence[Step], name: str) -> float | None:
+    """None where it is unknown: lines of older versions have none."""
     values = [one["metrics"].get("idle") if name == "idle" else (one.get(name) or {}).get("share") for one in steps]
     known = [v for v in values if v is not None]
-    return statistics.fmean(known) if known else 0.0
+    return statistics.fmean(known) if known else None
 
 
 def _nothing(steps: Sequence[Step], name: str, first: float, last: float, success: float) -> Sign:

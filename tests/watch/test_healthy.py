@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,8 @@ def as_written_today(line: Line) -> None:
     if count >= 8 and count % 4 == 0:
         line |= {"success_name": "correct", "success": 0.5, "successes": [0.0, 1.0] * (count // 2)}
         line["group_sizes"] = [4] * (count // 4)
+        line["metrics"].setdefault("idle", 0.0)
+        line["one_answer"] = {"share": 0.0, "tasks": 0, "text": ""}
 
 
 # What goes wrong, and whether from the first step on.
@@ -159,6 +162,22 @@ def test_every_healthy_run_has_a_ledger() -> None:
             ledger = line["ledger"]
             columns = ("trained", "zero_advantage", "filtered", "infra_error", "stale", "truncated")
             assert sum(ledger[column] for column in columns) == ledger["tokens"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_watches_on_success_say_nothing_of_a_healthy_run(run: str) -> None:
+    """As it would be written today: its rewards rise, and success with them, as often as an episode is above the
+    first step's middle one."""
+    lines = copy.deepcopy(recorded(run))
+    middle = statistics.median(lines[0]["rewards"]) if lines[0]["rewards"] else 0.0
+    for line in lines:
+        as_written_today(line)
+        if "successes" in line:
+            line["successes"] = [float(reward > middle) for reward in line["rewards"]]
+            line["success"] = statistics.fmean(line["successes"])
+            line["plan"]["success"] = {"tune": "correct"}
+    for name in ("success_falls_reward_does_not", "as_good_as_doing_nothing", "lengths_drift", "entropy_collapses"):
+        assert raised(lines, name) == []
 
 
 def test_every_watch_is_tried() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from airloop.success import step_success
 from airloop.watch.alarms import Sign
+from airloop.watch.measured import is_share
+from airloop.watch.payers import Payer, corrected, find_payer
 from airloop.watch.watches import lengths_drift
 from airloop.watch.watches_success import as_good_as_doing_nothing, success_falls_reward_does_not
 
@@ -54,7 +57,7 @@ def series(
                 "rewards": rewards.tolist(),
                 "group_sizes": [1] * groups,
                 "ledger": {"paid": {"correct": float(won.mean()), "format": 0.1 * float(form.mean())}},
-                "plan": {"rewards": {"gsm8k": {"correct": 1.0, "format": 0.1}}},
+                "plan": {"rewards": {"gsm8k": {"correct": 1.0, "format": 0.1}}, "success": {"gsm8k": "correct"}},
             }
         )
     return lines
@@ -178,3 +181,29 @@ def test_E11_is_silent_where_it_was_so_from_the_start_or_where_success_comes() -
         doing(lambda step: 0.5, 0.0, metrics=lambda share: {"idle": share}),
     ):
         assert raised(as_good_as_doing_nothing, lines) is None
+
+
+def test_chance_is_not_called_a_payer() -> None:
+    """Two components that do not change, over five and five steps of 32 episodes: one of them always grew a little."""
+    rng = random.Random(0)
+
+    def five() -> dict[str, list[float]]:
+        return {n: [0.25 * sum(rng.random() < 0.5 for _ in range(32)) / 32 for _ in range(5)] for n in ("a", "b")}
+
+    named = sum(find_payer(five(), five(), {"correct"}) is not None for _ in range(400))
+    assert named <= 4
+    assert find_payer({"a": [0.0, 0.01, 0.0]}, {"a": [0.09, 0.1, 0.1]}, {"correct"}) is not None
+    assert find_payer({"correct": [0.0, 0.01, 0.0]}, {"correct": [0.9, 0.9, 0.8]}, {"correct"}) is None
+    assert find_payer({"idle": [-0.5, -0.4, -0.5]}, {"idle": [-0.1, 0.0, 0.0]}, {"improved"}) is None  # a price
+
+
+def test_the_corrected_line_never_pays_for_nothing() -> None:
+    payer = Payer("headroom", -0.68, -0.23)
+    line = corrected(payer, {"mlgym": {"headroom": 1.0, "idle": 1.0}}, {"mlgym": "improved"})
+    assert "rewards" not in line and "only together with improved" in line
+    line = corrected(Payer("format", 0.0, 0.1), {"gsm8k": {"correct": 1.0, "format": 0.1}}, {"gsm8k": "correct"})
+    assert line.endswith("rewards = { correct = 1.0 }")
+
+
+def test_success_is_a_share_whatever_its_name() -> None:
+    assert is_share("success") and is_share("correct") and not is_share("reward")

@@ -281,7 +281,7 @@ class EmbeddedEngine:
         with one_thread() if threads == 1 else contextlib.nullcontext():
             drawn = self._runner.launch(step)
         if not step.prefill:
-            self._threads.took(threads, len(step.decode), time.perf_counter() - began)
+            self._threads.took(threads, len(step.decode), (time.perf_counter() - began) / step.repeat)
         return drawn
 
     def _postprocess(self, step: Step, tokens: np.ndarray, logprobs: np.ndarray) -> None:
