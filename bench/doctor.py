@@ -94,6 +94,8 @@ def _fault_jobs(shelf: Shelf, options: argparse.Namespace) -> Iterator[tuple[str
             if wanted and not wanted & {fault.name.upper(), *fault.ids}:
                 continue
             suited = [s for s in pool if fault.suits(s.train) and s.env == (fault.env or "arith") and s.lr >= 1e-5]
+            if options.on == "cpu":  # few CPUs multiply bfloat16
+                suited.sort(key=lambda s: s.dtype == "bfloat16")
             for setup in suited[:SETUPS_PER_FAULT]:
                 yield f"{fault.name} in {setup.id}", lambda s=setup, f=fault: sick(shelf, s, f)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airloop.doctor.refusals import SLOWER, NotJudged
 from airloop.doctor.reply_times import time_replies
@@ -24,10 +24,10 @@ from airloop.watch.pace import span
 if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.config import Config
-    from airloop.doctor.case import Case
     from airloop.learn.batches import Row
     from airloop.rollout.sampler import RolloutSettings
 
+Wait = Callable[[Coroutine[Any, Any, "Probe"]], "Probe"]  # its result, from the event loop that the engine lives in
 # Two groups of the usual size: enough replies to tell "never" from "seldom" (see the checks), and on two cores with
 # the default model about 20 s.
 EPISODES = 16
@@ -136,15 +136,14 @@ class Probe:
         return self.parts.learner.logprobs(self.rows)
 
 
-def run_probe(case: Case, episodes: int = EPISODES, most_tokens: int | None = None) -> Probe:
+def run_probe(parts: Parts, wait: Wait, episodes: int = EPISODES, most_tokens: int | None = None) -> Probe:
     """Samples as the first step will, and leaves nothing behind: no file, no cached prefix, no random state. Replies
     have at most `most_tokens`, where that is given."""
     from airloop.learn.checkpoints import random_states, set_random_states
 
-    parts = case.parts
     states = random_states()
     try:
-        probe = case.wait(_Sampling(parts, episodes, most_tokens).run())
+        probe = wait(_Sampling(parts, episodes, most_tokens).run())
     finally:
         set_random_states(states)
     if probe.groups:
