@@ -176,7 +176,7 @@ def table(records: Sequence[dict[str, Any]]) -> str:
         close = sum(f <= 1.5 for f in factors)
         lines += [
             "",
-            f"Forecasts: {close} of {len(factors)} steps within a factor of 1.5, the worst {factors[-1]:.2f}.",
+            f"Forecasts: {close} of {len(factors)} steps within a factor of 1.5, worst {factors[-1]:.2f}.",
         ]
     others = Counter(
         r["kind"] if r["kind"] in ("skipped", "broken") else "not proven"
