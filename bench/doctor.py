@@ -97,6 +97,8 @@ def _fault_jobs(shelf: Shelf, options: argparse.Namespace) -> Iterator[tuple[str
             if wanted and not wanted & {fault.name.upper(), *fault.ids}:
                 continue
             suited = [s for s in pool if fault.suits(s.train) and s.env == (fault.env or "arith") and s.lr >= 1e-5]
+            if options.on == "cpu":  # few CPUs multiply bfloat16
+                suited.sort(key=lambda s: s.dtype == "bfloat16")
             for setup in suited[:SETUPS_PER_FAULT]:
                 yield f"{fault.name} in {setup.id}", lambda s=setup, f=fault: sick(shelf, s, f)
 
@@ -111,7 +113,7 @@ def healthy(shelf: Shelf, setup: Setup) -> dict[str, Any]:
 def trained(setup: Setup) -> dict[str, Any]:
     evidence = train(setup)
     found = evidence.pop("verdicts")
-    proven = evidence["last"] > evidence["first"]
+    proven = evidence["last"] > evidence["first"] + 2 * evidence["noise"]
     return {"kind": "trained", **setup.record(), "evidence": evidence, "proven": proven, "verdicts": found}
 
 
@@ -173,12 +175,26 @@ def table(records: Sequence[dict[str, Any]]) -> str:
         judged = sum(v in ("pass", "warn", "fail") for v in told)
         lines.append(f"| `{name}` | {judged} | {wrong} | {told.count('warn')} |")
     lines += ["", *_faults_table([r for r in records if r["kind"] == "fault"])]
+    factors = sorted(max(a / b, b / a) for a, b in _forecasts(records))
+    if factors:
+        close = sum(f <= 1.5 for f in factors)
+        lines += [
+            "",
+            f"Forecasts: {close} of {len(factors)} steps within a factor of 1.5, worst {factors[-1]:.2f}.",
+        ]
     others = Counter(
         r["kind"] if r["kind"] in ("skipped", "broken") else "not proven"
         for r in records
         if r["kind"] in ("skipped", "broken") or not r.get("proven", True)
     )
     return "\n".join(lines) + f"\n\nNot counted: {dict(others) or 'none'}."
+
+
+def _forecasts(records: Sequence[dict[str, Any]]) -> Iterator[tuple[float, float]]:
+    """Seconds of a step that were foretold and that it took."""
+    for record in records:
+        if record["kind"] == "trained" and "forecast_s" in record["evidence"]:
+            yield record["evidence"]["forecast_s"], record["evidence"]["step_s"]
 
 
 def _faults_table(records: Iterable[dict[str, Any]]) -> list[str]:

@@ -139,10 +139,11 @@ class Case:
         """Openings of the first tasks, one of each family before others, as many as PROMPTS_S gives time for."""
         tokenizer, envs = self.tokenizer, self.envs
         found: list[Prompt] = []
+        tasks = self._need("prompts", self._first_tasks)  # some environments make theirs first: not a prompt's time
 
         async def open_all() -> None:
             began = time.monotonic()
-            for name, task in self._first_tasks():
+            for name, task in tasks:
                 if time.monotonic() - began > PROMPTS_S:
                     return
                 try:
@@ -217,7 +218,7 @@ class Case:
         """A few episodes with the real model."""
         from airloop.doctor.probe import run_probe
 
-        return self._need("probe", lambda: run_probe(self))
+        return self._need("probe", lambda: run_probe(self.parts, self.wait))
 
     @property
     def replies(self) -> Probe:
@@ -233,7 +234,7 @@ class Case:
         from airloop.doctor.probe import FEW_EPISODES, FEW_TOKENS, run_probe
 
         most = FEW_TOKENS if "probe" in self._broken else None
-        return self._need("few", lambda: run_probe(self, FEW_EPISODES, most))
+        return self._need("few", lambda: run_probe(self.parts, self.wait, FEW_EPISODES, most))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, run in the case's event loop. Not to be called from within that loop."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airloop.doctor.refusals import SLOWER, NotJudged
 from airloop.doctor.reply_times import time_replies
@@ -24,10 +24,10 @@ from airloop.watch.pace import span
 if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.config import Config
-    from airloop.doctor.case import Case
     from airloop.learn.batches import Row
     from airloop.rollout.sampler import RolloutSettings
 
+Wait = Callable[[Coroutine[Any, Any, "Probe"]], "Probe"]  # its result, from the event loop that the engine lives in
 # Two groups of the usual size: enough replies to tell "never" from "seldom" (see the checks), and on two cores with
 # the default model about 20 s.
 EPISODES = 16
@@ -50,6 +50,8 @@ ROUNDS = 3
 # A group's commonest reward, as a share of the group, averaged over groups. At 0.9 a binary reward is about 5 % or
 # 95 %, and two of three groups of eight have no signal.
 STUCK = 0.9
+# From here on it may be: where one episode in 23 is different, two of the first 16 are in one case of eight.
+NEARLY_STUCK = 0.8
 # What is judged by what the policy does and earns in whole episodes.
 EARNED = ("E1", "E2", "E4", "E9", "D19", "B4", "B9")
 # Tokens of the probe's episodes that are computed again by the trainer: seconds on two cores.
@@ -136,15 +138,14 @@ class Probe:
         return self.parts.learner.logprobs(self.rows)
 
 
-def run_probe(case: Case, episodes: int = EPISODES, most_tokens: int | None = None) -> Probe:
+def run_probe(parts: Parts, wait: Wait, episodes: int = EPISODES, most_tokens: int | None = None) -> Probe:
     """Samples as the first step will, and leaves nothing behind: no file, no cached prefix, no random state. Replies
     have at most `most_tokens`, where that is given."""
     from airloop.learn.checkpoints import random_states, set_random_states
 
-    parts = case.parts
     states = random_states()
     try:
-        probe = case.wait(_Sampling(parts, episodes, most_tokens).run())
+        probe = wait(_Sampling(parts, episodes, most_tokens).run())
     finally:
         set_random_states(states)
     if probe.groups:
@@ -188,7 +189,7 @@ class _Sampling:
             # A world may take longer to open than the probe has: one group gets the time that a run would give it.
             self.settings, self.width = replace(self.settings, deadline_s=longest), 1
             await self._collect(0)
-        while rounds < self.rounds and self._stuck() and self._in_time():
+        while rounds < self.rounds and self._stuck(NEARLY_STUCK) and self._in_time():
             await self._collect(rounds)
             rounds += 1
         hurried = rounds < self.rounds and self._stuck()
@@ -239,9 +240,9 @@ class _Sampling:
         left = LONGEST_S - (time.monotonic() - self.began)
         return min(self.parts.config.orchestrator.episode_timeout_s, max(left, 0.0))
 
-    def _stuck(self) -> bool:
+    def _stuck(self, share: float = STUCK) -> bool:
         judged = bool(self.groups) and not before_warmstart(self.parts.config)
-        return judged and stuck_share(self.groups) >= STUCK
+        return judged and stuck_share(self.groups) >= share
 
     def _in_time(self) -> bool:
         return time.monotonic() - self.began < self._round_s / 2

@@ -133,6 +133,19 @@ def test_G10_a_task_that_does_not_open_is_its_own_finding(monkeypatch: pytest.Mo
         _ = case.probe
 
 
+def test_G10_tasks_that_take_long_to_be_made_leave_time_for_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them is not opening them: prompts were not judged where the list took longer than their second."""
+    original = Case._first_tasks
+
+    def slowly(self: Case) -> Any:
+        time.sleep(1.2)
+        return original(self)
+
+    monkeypatch.setattr(Case, "_first_tasks", slowly)
+    with case_of(ARITH) as case:
+        assert case.prompts and ask(case, "replies_fit")[0].verdict == "pass"
+
+
 @pytest.mark.slow
 def test_G10_the_doctor_ends_well_beside_eight_busy_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On two cores each of the nine has less than a quarter of one."""
