@@ -104,7 +104,7 @@ class CountedSession(CalculatorSession):
 
 class CountedEnv(Gsm8kCalculatorEnv):
     def open(self, task: Task, seed: int) -> CountedSession:
-        return CountedSession(task)
+        return CountedSession(task, ("correct",))
 
 
 @pytest.mark.slow

@@ -302,7 +302,8 @@ class PoisonedSession(MySession):
         self.seed = seed
 
     async def finish(self):
-        return Score({"correct": (self.seed % 2) * (1e39 if self.seed in BAD else 1.0)}, {})
+        won = float(self.seed % 2)
+        return Score({"correct": won * (1e39 if self.seed in BAD else 1.0)}, {"correct": won})
 
 
 MyEnv.open = lambda self, task, seed: PoisonedSession(task, seed)

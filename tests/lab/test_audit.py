@@ -38,6 +38,13 @@ class Bonus(Gsm8kEnv):
     name: ClassVar[str] = "gsm8k"
     reward_weights: Mapping[str, float] = {"correct": 1.0, "form": 0.1}
 
+    @property
+    def components(self) -> tuple[str, ...]:
+        return ("correct", "form")
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        self.reward_weights = dict(weights)
+
     def open(self, task: Task, seed: int) -> Any:
         session = super().open(task, seed)
         finish = session.finish
@@ -82,9 +89,7 @@ def test_the_same_without_the_bonus_holds() -> None:
 def test_shipped_environments_of_one_reply_and_of_tools_hold_by_success(name: str) -> None:
     env = load_environment(name)
     found = audited(env)
-    assert {c.verdict for c in found.comparisons if c.weighting == "correct" or env.name != "gsm8k-calculator"} == {
-        "holds"
-    }
+    assert {c.verdict for c in found.comparisons} == {"holds"}
     assert not found.missing and not any(kind.problem for kind in found.kinds)
 
 
@@ -98,7 +103,8 @@ def test_musique_holds_by_every_component() -> None:
 def test_tune_holds_by_every_component() -> None:
     env = load_environment("tune", {"datasets": ["concrete", "storms", "quakes", "weather"], "workers": 1})
     found = audited(env, per_kind=12)
-    assert {w.name: w.shaping for w in found.weightings} == {"default": False, "improvement": False, "headroom": False}
+    shaping = {"default": False, "improvement": False, "headroom": False, "tool": True, "idle": True}
+    assert {w.name: w.shaping for w in found.weightings} == shaping
     bad = [(c.weighting, c.honest, c.dishonest, c.why) for c in found.comparisons if c.verdict != "holds"]
     assert not bad and found.exit_code == 0
 
