@@ -177,11 +177,16 @@ def table(records: Sequence[dict[str, Any]]) -> str:
             f"{', '.join(sorted({r['date'] for r in own}))} | {wrong} |"
         )
     lines += ["", "| check | judged | false alarms | warnings |", "|---|---|---|---|"]
+    silent = 0
     for name in dict.fromkeys(n for r in proven for n in r["verdicts"]):
         told = [r["verdicts"][name]["verdict"] for r in proven if name in r["verdicts"]]
         wrong = sum(name in false_alarms(r) for r in proven)
         judged = sum(v in ("pass", "warn", "fail") for v in told)
-        lines.append(f"| `{name}` | {judged} | {wrong} | {told.count('warn')} |")
+        if wrong or told.count("warn") or judged < len(proven):
+            lines.append(f"| `{name}` | {judged} | {wrong} | {told.count('warn')} |")
+        else:
+            silent += 1
+    lines.append(f"| {silent} others | {len(proven)} each | 0 | 0 |")
     lines += ["", *_faults_table([r for r in records if r["kind"] == "fault"])]
     factors = sorted(max(a / b, b / a) for a, b in _forecasts(records))
     if factors:
