@@ -122,7 +122,8 @@ def sick(shelf: Shelf, setup: Setup, fault: Injected) -> dict[str, Any]:
     with shelf.case(setup.config(**fault.changes)) as case:
         _ = case.parts
         with fault.put_in(case):
-            said = list(_said(case, fault, setup.real))
+            heard = list(_said(case, fault, setup.real))
+    said = [(name, f) for name, f in heard if f.verdict != "not judged"]
     ids = sorted({i for name, f in said for i in f.ids or checks([name])[0].ids})
     return {
         "kind": "fault",
@@ -132,7 +133,8 @@ def sick(shelf: Shelf, setup: Setup, fault: Injected) -> dict[str, Any]:
         "said": ids,
         "found": bool(set(ids) & set(fault.ids)),
         "by": sorted({name for name, _ in said}),
-        "seen": [f.seen for _, f in said],
+        "seen": [f.seen for _, f in heard],
+        "not_judged": sorted({name for name, f in heard if f.verdict == "not judged"}),
     }
 
 
@@ -142,9 +144,9 @@ def _said(case: Case, fault: Injected, first: bool) -> Iterator[tuple[str, Findi
     for check in checks(fault.only):
         for result in examine(case, (check.stage,), [check.name]):
             for finding in result.findings:
-                if finding.verdict in ("fail", "warn"):
+                if finding.verdict != "pass":
                     yield check.name, finding
-                    if first and set(finding.ids or check.ids) & set(fault.ids):
+                    if first and finding.verdict != "not judged" and set(finding.ids or check.ids) & set(fault.ids):
                         return
 
 
@@ -158,7 +160,8 @@ def _short(record: dict[str, Any]) -> str:
         failed = list(false_alarms(record))
         return ("proven healthy" if record["proven"] else "NOT PROVEN") + (f", FALSE ALARM {failed}" if failed else "")
     if record["kind"] == "fault":
-        return f"found by {', '.join(record['by'])}" if record["found"] else f"MISSED (said {record['said']})"
+        missed = f"MISSED (said {record['said']}, not judged {record['not_judged']})"
+        return f"found by {', '.join(record['by'])}" if record["found"] else missed
     return f"{record['kind']}: {record['why'][:200]}"
 
 
@@ -180,12 +183,18 @@ def table(records: Sequence[dict[str, Any]]) -> str:
             f"| {len(own)} | {sum(r['kind'] == 'trained' for r in own)} | {sum(r['real'] for r in own)} | {device}, "
             f"{', '.join(sorted({r['date'] for r in own}))} | {wrong} |"
         )
-    lines += ["", "| check | judged | false alarms | warnings |", "|---|---|---|---|"]
+    lines += ["", "| check | judged | false alarms | true of random weights | warnings |", "|---|---|---|---|---|"]
+    silent = 0
     for name in dict.fromkeys(n for r in proven for n in r["verdicts"]):
         told = [r["verdicts"][name]["verdict"] for r in proven if name in r["verdicts"]]
         wrong = sum(name in false_alarms(r) for r in proven)
         judged = sum(v in ("pass", "warn", "fail") for v in told)
-        lines.append(f"| `{name}` | {judged} | {wrong} | {told.count('warn')} |")
+        if told.count("fail") or told.count("warn") or judged < len(proven):
+            true = told.count("fail") - wrong
+            lines.append(f"| `{name}` | {judged} | {wrong} | {true} | {told.count('warn')} |")
+        else:
+            silent += 1
+    lines.append(f"| {silent} others | {len(proven)} each | 0 | 0 | 0 |")
     lines += ["", *_faults_table([r for r in records if r["kind"] == "fault"])]
     factors = sorted(max(a / b, b / a) for a, b in _forecasts(records))
     if factors:

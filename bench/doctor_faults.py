@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -260,6 +261,9 @@ def _rewards(grade: Callable[[str], Mapping[str, float]], weights: Mapping[str, 
     return put_in
 
 
+_EPISODES = itertools.count()
+
+
 def _chance(text: str) -> float:
     return zlib.crc32(text.encode()) % 1000 / 1000
 
@@ -320,9 +324,9 @@ FAULTS = [
         only=SIGNAL,
     ),
     Injected(
-        "nearly all rewards are alike",
-        ("E9", "E2"),  # of 48 episodes about one differs; by chance, none
-        _rewards(lambda t: {"correct": float(_chance(t) < 0.98)}, {"correct": 1.0}),
+        "45 of 47 rewards are alike",
+        ("E9", "E2"),
+        _rewards(lambda t: {"correct": float(next(_EPISODES) % 47 not in (22, 45))}, {"correct": 1.0}),
         env="arith",
         only=SIGNAL,
     ),
