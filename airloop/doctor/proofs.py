@@ -257,7 +257,8 @@ def _toy(case: Case) -> tuple[str, float, list[float]]:
         learner.settings = replace(learner.settings, lr=learner.settings.lr * factor)
         answers = _toy_answers(case, prompt, seed=1000 * (number + TOY_WINDOW + 1))
         rewards.append(statistics.fmean(_toy_shares(answers, odd)))
-        if len(rewards) >= TOY_WINDOW and statistics.fmean(rewards[-TOY_WINDOW:]) > start + 1.5 * TOY_RISE:
+        # Without doubt higher, or lower: what falls so far has the wrong sign, and goes anywhere afterwards.
+        if len(rewards) >= TOY_WINDOW and abs(statistics.fmean(rewards[-TOY_WINDOW:]) - start) > 1.5 * TOY_RISE:
             break
     return ("odd" if odd else "even"), start, rewards
 

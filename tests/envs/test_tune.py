@@ -341,7 +341,7 @@ def test_the_oracle_beats_the_baseline_on_nearly_every_task(env: TuneEnv) -> Non
         missed = [t.task.payload["dataset"] for t in played if not t.metrics["improved"]]
         # Where there is little room: three below the baseline, one below, and one level with it, which is no success.
         assert sorted(missed) == ["credit", "titanic", "titanic", "titanic", "tumours"]
-        assert [t.task.id for t in played if t.metrics["idle"]] == ["tumours-1"]
+        assert not any(t.metrics["idle"] for t in played)  # another model that is level with the baseline is work
         assert all(trajectory.ending == "done" for trajectory in played)
 
     asyncio.run(main())

@@ -299,7 +299,7 @@ def test_F5_a_loss_with_the_wrong_sign_is_caught(arith: Case, monkeypatch: pytes
     (finding,) = ask(arith, "update_moves")
     assert finding.verdict == "fail" and finding.ids == ("F5",) and "chosen tokens -" in finding.seen
     (toy,) = ask(arith, "toy_reward_rises")
-    assert toy.verdict == "fail" and "did not raise it" in toy.why and len(toy.detail.split()) == 31
+    assert toy.verdict == "fail" and "did not raise it" in toy.why and len(toy.detail.split()) <= 40
 
 
 @pytest.mark.slow
