@@ -125,15 +125,16 @@ class EpisodeSize:
 
 
 def size_of_demonstrations(rows: Sequence[Trajectory]) -> EpisodeSize:
-    """Demonstrations are episodes of the same tasks, in the form that the policy will have."""
+    """Demonstrations are episodes of the same tasks, in the form that the policy will have. Where a history was
+    rewritten there are several branches, and each is computed."""
     prompts, sampled, others = [], [], []
     for trajectory in rows:
-        branch = trajectory.branches[-1]
-        own = sum(branch.train)
-        first = branch.train.index(True) if own else len(branch.train)
-        prompts.append(first)
+        first, *_ = branches = trajectory.branches
+        own = sum(sum(branch.train) for branch in branches)
+        prompt = first.train.index(True) if any(first.train) else len(first.train)
+        prompts.append(prompt)
         sampled.append(own)
-        others.append(len(branch.tokens) - first - own)
+        others.append(sum(len(branch.tokens) for branch in branches) - prompt - own)
     return EpisodeSize(*(statistics.fmean(values) for values in (prompts, sampled, others)))
 
 

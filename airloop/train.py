@@ -23,6 +23,7 @@ from airloop.extras import install_line, missing
 from airloop.lab.lineage import check_parent
 from airloop.launch import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
+from airloop.learn.overlong import COMPONENT as OVERLONG
 from airloop.loop import Outcome, train
 from airloop.rollout.schedule import TaskSchedule
 from airloop.run import Run
@@ -156,6 +157,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
     try:
+        keep_rewards(run, parts)
         for note in parts.notes:
             display.say(f"note: {note}")
         if resuming:
@@ -203,6 +205,28 @@ async def _start_supervised(run: Run, display: Watcher, world: World, budget: Bu
     if run.writes and budget is not None and "max_steps" in changes:
         run.note(budget=budget.facts())
     return config
+
+
+def keep_rewards(run: Run, parts: Parts) -> None:
+    """A resumed run is paid as it was at its start, whatever an environment's defaults have become since. Runs from
+    before this was kept go on only where today's default pays for the same components."""
+    kept: dict[str, dict[str, float]] = run.status().get("rewards") or {}
+    for entry in run.config.orchestrator.env:
+        if entry.rewards is None and entry.title in kept:  # what somebody wrote into the config is what counts
+            parts.envs[entry.title].weigh(kept[entry.title])
+    lines = run.metrics("train")
+    if not kept and lines and all(entry.rewards is None for entry in run.config.orchestrator.env):
+        was = {name for line in lines for name, value in line["components"].items() if value is not None} - {OVERLONG}
+        now = {name for env in parts.envs.values() for name in env.reward_weights}
+        if was != now:
+            raise AirError(
+                f"The episodes of {run.name} have the reward components {', '.join(sorted(was))}; by default they "
+                f"would now have {', '.join(sorted(now))}: the rest of it would be trained on another reward.",
+                f"write the weights that it began with into its {run.path / 'config.toml'}, under "
+                "[[orchestrator.env]], as in rewards = { correct = 1.0 }, and resume again.",
+            )
+    if run.writes and not kept:
+        run.note(rewards={title: dict(env.reward_weights) for title, env in parts.envs.items()})
 
 
 async def _plan_time(parts: Parts, run: Run, display: Watcher, budget: Budget | None) -> None:

@@ -15,7 +15,7 @@ import torch
 from airloop.doctor.case import Case
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.envs.arith import ArithEnv, ArithSession
-from airloop.lab.faults import blindfold, frozen_copy
+from airloop.lab.faults import blindfold, frozen_copy, replaced
 from airloop.learn import advantages, batches, checkpoints, losses
 from airloop.learn.batches import MicroBatch, Row
 from airloop.learn.learner import Learner
@@ -39,16 +39,6 @@ class Injected:
 
     def suits(self, train: str) -> bool:
         return not self.train or self.train == train
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 PROOFS = ("trainer_agrees", "context_is_seen", "adapter_arrives", "update_moves", "toy_reward_rises")

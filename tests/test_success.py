@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tiny_runs import tiny_run
+from tiny_runs import tiny_run, write_config
 
+from airloop.config import load_config
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.envs.base import Environment, find_environment
 from airloop.errors import AirError
@@ -21,6 +22,7 @@ from airloop.plugins import plugins
 from airloop.rollout.episode import EpisodeDefect, run_episode
 from airloop.run import Run
 from airloop.success import in_order, name_of, step_success, success_in
+from airloop.train import start
 from airloop.types import Score, Task, Trajectory
 from airloop.watch.display import Display
 from airloop.watch.summary import summary
@@ -161,3 +163,21 @@ def test_an_evaluation_shows_success_first(tmp_path: Path) -> None:
     assert report["success_name"] == "correct" and list(report["means"])[:2] == ["success", "reward"]
     rows = [row.split()[0] for row in format_report(report).splitlines()[2:5]]
     assert rows == ["correct", "reward", "invalid_actions"]
+
+
+def test_a_resumed_run_is_paid_as_it_was_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment's default has become since; and an old run that does not say is not guessed at."""
+    text = write_config(tmp_path).read_text()
+    (tmp_path / "config.toml").write_text(text.replace("max_steps = 2", "max_steps = 1"))
+    run = start(load_config(["@", str(tmp_path / "config.toml")]), Display(quiet=True), skip_proofs=True).run
+    assert run.status()["rewards"] == {"arith": {"correct": 1.0}}
+    run.change({"max_steps": 2})
+    run.set_status("stopped", "interrupted")
+    monkeypatch.setattr(ArithEnv, "reward_weights", {"correct": 0.5, "brief": 1.0})
+    again = start(run.config, Display(quiet=True), resume=run.path, skip_proofs=True).run
+    assert again.metrics("train")[-1]["plan"]["rewards"] == {"arith": {"correct": 1.0}}
+    again.change({"max_steps": 3})
+    again.note(rewards=None)
+    again.set_status("stopped", "interrupted")
+    with pytest.raises(AirError, match="have the reward components correct; by default they would now have brief"):
+        start(again.config, Display(quiet=True), resume=again.path, skip_proofs=True)

@@ -308,7 +308,8 @@ def _estimate(case: Case) -> str:
     parts, played = probe.parts, [t for t in probe.trajectories if t.turns]
     config = parts.config
     o, evaluation = config.orchestrator, config.orchestrator.eval
-    told = forecast(config, played, case.wait(in_time(measure_speed(parts))), parts.world.size)
+    ranks = max(parts.world.size, config.ranks)  # looked at by one process, made by all
+    told = forecast(config, played, case.wait(in_time(measure_speed(parts))), ranks)
     episodes = config.max_steps * o.batch_size
     episodes += told.evaluations * evaluation.num_examples * evaluation.rollouts_per_example
     sampled = statistics.fmean(t.sampled_tokens for t in played)

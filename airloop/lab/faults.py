@@ -58,7 +58,7 @@ def fault_on(name: str) -> Iterator[Fault]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -80,7 +80,7 @@ def _silenced(fault: Fault) -> Iterator[None]:
     def checks(only: Sequence[str] = ()) -> list[Check]:
         return [check for check in all_checks(only) if check.name not in fault.checks]
 
-    with _replaced(alarms, "rules", rules), _replaced(examine, "checks", checks):
+    with replaced(alarms, "rules", rules), replaced(examine, "checks", checks):
         yield
 
 
@@ -101,9 +101,9 @@ def _recorded(fault: Fault) -> Iterator[None]:
     def not_refused(run: Run) -> None: ...
 
     with (
-        _replaced(Run, "note", noting),
-        _replaced(train, "summary", said),
-        _replaced(train, "refuse_faulty", not_refused),
+        replaced(Run, "note", noting),
+        replaced(train, "summary", said),
+        replaced(train, "refuse_faulty", not_refused),
     ):
         yield
 
@@ -136,7 +136,7 @@ def blindfold() -> Iterator[None]:
             masks[i] = (masks[i] & seen[None]) | itself  # a token always sees itself, or softmax is NaN
         self._masks = masks
 
-    with _replaced(PackedPlan, "__init__", blind):
+    with replaced(PackedPlan, "__init__", blind):
         yield
 
 
@@ -154,7 +154,7 @@ def cut_off_engine() -> Iterator[None]:
     def stale(self: EmbeddedEngine, policy: Policy, **options: Any) -> None:
         original(self, frozen_copy(policy), **options)
 
-    with _replaced(EmbeddedEngine, "__init__", stale):
+    with replaced(EmbeddedEngine, "__init__", stale):
         yield
 
 
@@ -187,7 +187,7 @@ def cut_replies_left_out() -> Iterator[None]:
         advantages = {id: 0.0 if id in cut else value for id, value in batch.advantages.items()}
         return Batch(rows, advantages, batch.trajectories)
 
-    with _replaced(loop, "assign_advantages", leaving_out):
+    with replaced(loop, "assign_advantages", leaving_out):
         yield
 
 
