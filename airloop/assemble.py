@@ -139,12 +139,14 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
 
     from airloop.determinism import pin
     from airloop.learn.lora import attach_lora, load_lora, use_fp32_adapters
-    from airloop.models import check_head, logits_head
+    from airloop.models import check_head, choose_kernels, logits_head
     from airloop.policy import Policy
 
     torch.manual_seed(config.seed)
     if config.deterministic:
         pin()
+    else:
+        choose_kernels()
     model, lora = loaded.model, config.trainer.model.lora
     check_head(model)
     peft = None

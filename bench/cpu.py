@@ -3,6 +3,7 @@
     python bench/cpu.py                        # the quickstart's model and demonstrations
     python bench/cpu.py --layers 30 10 5       # adapters in the last so many blocks
     python bench/cpu.py --busy 0 2 4           # decoding beside so many busy processes, threads fixed and chosen
+    python bench/cpu.py --kernels              # oneDNN's products against those of torch's BLAS
 
 Seconds are of the clock, the best of several; ratios within one call are what counts, since machines are shared. A slow
 machine is imitated on x86 with ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 and --model.dtype float32 after
@@ -112,11 +113,41 @@ async def decode(config: Config, busy: int) -> None:
         await parts.close()
 
 
+async def kernels(config: Config, demonstrations: Sequence[Trajectory]) -> None:
+    """Decoding, prompts and a supervised step with oneDNN and without, in turn."""
+    parts = assemble(config, lambda _: None)
+    rows = rows_of(config, parts, demonstrations)
+    try:
+        for round in range(2):
+            for onednn in (True, False):
+                torch.backends.mkldnn.set_flags(onednn)
+                mark = 2 * round + onednn
+                decoded = await seconds_of(parts, [[5] * 32 for _ in range(32)], 24, f"d{mark}")
+                read = await seconds_of(parts, [[100 * mark + i, *[5] * 400] for i in range(4)], 1, f"p{mark}")
+                async with parts.engine.aside():
+                    step = best(lambda: parts.learner.rehearse(rows), 1)
+                name = "oneDNN" if onednn else "BLAS"
+                print(f"| {name} | {32 * 24 / decoded:.1f} | {4 * 401 / read:.0f} | {step:.1f} s |", flush=True)
+    finally:
+        await parts.close()
+
+
+async def seconds_of(parts: Parts, prompts: Sequence[list[int]], tokens: int, name: str) -> float:
+    """Of replies side by side; a prompt that was read before is in the cache, so each has a beginning of its own."""
+    began = time.perf_counter()
+    asked = [
+        parts.engine.generate(prompt, Sampling(tokens, seed=i), f"{name}{i:03d}") for i, prompt in enumerate(prompts)
+    ]
+    await asyncio.gather(*asked)
+    return time.perf_counter() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="quickstart")
     parser.add_argument("--layers", type=int, nargs="+", default=[30, 15, 10])
     parser.add_argument("--busy", type=int, nargs="+", help="only decoding, beside so many busy processes")
+    parser.add_argument("--kernels", action="store_true", help="only oneDNN against torch's BLAS")
     parser.add_argument("flags", nargs="*")
     options = parser.parse_args()
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {time.strftime('%F')}")
@@ -126,10 +157,14 @@ def main() -> None:
             with beside(busy):
                 asyncio.run(decode(load_config([options.config, *options.flags]), busy))
         return
-    print("\n| product of 512 × 576 with 576 × 1536 | |\n|---|---|")
-    products()
     config = load_config([options.config, *options.flags])
     demonstrations = asyncio.run(collect_demonstrations(config, Display(quiet=True)))
+    if options.kernels:
+        print("\n| products by | decoded tokens/s | prompt tokens/s | a supervised step |\n|---|---|---|---|")
+        asyncio.run(kernels(config, demonstrations))
+        return
+    print("\n| product of 512 × 576 with 576 × 1536 | |\n|---|---|")
+    products()
     print("\n| adapters in | speed | a supervised step, beginnings shared | each alone |\n|---|---|---|---|")
     seconds = {layers: asyncio.run(look(config, demonstrations, layers)) for layers in options.layers}
     first, *others = options.layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from support import warm_process
 from support.warm_process import Process
 from tiny_runs import write_config
 
+from airloop import models
 from airloop.config import load_config
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, whole_directory, write_json
@@ -114,6 +116,20 @@ def test_a_deterministic_run_sets_what_its_bits_depend_on(tmp_path: Path, uninte
     assert first_difference(run_here(tmp_path), uninterrupted) is None
     assert torch.backends.mkldnn.set_flags()[:2] == (True, True) and torch.get_num_threads() == 1
     assert torch.get_float32_matmul_precision() == "highest" and torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize(
+    ("machine", "bf16", "onednn"), [("aarch64", False, False), ("aarch64", True, True), ("x86_64", False, True)]
+)
+def test_products_go_to_the_quicker_library_where_it_is_known(
+    machine: str, bf16: bool, onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.backends.mkldnn.set_flags(True)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(models, "multiplies_bf16", lambda: bf16)
+    models.choose_kernels()
+    assert torch.backends.mkldnn.set_flags()[0] is onednn
 
 
 def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(
