@@ -30,6 +30,7 @@ from airloop.waits import waiting
 from airloop.watch.alarms import Alarms, Halted, set_aside
 from airloop.watch.base import Watcher
 from airloop.watch.facts import step_facts, step_ledger
+from airloop.watch.gap import judge_gap
 from airloop.watch.latency import StepClock
 from airloop.watch.likeness import Likeness
 
@@ -99,6 +100,7 @@ async def _train(
         ledger = step_ledger(parts, collected, batch, report)
         times = clock.times(collected.groups)
         facts = step_facts(parts, collected, report) | likeness.facts(collected)
+        facts |= await judge_gap(parts, batch.rows, report)
         made = step_record(step, collected, batch, report, times, ledger, facts)
         found = await alarms.look(made.metrics, parts.world)
         if found.worst and found.refuses:  # this update may be at fault: no checkpoint, and the step comes anew

@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,23 +120,44 @@ def trained(setup: Setup) -> dict[str, Any]:
 
 
 def sick(shelf: Shelf, setup: Setup, fault: Injected) -> dict[str, Any]:
+    """Found is what is said with the fault and not without it."""
     with shelf.case(setup.config(**fault.changes)) as case:
         _ = case.parts
         with fault.put_in(case):
             heard = list(_said(case, fault, setup.real))
     said = [(name, f) for name, f in heard if f.verdict != "not judged"]
-    ids = sorted({i for name, f in said for i in f.ids or checks([name])[0].ids})
+    ids, before = _ids(said), _in_health(shelf, setup, fault)
     return {
         "kind": "fault",
         **setup.record(),
         "fault": fault.name,
         "wanted": fault.ids,
-        "said": ids,
-        "found": bool(set(ids) & set(fault.ids)),
+        "said": sorted(ids),
+        "without": sorted(before),
+        "found": bool((ids - before) & set(fault.ids)),
         "by": sorted({name for name, _ in said}),
         "seen": [f.seen for _, f in heard],
         "not_judged": sorted({name for name, f in heard if f.verdict == "not judged"}),
     }
+
+
+_HEALTH: dict[tuple[Any, ...], set[str]] = {}
+
+
+def _in_health(shelf: Shelf, setup: Setup, fault: Injected) -> set[str]:
+    """What the same checks say of the same set-up without the fault."""
+    key = (setup.id, fault.only, fault.control)
+    if key not in _HEALTH:
+        with shelf.case(setup.config()) as case:
+            _ = case.parts
+            with fault.control(case):
+                heard = list(_said(case, replace(fault, ids=()), first=False))
+        _HEALTH[key] = _ids([(name, f) for name, f in heard if f.verdict != "not judged"])
+    return _HEALTH[key]
+
+
+def _ids(said: Sequence[tuple[str, Finding]]) -> set[str]:
+    return {i for name, f in said for i in f.ids or checks([name])[0].ids}
 
 
 def _said(case: Case, fault: Injected, first: bool) -> Iterator[tuple[str, Finding]]:

@@ -25,6 +25,11 @@ from airloop.types import Action, Branch, Observation, Score
 Put = Callable[[Case], AbstractContextManager[None]]
 
 
+@contextmanager
+def _health(case: Case) -> Iterator[None]:
+    yield
+
+
 @dataclass(frozen=True)
 class Injected:
     """`put_in` gets a case whose parts are loaded. `ids`: one of them must be said, by a failure or a warning."""
@@ -36,6 +41,7 @@ class Injected:
     env: str = ""  # where it can be put in only there
     only: tuple[str, ...] = ()  # names of checks to run, where all would take long
     train: str = ""  # "lora": there must be an adapter
+    control: Put = _health  # the same set-up without the fault
 
     def suits(self, train: str) -> bool:
         return not self.train or self.train == train
@@ -267,10 +273,9 @@ def _spoilt(case: Case) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _config(case: Case) -> Iterator[None]:
-    yield  # the fault is in the config's own changes
-
+_config = _health  # where the fault is in the config's own changes
+# Random weights earn nothing in any case: the same environment, with rewards that differ by chance.
+_FAIR = _rewards(lambda t: {"correct": float(_chance(t) < 0.5)}, {"correct": 1.0})
 
 LORA: dict[str, Any] = {"only": PROOFS, "train": "lora"}
 FAULTS = [
@@ -312,6 +317,7 @@ FAULTS = [
         _rewards(lambda t: {"correct": 1.0}, {"correct": 1.0}),
         env="arith",
         only=SIGNAL,
+        control=_FAIR,
     ),
     Injected(
         "45 of 47 rewards are alike",
@@ -319,6 +325,7 @@ FAULTS = [
         _rewards(lambda t: {"correct": float(next(_EPISODES) % 47 not in (22, 45))}, {"correct": 1.0}),
         env="arith",
         only=SIGNAL,
+        control=_FAIR,
     ),
     Injected(
         "components cancel",
@@ -326,6 +333,7 @@ FAULTS = [
         _rewards(lambda t: {"a": _chance(t), "b": -_chance(t) + 0.05 * _chance(t + "x")}, {"a": 1.0, "b": 1.0}),
         env="arith",
         only=SIGNAL,
+        control=_FAIR,
     ),
     Injected(
         "a component never fires",
@@ -333,8 +341,9 @@ FAULTS = [
         _rewards(lambda t: {"a": _chance(t), "b": 0.0}, {"a": 1.0, "b": 1.0}),
         env="arith",
         only=SIGNAL,
+        control=_FAIR,
     ),
-    Injected("every episode is spoilt", ("G9", "E1"), _spoilt, env="arith", only=SIGNAL),
+    Injected("every episode is spoilt", ("G9", "E1"), _spoilt, env="arith", only=SIGNAL, control=_FAIR),
     Injected(
         "prompts do not fit the context",
         ("A4",),

@@ -97,7 +97,7 @@ def _groups(config: Config) -> Iterator[Conflict]:
 
 
 def _lengths(config: Config) -> Iterator[Conflict]:
-    sampling, trainer = config.orchestrator.sampling.max_tokens, config.trainer.model.seq_len
+    trainer = config.trainer.model.seq_len
     given = config.seq_len
     if given is not None and given not in (trainer, config.orchestrator.seq_len):
         yield Conflict(
@@ -112,14 +112,6 @@ def _lengths(config: Config) -> Iterator[Conflict]:
             f"trajectories may grow to {config.context} tokens, "
             f"but trainer.model.seq_len = {trainer} is the longest that is trained on",
             {"trainer.model.seq_len": config.context},
-            "A4",
-        )
-    if sampling >= config.context:
-        yield Conflict(
-            ("orchestrator.sampling.max_tokens", "orchestrator.seq_len", "inference.model.max_model_len"),
-            f"max_tokens = {sampling} leaves no room for the prompt in a context of {config.context} tokens "
-            "(the smaller of orchestrator.seq_len and inference.model.max_model_len)",
-            {"orchestrator.sampling.max_tokens": max(1, config.context // 4)},
             "A4",
         )
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from airloop.doctor.case import Case
-    from airloop.doctor.rounding import Distances
     from airloop.learn.batches import Row
+    from airloop.learn.rounding import Distances
 
 # How far the change moves log-probs (at the temperature HOT), in the mean. Rounding to bfloat16 moves them by 0.003 to
 # 0.03, so a tenth of the change that is missing, or too much, can be told from it; at ten times as much the layers
@@ -96,8 +96,8 @@ def _why(found: Arrival) -> str:
 
 def _changed(case: Case) -> Arrival:
     from airloop.doctor.ground import aside, change, first_prompts, gap, heated, serve, undone
-    from airloop.doctor.rounding import distances, mean_distance
     from airloop.learn.optimiser import assign
+    from airloop.learn.rounding import distances, mean_distance
 
     parts, learner = case.parts, case.parts.learner
     prompts = [prompt[-PROMPT_TOKENS:] for prompt in first_prompts(case, REPLIES)]
@@ -108,7 +108,7 @@ def _changed(case: Case) -> Arrival:
         after = serve(case, prompts, REPLY_TOKENS)
         rows = [answer.row(i) for i, answer in enumerate(after)]
         new = learner.logprobs(rows)
-        measured = aside(case, lambda: distances(parts, rows, new))
+        measured = aside(case, lambda: distances(learner, rows, new))
         assign(learner.optimiser.weights, start["weights"])
         old = learner.logprobs(rows)
     served = max(change(a, b) for a, b in zip(before, after, strict=True))
@@ -129,7 +129,7 @@ def _share(rows: Sequence[Row], new: dict[str, list[float]], old: dict[str, list
 def perturb(case: Case, weights: Sequence[Tensor], rows: Sequence[Row]) -> float:
     """Adds noise to `weights` in the learner's, of a size at which the trainer's log-probs of the rows move by about
     MOVE, or by what comes nearest to it. Returns how far they move."""
-    from airloop.doctor.rounding import mean_distance
+    from airloop.learn.rounding import mean_distance
 
     learner = case.parts.learner
     old = learner.logprobs(rows)

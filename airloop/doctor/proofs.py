@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.doctor.case import Case
     from airloop.doctor.ground import Answer
-    from airloop.doctor.rounding import Distances
     from airloop.learn.batches import Row
+    from airloop.learn.rounding import Distances
 
 # Summed over all steps of a run that push the same way, log-probs of the chosen tokens must move by this much: 0.1 is
 # 10 % more likely, and no evaluation shows less.
@@ -172,7 +172,7 @@ def _stuck(push: Push, lr: float) -> Finding | None:
 
 def _push(case: Case, scale: float) -> Push:
     from airloop.doctor.ground import aside, first_prompts, gap, heated, quiet_gap, serve, undone, update
-    from airloop.doctor.rounding import distances
+    from airloop.learn.rounding import distances
 
     learner, prompts = case.parts.learner, first_prompts(case)
     with undone(case), heated(case.parts):
@@ -190,7 +190,7 @@ def _push(case: Case, scale: float) -> Push:
         apart, rise = gap(after, own), statistics.fmean(b - a for k in old for a, b in zip(old[k], new[k], strict=True))
         measured = None
         if apart > quiet_gap(case.parts) or rise < -_least(case):
-            measured = aside(case, lambda: distances(case.parts, after, own))
+            measured = aside(case, lambda: distances(case.parts.learner, after, own))
         shares = [float((a != b).float().mean()) for a, b in zip(masters, learner.optimiser.masters, strict=True)]
     return Push(
         rise,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +35,12 @@ TOOL_BOUND, TOOL_BOUND_S = 0.9, 1.0
 # How tools say that something is not there at all. What so large a share of the episodes meets is the world's.
 ABSENT = re.compile(
     r"ModuleNotFoundError: No module named '[^']+'|ImportError: [^\n]*(?:shared object|cannot open)[^\n]*"
-    r"|\S+: command not found|\S+: not found$",
+    r"|(?P<program>\S+): (?:command not found|not found$)",
     re.MULTILINE,
 )
+# Beside what this machine has: programs that a shell is expected to have. Any other word is the model's own: one that
+# speaks where a command is asked for has most of its sentences' first words not found.
+USUAL = {"bash", "cat", "git", "grep", "ls", "make", "pip", "pip3", "python", "python3", "sed"}
 COMMON = 0.9
 
 
@@ -128,7 +132,12 @@ def _broken_world(probe: Probe) -> Finding | None:
 
 def _absences(trajectory: Trajectory) -> set[str]:
     texts = [o.text for turn in trajectory.turns for o in turn.observations]
-    return {" ".join(found[0].split()) for text in texts for found in ABSENT.finditer(text)}
+    met = [found for text in texts for found in ABSENT.finditer(text)]
+    return {" ".join(found[0].split()) for found in met if not found["program"] or _is_program(found["program"])}
+
+
+def _is_program(name: str) -> bool:
+    return name in USUAL or shutil.which(name) is not None
 
 
 def _why_equal(probe: Probe) -> str:

@@ -26,7 +26,7 @@ REPLY_TOKENS = 4  # of the engine's answer: the first ones see what was changed,
 def trainer_agrees(case: Case) -> Finding:
     """A gap that is too large to pass unseen is held against what rounding does to the same tokens (F8)."""
     from airloop.doctor.ground import aside, gap, quiet_gap
-    from airloop.doctor.rounding import distances
+    from airloop.learn.rounding import distances
 
     probe = case.replies
     trainer = probe.trainer
@@ -45,7 +45,7 @@ def trainer_agrees(case: Case) -> Finding:
     seen = f"mean gap {found:.2g} over {sum(n for n, _ in counts.values())} tokens in {dtype}"
     if found <= quiet_gap(probe.parts):
         return passed(seen)
-    measured = aside(case, lambda: distances(probe.parts, probe.rows, trainer))
+    measured = aside(case, lambda: distances(probe.parts.learner, probe.rows, trainer))
     seen += f"; {measured} (at most {measured.most:.2g})"
     if measured.healthy:
         return passed(seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shlex
 import subprocess
@@ -30,7 +31,7 @@ for name in wanted:
         lost[name] = f"{{type(error).__name__}}: {{error}}"
 print("AIR_LOST " + json.dumps(lost))
 AIR_END"""
-# Where the package is not called as its module is.
+# Where the package is not called as its module is, and this Python does not have it either.
 PACKAGES = {
     "sklearn": "scikit-learn",
     "bs4": "beautifulsoup4",
@@ -41,8 +42,10 @@ PACKAGES = {
 
 
 def package_of(module: str) -> str:
+    """What to install: as the package says itself where it is installed here, or else by its usual name."""
     name = module.partition(".")[0]
-    return PACKAGES.get(name, name.replace("_", "-"))
+    here = importlib.metadata.packages_distributions().get(name)
+    return here[0] if here else PACKAGES.get(name, name.replace("_", "-"))
 
 
 @asynccontextmanager

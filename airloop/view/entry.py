@@ -28,6 +28,7 @@ class Entry:
     family: str
     env: str
     ending: str
+    success: float | None
     reward: float | None
     version: int | None
     turns: int
@@ -45,19 +46,21 @@ def read_entry(data: bytes, path: Path) -> Entry:
         return _entry(load_head(data, path))
     except Unreadable as problem:
         text = _clean(data[:SEARCHED].decode("utf-8", "replace"))
-        return Entry("", "", "", "unreadable", None, None, 0, 0, None, None, _short(str(problem)), "", text)
+        return Entry("", "", "", "unreadable", None, None, None, 0, 0, None, None, _short(str(problem)), "", text)
 
 
 def _entry(episode: dict[str, Any]) -> Entry:
     task, turns = episode["task"], episode["turns"]
     prompt = BREAK.join(m["content"] for m in turns[0]["shown"]) if turns else ""
     counted = whole(episode["metrics"].get("sampled_tokens")) or 0
+    scored = episode["ending"] != "infra_error"  # whose 0 is no reward
     return Entry(
         task=_named(task["id"]),
         family=_named(task["family"] or task["env"]),
         env=_named(task["env"]),
         ending=_named(episode["ending"]),
-        reward=episode["reward"] if episode["ending"] != "infra_error" else None,  # whose 0 is no reward
+        success=episode["metrics"].get("success") if scored else None,
+        reward=episode["reward"] if scored else None,
         version=episode["version"],
         turns=len(turns),
         tokens=sum(s["tokens"] for s in episode["sampled"]) or (counted if 0 <= counted < MOST_TOKENS else 0),

@@ -132,12 +132,12 @@ class Rows:
         named = (self._name(text) for text in (shelf.source, entry.task, entry.family, entry.env, entry.ending))
         source, task, family, env, ending = named
         facts = (
-            *(collection, source, shelf.step, task, family, env, ending, entry.reward, entry.version, entry.turns),
-            *(entry.tokens, entry.seconds, entry.started, self._prompt(entry.prompt)),
+            *(collection, source, shelf.step, task, family, env, ending, entry.success, entry.reward, entry.version),
+            *(entry.turns, entry.tokens, entry.seconds, entry.started, self._prompt(entry.prompt)),
         )
         added = self._db.execute(
-            "INSERT INTO facts (collection, source, step, task, family, env, ending, reward, version, turns, tokens,"
-            f" seconds, started, prompt) VALUES ({', '.join('?' * len(facts))})",
+            "INSERT INTO facts (collection, source, step, task, family, env, ending, success, reward, version, turns,"
+            f" tokens, seconds, started, prompt) VALUES ({', '.join('?' * len(facts))})",
             facts,
         )
         details = (added.lastrowid, collection, id, entry.preview, place, size, mtime)

@@ -13,7 +13,7 @@ from airloop.view.store import Reader, Store
 
 # Columns of `facts` whose number stands for a text.
 NAMED = ("source", "task", "family", "env", "ending", "fate")
-NUMBERS = ("step", "reward", "advantage", "version", "turns", "tokens", "seconds", "started")
+NUMBERS = ("step", "success", "reward", "advantage", "version", "turns", "tokens", "seconds", "started")
 # What a list can be sorted by: as SQL, and what has to be joined for it.
 SORTS = {
     **{name: ("n.text", f"LEFT JOIN names n ON n.key = t.{name}") for name in NAMED},

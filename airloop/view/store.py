@@ -20,7 +20,7 @@ from airloop.errors import AirError
 from airloop.files import cache_directory
 from airloop.view.hits import Hits
 
-MAKE = 7  # of the tables below: another number, and the file is made anew
+MAKE = 8  # of the tables below: another number, and the file is made anew
 OF = ".of"  # the file beside an index that says of which directory it is
 KEPT_S = 60 * 86400.0
 WAIT_S = 20.0  # for another viewer of the same directory that is writing
@@ -32,8 +32,8 @@ CREATE TABLE collections (key INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, kind
 CREATE TABLE names (key INTEGER PRIMARY KEY, text TEXT UNIQUE NOT NULL);
 CREATE TABLE facts (
     key INTEGER PRIMARY KEY AUTOINCREMENT, collection INTEGER NOT NULL, source INTEGER NOT NULL, step INTEGER,
-    task INTEGER NOT NULL, family INTEGER NOT NULL, env INTEGER NOT NULL, ending INTEGER NOT NULL, reward REAL,
-    advantage REAL, fate INTEGER, version INTEGER, turns INTEGER NOT NULL, tokens INTEGER NOT NULL, seconds REAL,
+    task INTEGER NOT NULL, family INTEGER NOT NULL, env INTEGER NOT NULL, ending INTEGER NOT NULL, success REAL,
+    reward REAL, advantage REAL, fate INTEGER, version INTEGER, turns INTEGER NOT NULL, tokens INTEGER NOT NULL, seconds REAL,
     started REAL, prompt INTEGER
 );
 CREATE INDEX by_source ON facts (collection, source, task);

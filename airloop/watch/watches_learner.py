@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airloop.watch.alarms import Sign, Step, watch
+from airloop.watch.gap import SUSPICIOUS
 
 # Half the distance between two neighbouring numbers, relative to them: what rounding to bf16 hides.
 BF16_NOISE = 2.0**-9
@@ -19,9 +20,6 @@ A_RUN = 100
 CHANGED_SHARE = 1e-4
 # Steps over which a slope of the memory is taken, after as many first ones that fill caches.
 SLOPE = 8
-# Sampler and trainer differ by 0.002 to 0.005 a token in bf16 and 4e-7 in fp32. At 0.1 the typical token's probability
-# differs by a tenth: these are two different policies.
-OTHER_POLICY = 0.1
 # The gap grows when it is this many times that of the first steps, and is above what bf16 alone explains.
 GROWTH, BF16_GAP = 3.0, 0.01
 # A mean KL of 10 nats per token is another language; the healthy run with a KL term had 1.5, its worst token 132.
@@ -104,9 +102,15 @@ def engine_serves_another_policy(step: Step, before: Sequence[Step]) -> Sign | N
     wanted = found.get("wanted")
     served = found and found["served"] != found["policy"]
     sampled = wanted is not None and (found["sampled_from"], found["sampled_to"]) != (wanted, wanted)
-    if not served and not sampled and gap <= OTHER_POLICY:
+    if not served and not sampled and (gap <= SUSPICIOUS or _is_rounding(step, gap)):
         return None
     seen = f"Engine and trainer differ by {gap:.3g} per token on average."
+    rounding: Mapping[str, float] | None = step.get("rounding")
+    if rounding:
+        seen += (
+            f" From new tokens computed in more bits the engine is {rounding['engine']:.2g} away, the trainer "
+            f"{rounding['trainer']:.2g}, plain rounding {rounding['plain']:.2g}."
+        )
     if served:
         seen = f"The trainer is at version {found['policy']}, the engine serves {found['served']}. {seen}"
     if sampled:
@@ -119,6 +123,13 @@ def engine_serves_another_policy(step: Step, before: Sequence[Step]) -> Sign | N
         '`air doctor --only F2` moves the adapter and compares both sides; with trainer.model.impl = "hf" and '
         "inference.model.enforce_eager = true both run the plain layers.",
     )
+
+
+def _is_rounding(step: Step, gap: float) -> bool:
+    """Both sides are as near to the truth as rounding lets them, and the step's gap is no more than both together. (A
+    step from before this was measured has no word on it.)"""
+    found: Mapping[str, float] | None = step.get("rounding")
+    return found is not None and max(found["engine"], found["trainer"], gap / 2) <= found["most"]
 
 
 @watch("F4", severity="pause")

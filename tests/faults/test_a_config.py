@@ -144,14 +144,6 @@ def test_A3_single_brackets_for_an_environment(refuse):
     assert "double brackets" in answer and '[[orchestrator.env]]\n    id = "arith"' in answer
 
 
-@pytest.mark.parametrize("extra", ["", "[inference.model]\nmax_model_len = 4096\n"])
-def test_A4_max_tokens_fills_the_context(refuse, extra: str):
-    answer = refuse(f"[orchestrator]\nseq_len = 8192\n[orchestrator.sampling]\nmax_tokens = 8192\n{extra}")
-    assert "max_tokens = 8192 leaves no room for the prompt" in answer
-    assert f"a context of {4096 if extra else 8192} tokens" in answer
-    assert "run.toml:4" in answer
-
-
 def test_A4_trajectories_longer_than_the_trainer_takes(refuse):
     answer = refuse("[trainer.model]\nseq_len = 1024\n[orchestrator]\nseq_len = 4096\n")
     assert "run.toml:2" in answer and "[trainer.model]\n    seq_len = 4096" in answer

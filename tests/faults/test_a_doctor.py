@@ -38,7 +38,12 @@ def toml(tmp_path: Path):
             "online_difficulty_filtering = true",
         ),
         ("A3", '[trainer.model]\nac = "selective"\n', "expected a table", "[trainer.model.ac]\n    freq = 1"),
-        ("A4", "[orchestrator.sampling]\nmax_tokens = 2048\n", "leaves no room for the prompt", "max_tokens = 512"),
+        (
+            "A4",
+            "[trainer.model]\nseq_len = 99\n[orchestrator]\nseq_len = 999\n",
+            "the longest that is trained",
+            "= 999",
+        ),
         ("A5", "[orchestrator]\nbatch_size = 30\n", "30 / 8 leaves 6", "batch_size = 32"),
         ("A5", "[orchestrator]\nrollouts_per_example = 1\n", "every advantage zero", "rollouts_per_example = 8"),
         ("A8", '[model]\nchat_template = "lost.jinja"\n', "there is no such file", "relative to the TOML's folder"),
@@ -93,6 +98,14 @@ def test_A4_what_is_warned_of_works(air, tmp_path: Path):
     code, _, said = air("train", *TINY, *flags)
     assert code == 0, said
     assert "more than the context of 28" in said and "replies to it end after 5 tokens" in said
+
+
+def test_A4_max_tokens_may_be_all_of_the_context():
+    """The engine gives a reply what the prompt has left: that works, so it is a warning."""
+    argv = ["--model.name", "tiny:llama", "--seq_len", "1000", "--orchestrator.sampling.max_tokens", "1000"]
+    ids, finding = trouble(argv, "replies_fit")
+    assert ids == ("A4",) and finding.verdict == "warn"
+    assert finding.why == "after such a prompt a reply is cut off at 549 of 1000 tokens"
 
 
 def test_A4_where_the_model_has_no_longer_context_the_replies_are_shortened():

@@ -102,6 +102,19 @@ def test_D20_what_all_episodes_met_is_said_before_the_rewards_are_blamed(broken_
     assert "the environment is broken, not the reward" in finding.why and "install beautifulsoup4" in finding.fix
 
 
+@pytest.mark.parametrize(("word", "broken"), [("ls", True), ("Sure,", False), ("I", False)])
+def test_D20_a_model_that_speaks_to_the_shell_is_no_broken_world(
+    word: str, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(self: ArithSession, action: Action) -> Observation:
+        return Observation(f"bash: line 1: {word}: command not found", done=True, failed=True)
+
+    monkeypatch.setattr(ArithSession, "act", act)
+    with case_of(ARITH) as case:
+        (finding,) = ask(case, "rewards_differ")
+    assert finding.verdict == "fail" and ("D20" in (finding.ids or ())) is broken
+
+
 def test_D21_a_reward_of_shaping_alone_is_refused() -> None:
     ids, finding = trouble(of("tune", '{"tool": 1.0}'), "D21")
     assert ids == ("D21",) and finding.verdict == "fail" and "is tool, and nothing else" in finding.seen

@@ -17,9 +17,14 @@ from airloop.doctor.arrival import ENOUGH, TOO_MUCH, _add_noise, perturb
 from airloop.doctor.case import Case
 from airloop.doctor.ground import Answer, first_prompts, gap, heated, learner_state, serve, undone
 from airloop.doctor.proofs import _same
-from airloop.doctor.rounding import distances, exact, reference, wide
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
+from airloop.lab.faults import frozen_copy
+from airloop.learn.learner import Report
+from airloop.learn.rounding import distances, exact, reference, wide
+from airloop.watch.alarms import Sign
+from airloop.watch.gap import judge_gap
+from airloop.watch.watches_learner import engine_serves_another_policy
 
 # The settings that the false alarm was seen with, and the largest that anybody uses.
 CHAOTIC = [("32", "64"), ("256", "512")]
@@ -66,10 +71,37 @@ def test_F8_a_healthy_network_that_amplifies_rounding_passes(rank: str, alpha: s
             rows = rows_of(serve(case, prompts, 12))
             own = case.parts.learner.logprobs(rows)
             assert gap(rows, own) > OLD_GAP
-            assert distances(case.parts, rows, own).rounding > OLD_GAP / 2
+            assert distances(case.parts.learner, rows, own).rounding > OLD_GAP / 2
+            assert watched(case, rows, own) is None  # as a step of a run, too
         for name in ("adapter_arrives", "trainer_agrees", "update_moves"):
             (finding,) = ask(case, name)
             assert finding.verdict != "fail", finding
+
+
+def watched(case: Case, rows: list[Any], trainer: dict[str, list[float]]) -> Sign | None:
+    """What the alarm of a running training says of a step with these rows."""
+    metrics = {"logprob_gap_mean": gap(rows, trainer)}
+    facts = case.wait(judge_gap(case.parts, rows, Report(metrics)))
+    return engine_serves_another_policy({"learner": metrics, **facts}, [])
+
+
+def test_F2_a_running_training_tells_old_weights_from_rounding() -> None:
+    with deep_case("8", "16", layers=4, wild=1.0, dtype="float32") as case:
+        prompts = 4 * first_prompts(case, 1)
+        parts = case.parts
+        with undone(case) as start, heated(parts):
+            _add_noise(case, start["weights"], OLD_NOISE)
+            rows = rows_of(serve(case, prompts, 12))
+            new = parts.learner.logprobs(rows)
+            assert not case.wait(judge_gap(parts, rows, Report({"logprob_gap_mean": gap(rows, new)})))
+            served, parts.engine = parts.engine, EmbeddedEngine(frozen_copy(parts.policy), context=128, max_batch=4)
+            _add_noise(case, start["weights"], 4 * OLD_NOISE)
+            sign = watched(case, rows, parts.learner.logprobs(rows))
+            assert sign is not None and "From new tokens computed in more bits the engine is" in sign.seen
+            case.wait(parts.engine.close())
+            parts.engine = served
+            # The engine is right again; a step whose gap was more than rounding is not excused by that.
+            assert watched(case, rows, parts.learner.logprobs(rows)) is not None
 
 
 # --- faults, large and small --------------------------------------------------------------------------
@@ -200,15 +232,15 @@ def test_F8_more_bits_without_a_second_copy_are_those_of_a_wider_model(kind: str
     with case_of({**ARITH, **flags}) as case:
         parts = case.parts
         rows = rows_of(serve(case, first_prompts(case), 12))
-        before, state = reference(parts, rows), {n: p.clone() for n, p in parts.policy.model.named_parameters()}
+        before, state = reference(parts.learner, rows), {n: p.clone() for n, p in parts.policy.model.named_parameters()}
         objects = {n: id(p) for n, p in parts.policy.model.named_parameters()}
-        found = exact(parts, rows)
-        assert reference(parts, rows) == before
+        found = exact(parts.learner, rows)
+        assert reference(parts.learner, rows) == before
         assert {n: id(p) for n, p in parts.policy.model.named_parameters()} == objects
         assert all(_same(p.detach(), state[n].detach()) for n, p in parts.policy.model.named_parameters())
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in parts.policy.model.modules())
         parts.policy.model.float()
-        wanted = reference(parts, rows)
+        wanted = reference(parts.learner, rows)
     worst = max(abs(a - b) for k in found for a, b in zip(found[k], wanted[k], strict=True))
     rounded = statistics.fmean(abs(a - b) for k in found for a, b in zip(found[k], before[k], strict=True))
     assert worst < 1e-5 < rounded

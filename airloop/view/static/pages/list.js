@@ -179,6 +179,7 @@ class ListPage {
         this.runs.length > 1 &&
         column("run", "Run", (row) => names.get(row.run) ?? row.run, { class: "nowrap" }),
       column("source", "From", (row) => sourceName(row.source), { class: "nowrap" }),
+      column("success", "Success", (row) => number(row.success), { num: true }),
       column("reward", "Reward", (row) => number(row.reward), { num: true }),
       column("advantage", "Advantage", (row) => signed(row.advantage, 2), { num: true }),
       column("ending", "Ending", (row) => endingChip(row.ending)),

@@ -22,8 +22,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from airloop.learn.logprobs import token_logprobs
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
     from airloop.learn.batches import Row
+    from airloop.learn.learner import Learner
     from airloop.policy import Policy
 
 WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -70,12 +70,12 @@ class Distances:
         return " and ".join(wrong) or "the model itself"
 
 
-def distances(parts: Parts, rows: Sequence[Row], trainer: dict[str, list[float]]) -> Distances:
+def distances(learner: Learner, rows: Sequence[Row], trainer: dict[str, list[float]]) -> Distances:
     """Of the engine's log-probs, which the rows hold, and the trainer's, at the learner's temperature. Of a long row
     its beginning: what comes later changes nothing before it, and wide numbers take memory."""
     rows = [_beginning(row) for row in rows]
     trainer = {row.key: trainer[row.key][: sum(row.train)] for row in rows}
-    truth, plain = exact(parts, rows), reference(parts, rows)
+    truth, plain = exact(learner, rows), reference(learner, rows)
     engine = {row.key: [lp for lp, train in zip(row.logprobs, row.train, strict=True) if train] for row in rows}
     count = sum(map(len, engine.values()))
     own, other, rounding = (mean_distance(x, truth) for x in (engine, trainer, plain))
@@ -91,17 +91,17 @@ def mean_distance(a: dict[str, list[float]], b: dict[str, list[float]]) -> float
     return statistics.fmean(abs(x - y) for key in a for x, y in zip(a[key], b[key], strict=True))
 
 
-def exact(parts: Parts, rows: Sequence[Row]) -> dict[str, list[float]]:
+def exact(learner: Learner, rows: Sequence[Row]) -> dict[str, list[float]]:
     """Log-probs of the rows' trained tokens by transformers' layers, in the next wider format."""
-    with wide(parts.policy, WIDER[parts.policy.dtype]):
-        return reference(parts, rows)
+    with wide(learner.policy, WIDER[learner.policy.dtype]):
+        return reference(learner, rows)
 
 
 @torch.no_grad()
-def reference(parts: Parts, rows: Sequence[Row]) -> dict[str, list[float]]:
+def reference(learner: Learner, rows: Sequence[Row]) -> dict[str, list[float]]:
     """By transformers' layers, row by row, each token seeing all before it: neither the engine's pages nor the
     trainer's packing, nor the kernels of either."""
-    policy, temperature = parts.policy, parts.learner.settings.temperature
+    policy, temperature = learner.policy, learner.settings.temperature
     vocabulary = policy.model.config.vocab_size
     found: dict[str, list[float]] = {}
     for row in rows:
