@@ -33,8 +33,8 @@ CREATE TABLE names (key INTEGER PRIMARY KEY, text TEXT UNIQUE NOT NULL);
 CREATE TABLE facts (
     key INTEGER PRIMARY KEY AUTOINCREMENT, collection INTEGER NOT NULL, source INTEGER NOT NULL, step INTEGER,
     task INTEGER NOT NULL, family INTEGER NOT NULL, env INTEGER NOT NULL, ending INTEGER NOT NULL, success REAL,
-    reward REAL, advantage REAL, fate INTEGER, version INTEGER, turns INTEGER NOT NULL, tokens INTEGER NOT NULL, seconds REAL,
-    started REAL, prompt INTEGER
+    reward REAL, advantage REAL, fate INTEGER, version INTEGER, turns INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    seconds REAL, started REAL, prompt INTEGER
 );
 CREATE INDEX by_source ON facts (collection, source, task);
 CREATE INDEX by_step ON facts (collection, step);
