@@ -98,7 +98,8 @@ def _fault_jobs(shelf: Shelf, options: argparse.Namespace) -> Iterator[tuple[str
         for fault in FAULTS:
             if wanted and not wanted & {fault.name.upper(), *fault.ids}:
                 continue
-            suited = [s for s in pool if fault.suits(s.train) and s.env == (fault.env or "arith") and s.lr >= 1e-5]
+            least = 1e-4 if "trainer.optim.lr" in fault.changes else 1e-5  # a rate that nobody warns of
+            suited = [s for s in pool if fault.suits(s.train) and s.env == (fault.env or "arith") and s.lr >= least]
             if options.on == "cpu":  # few CPUs multiply bfloat16
                 suited.sort(key=lambda s: s.dtype == "bfloat16")
             for setup in suited[:SETUPS_PER_FAULT]:

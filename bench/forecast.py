@@ -57,7 +57,7 @@ def main() -> None:
             told = forecast(config, played, case.wait(measure_speed(case.parts)), config.ranks)
     step = statistics.median(times)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    name = options.name or Path(options.config[-1]).stem
+    name = options.name or Path(next(word for word in options.config if word != "@")).stem
     print("| run | on | a step: told, took | the run: told, took | factor |\n|---|---|---|---|---|")
     factor = max(told.total_s / took, took / told.total_s)
     print(
