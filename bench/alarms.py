@@ -153,12 +153,12 @@ def play(sick: Sick | None, options: argparse.Namespace, model: str, seed: int) 
     flags |= {"model.name": model} if model else {}
     flags |= dict(sick.flags) if sick else {}
     words = [word for key, value in flags.items() for word in (f"--{key}", value)]
-    ended = ""
+    ended = ""  # the fault's flags come last: they count
     with (
         tempfile.TemporaryDirectory(prefix="air-bench-") as folder,
         sick.put_in() if sick else contextlib.nullcontext(),
     ):
-        config = load_config([*options.config, *words, *options.flags, "--output_dir", folder])
+        config = load_config([*options.config, *options.flags, *words, "--output_dir", folder])
         try:
             start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True)
         except AirError as error:

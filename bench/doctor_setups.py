@@ -321,7 +321,7 @@ def train(setup: Setup) -> dict[str, Any]:
         alarms = file.read_text().splitlines() if file.exists() else []
         with Case(started(_for_one(config))) as case:
             judged = verdicts(case)
-            told = forecast(case.config, case.probe.trajectories, case.wait(measure_speed(case.parts)), setup.processes)
+            told = forecast(case.config, case.probe, case.wait(measure_speed(case.parts)), setup.processes)
         return {
             "first": statistics.fmean(first),
             "last": statistics.fmean(last),

@@ -1,7 +1,8 @@
 """How long a run will take: what the probe's episodes are made of, times what each of it takes on this machine.
 
-Nothing is taken from the probe's own clock but the tools' time: its first replies compile kernels, and it samples fewer
-episodes at once than a step does. Speeds are measured warm (airloop/speed.py), as for a budget.
+Nothing is taken from the probe's own clock but the tools' time and the processor's for playing episodes: its first
+replies compile kernels, and it samples fewer episodes at once than a step does. Speeds are measured warm
+(airloop/speed.py), as for a budget.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from airloop.budget import EpisodeSize, size_of_demonstrations
 
 if TYPE_CHECKING:
     from airloop.config import Config
+    from airloop.doctor.probe import Probe
     from airloop.speed import Speed
-    from airloop.types import Trajectory
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,17 @@ class _Episodes:
     size: EpisodeSize
     longest: int  # of their sampled tokens
     outside_s: float  # a mean episode's seconds outside the model: opening, tools, scoring
+    own_s: float  # its seconds of the one thread that plays all of them
 
 
-def forecast(config: Config, played: list[Trajectory], speed: Speed, ranks: int = 1) -> Forecast:
+def forecast(config: Config, probe: Probe, speed: Speed, ranks: int = 1) -> Forecast:
     """Of the run of this config, from episodes of it; `ranks` share the work."""
+    played = [t for t in probe.trajectories if t.turns]
     told = _Episodes(
         size_of_demonstrations([t for t in played if t.branches]),
         max(t.sampled_tokens for t in played),
         statistics.fmean(max(0.0, t.seconds - sum(x.times.queue + x.times.model for x in t.turns)) for t in played),
+        probe.own_s,
     )
     o, evaluation = config.orchestrator, config.orchestrator.eval
     size = told.size
@@ -68,4 +72,4 @@ def _sampling_s(config: Config, told: _Episodes, speed: Speed, episodes: float, 
     longest = told.longest + (episodes / at_once - 1) * told.size.sampled
     prompts = episodes * (told.size.prompt / group + told.size.shown)
     decoding = speed.decoding_s(longest, episodes * told.size.sampled)
-    return decoding + prompts / speed.prompt + episodes / at_once * told.outside_s
+    return decoding + prompts / speed.prompt + max(episodes / at_once * told.outside_s, episodes * told.own_s)

@@ -6,6 +6,7 @@ cannot be had within LONGEST_S is not judged, with the reason; it is never the f
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from airloop.doctor.refusals import SLOWER, NotJudged
 from airloop.doctor.reply_times import time_replies
 from airloop.errors import AirError
+from airloop.trajectory_file import to_json
 from airloop.types import Group, Trajectory, Turn
 from airloop.waits import waiting
 from airloop.watch.pace import span
@@ -68,6 +70,7 @@ class Probe:
     seconds: float
     started: int
     limit_s: float  # an episode's deadline in the probe
+    own_s: float = 0.0  # of the processor, for an episode, in the thread that plays them: they take turns at it
     hurried: bool = False  # rewards hardly differ, and there was no time to see whether that was chance
 
     @property
@@ -179,6 +182,7 @@ class _Sampling:
         self.ended: list[Trajectory] = []
         self.groups: list[Group] = []
         self.started = 0
+        self.busy_s = 0.0
         self.began = time.monotonic()
 
     async def run(self) -> Probe:
@@ -197,7 +201,8 @@ class _Sampling:
         await self.parts.engine.publish(self.parts.engine.version)  # the run starts as if nothing had been cached
         lost = tuple(t for t in self.ended if t.ending == "infra_error")
         limit_s = self.settings.deadline_s
-        return Probe(self.parts, tuple(self.groups), lost, seconds, self.started, limit_s, hurried)
+        own_s = self.busy_s / max(self.started, 1)
+        return Probe(self.parts, tuple(self.groups), lost, seconds, self.started, limit_s, own_s, hurried)
 
     async def _set_deadline(self) -> None:
         """By the speed of first replies: enough for some of them, never more than a run would give."""
@@ -227,12 +232,15 @@ class _Sampling:
             done = len(self.ended)
 
             def save(trajectory: Trajectory, _: int) -> None:
+                json.dumps(to_json(trajectory))  # as much work as a run has with it
                 self.ended.append(trajectory)
                 wait.progress(f"{len(self.ended) - done} of {count}")
 
             sampler = Sampler(parts.engine, parts.loaded.tokenizer, parts.envs, self.settings, save, None, parts.world)
             plan = self.schedule.batch(number, self.width)
+            busy = time.thread_time()
             self.groups += (await sampler.collect(number, plan, parts.policy.version)).groups
+            self.busy_s += time.thread_time() - busy
         self.started += count
 
     def _longest_s(self) -> float:

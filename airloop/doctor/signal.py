@@ -209,7 +209,8 @@ def _env(probe: Probe, trajectory: Trajectory) -> Environment:
 def parts_fire(case: Case) -> Iterator[Finding]:
     probe = finished_probe(case)
     largest = _largest(probe)
-    never = [name for name, value in largest.items() if value == 0]
+    penalties = {name for env in probe.parts.envs.values() for name in env.penalties}
+    never = [name for name, value in largest.items() if value == 0 and name not in penalties]
     missing = list(_missing_by_ending(probe.trajectories))
     for name, had, lacked in missing:
         yield Finding(
@@ -318,7 +319,7 @@ def _estimate(case: Case) -> str:
     config = parts.config
     o, evaluation = config.orchestrator, config.orchestrator.eval
     ranks = max(parts.world.size, config.ranks)  # looked at by one process, made by all
-    told = forecast(config, played, case.wait(in_time(measure_speed(parts))), ranks)
+    told = forecast(config, probe, case.wait(in_time(measure_speed(parts))), ranks)
     episodes = config.max_steps * o.batch_size
     episodes += told.evaluations * evaluation.num_examples * evaluation.rollouts_per_example
     sampled = statistics.fmean(t.sampled_tokens for t in played)

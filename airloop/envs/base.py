@@ -87,6 +87,8 @@ class Environment(ABC):
     # Components that say nothing of success by themselves (a command that ran, a penalty), each with the weight beside
     # the others at which it must not change who earns more. `air tasks audit` judges them so; alone they teach nothing.
     shaping: Mapping[str, float] = MappingProxyType({})
+    # Components that are never above 0: that a policy earns none of them is as it should be.
+    penalties: ClassVar[tuple[str, ...]] = ()
     # Scripts that do the work as it is meant, well or badly, and scripts that go round it: every one of the first must
     # earn more than every one of the second. "weak" is honest work that succeeds sometimes; it may be missing.
     honest: ClassVar[tuple[str, ...]] = ("oracle", "weak")

@@ -152,6 +152,13 @@ def test_D19_a_component_that_never_fires_is_named(monkeypatch: pytest.MonkeyPat
     assert finding.seen == "bonus: 0 in all of 16 episodes" and "oracle" in finding.fix
 
 
+def test_D19_a_penalty_that_nobody_earns_is_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    graded(monkeypatch, lambda text: {"correct": chance(text), "idle": 0.0}, {"correct": 1.0, "idle": 1.0})
+    monkeypatch.setattr("airloop.envs.arith.ArithEnv.penalties", ("idle",))
+    with case_of(ARITH) as case:
+        assert [f.verdict for f in ask(case, "parts_fire")] == ["pass"]
+
+
 def test_D19_an_ending_that_is_not_handled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def finished(text: str) -> bool:
         return chance(text) > 0.5

@@ -99,10 +99,10 @@ def test_G14_a_runs_steps_take_what_was_forecast(monkeypatch: pytest.MonkeyPatch
     graded(monkeypatch, lambda text: {"correct": chance(text)})
     flags = {**ARITH, "orchestrator.batch_size": "64", "orchestrator.sampling.max_tokens": "32"}
     with case_of(flags) as case:
-        parts, played = case.parts, case.probe.trajectories
+        parts, probe = case.parts, case.probe
         ratios = []
         for _ in range(3):  # others use the machine too
-            told = forecast(case.config, played, case.wait(measure_speed(parts)))
+            told = forecast(case.config, probe, case.wait(measure_speed(parts)))
             began = time.perf_counter()
             case.wait(one_step(parts))
             ratios.append((time.perf_counter() - began) / told.step_s)

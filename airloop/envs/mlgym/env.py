@@ -48,6 +48,7 @@ class MlgymEnv(Environment):
     success: ClassVar[str | None] = "improved"
     Args: ClassVar[type[EnvArgs]] = MlgymArgs
     # Not `tool`: where nobody has a score, it pays for looking around and costs those who try.
+    penalties: ClassVar[tuple[str, ...]] = ("idle",)
     reward_weights: Mapping[str, float] = {"headroom": 1.0, "idle": 1.0}
     # None of these is a success: at these weights they cannot lift who hands in what was there above who has done
     # something.

@@ -164,6 +164,7 @@ class TuneEnv(Environment):
     # Neither a command that ran nor a price is a success: at these weights they cannot lift who trains nothing above
     # who does.
     shaping: Mapping[str, float] = {"tool": 1.0, "idle": 1.0}
+    penalties: ClassVar[tuple[str, ...]] = ("idle",)
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
     reward_weights: Mapping[str, float] = {"tool": 1.0, "improvement": 1.0, "idle": 1.0}
 
