@@ -7,7 +7,7 @@ INSTALL = @MAKECMDGOALS="$(MAKECMDGOALS)" PYTHON="$(PYTHON)" sh scripts/install.
 WORKERS ?= 3
 PYTEST := "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: train test test-fast soak lint clean for-train for-dev
+.PHONY: train test test-fast durations soak lint clean for-train for-dev
 
 train: for-train
 	"$(BIN)/air" train quickstart --continue
@@ -19,7 +19,11 @@ test: for-dev
 	$(PYTEST)
 
 test-fast: for-dev
-	$(PYTEST) -m "not slow and not soak"
+	$(PYTEST) --fast
+
+# What `make test-fast` leaves out: to be made anew, on an idle machine, when it has become slow.
+durations: for-dev
+	$(PYTEST) --note-durations
 
 # Before a release: what takes minutes and seldom fails, then every test in an order of its own.
 soak: for-dev

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -83,7 +85,7 @@ def air(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.hookimpl(tryfirst=True)  # before a test is left out by its marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What runs agents' commands starts worlds of its own, which takes a second and needs bwrap: CI installs it, a
     first look at the project may do without."""
     found = shutil.which("bwrap") is not None
@@ -92,3 +94,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
             if not found:
                 item.add_marker(pytest.mark.skip(reason="needs bubblewrap: apt-get install bubblewrap"))
+    if config.getoption("--fast"):
+        long = json.loads(DURATIONS.read_text())
+        slow = [item for item in items if item.get_closest_marker("slow") or _function(item.nodeid) in long]
+        config.hook.pytest_deselected(items=slow)
+        left_out = set(slow)
+        items[:] = [item for item in items if item not in left_out]
+
+
+# --- `make test-fast`: what is known to be quick ----------------------------------------------------------
+
+# Seconds of the functions that take longer than QUICK_S, with all their parameters and fixtures: `make durations`.
+DURATIONS = Path(__file__).with_name("durations.json")
+QUICK_S = 0.3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out what is slow by its marker or by durations.json")
+    parser.addoption("--note-durations", action="store_true", help="write durations.json")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not config.getoption("--note-durations"):
+        return
+    found: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                name = _function(report.nodeid)
+                found[name] = found.get(name, 0.0) + report.duration
+    long = {name: round(seconds, 1) for name, seconds in sorted(found.items()) if seconds > QUICK_S}
+    DURATIONS.write_text(json.dumps(long, indent=0) + "\n")
+
+
+def _function(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
