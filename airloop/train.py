@@ -25,6 +25,7 @@ from airloop.launch import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
 from airloop.loop import Outcome, train
+from airloop.rewards import as_paid, keep_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.run import Run
 from airloop.types import Trajectory
@@ -148,16 +149,16 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     """What each rank of a run does, or its only process."""
     # The engine's thread holds the interpreter for most of the time; episodes must not wait 5 ms at every await.
     sys.setswitchinterval(0.001)
-    config, clock, budget = run.config, Clock(), Budget.of(run)
+    config, clock, budget = as_paid(run.config, run), Clock(), Budget.of(run)
     display.say(f"run {run.path}")
     if config.deterministic:
         pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
-        config = started(await _start_supervised(run, display, world, budget))
+        config = started(as_paid(await _start_supervised(run, display, world, budget), run))
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
     try:
-        keep_rewards(run, parts)
+        keep_rewards(run, parts.envs, frozenset({OVERLONG}))
         for note in parts.notes:
             display.say(f"note: {note}")
         if resuming:
@@ -205,28 +206,6 @@ async def _start_supervised(run: Run, display: Watcher, world: World, budget: Bu
     if run.writes and budget is not None and "max_steps" in changes:
         run.note(budget=budget.facts())
     return config
-
-
-def keep_rewards(run: Run, parts: Parts) -> None:
-    """A resumed run is paid as it was at its start, whatever an environment's defaults have become since. Runs from
-    before this was kept go on only where today's default pays for the same components."""
-    kept: dict[str, dict[str, float]] = run.status().get("rewards") or {}
-    for entry in run.config.orchestrator.env:
-        if entry.rewards is None and entry.title in kept:  # what somebody wrote into the config is what counts
-            parts.envs[entry.title].weigh(kept[entry.title])
-    lines = run.metrics("train")
-    if not kept and lines and all(entry.rewards is None for entry in run.config.orchestrator.env):
-        was = {name for line in lines for name, value in line["components"].items() if value is not None} - {OVERLONG}
-        now = {name for env in parts.envs.values() for name in env.reward_weights}
-        if was != now:
-            raise AirError(
-                f"The episodes of {run.name} have the reward components {', '.join(sorted(was))}; by default they "
-                f"would now have {', '.join(sorted(now))}: the rest of it would be trained on another reward.",
-                f"write the weights that it began with into its {run.path / 'config.toml'}, under "
-                "[[orchestrator.env]], as in rewards = { correct = 1.0 }, and resume again.",
-            )
-    if run.writes and not kept:
-        run.note(rewards={title: dict(env.reward_weights) for title, env in parts.envs.items()})
 
 
 async def _plan_time(parts: Parts, run: Run, display: Watcher, budget: Budget | None) -> None:

@@ -163,7 +163,9 @@ def play(sick: Sick | None, options: argparse.Namespace, model: str, seed: int) 
             start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True)
         except AirError as error:
             ended = error.problem
-        run = Run.open(next(Path(folder).glob("exp*")))
+        if not (made := next(Path(folder).glob("exp*"), None)):
+            return {"steps": 0, "raised": [], "ended": ended}
+        run = Run.open(made)
         steps, raised = run.metrics("train"), [a for a in run.alarms() if a["event"] == "raised"]
     return {
         "steps": len(steps),
@@ -191,7 +193,7 @@ def work(options: argparse.Namespace) -> None:
     for model, seed, sick in itertools.product(options.models, options.seeds, chosen):
         what = sick.name if sick else "healthy"
         title = model or " ".join(options.config)
-        id = f"{what} in {title}, seed {seed}"
+        id = " ".join([f"{what} in {title}, seed {seed}, {options.steps} steps", *options.flags])
         if id in done:
             continue
         began = time.perf_counter()
@@ -206,14 +208,15 @@ def work(options: argparse.Namespace) -> None:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    healthy = [
-        r for r in records if r["what"] == "healthy" and "first" in r and r["last"] > r["first"] + 2 * r["noise"]
-    ]
+    plain = [r for r in records if r["what"] == "healthy"]
+    # A run that an alarm has ended had no time to show its health: it counts against the alarm.
+    healthy = [r for r in plain if r["ended"] or r.get("last", 0.0) > r.get("first", 1.0) + 2 * r.get("noise", 0.0)]
     lines = ["| runs in health | on | raised |", "|---|---|---|"]
     for model, device in dict.fromkeys((r["model"], r["device"]) for r in healthy):
         own = [r for r in healthy if (r["model"], r["device"]) == (model, device)]
         ids = sorted({a["id"] for r in own for a in r["raised"]})
         lines.append(f"| {len(own)} of {model} | {device} | {', '.join(ids) or 'nothing'} |")
+    lines += ["", f"Not counted: {len(plain) - len(healthy)} runs without a fault whose success did not rise."]
     lines += ["", "| id | run with | made | found | in steps | models |", "|---|---|---|---|---|---|"]
     sick = [r for r in records if r["what"] != "healthy"]
     for what in dict.fromkeys(r["what"] for r in sick):

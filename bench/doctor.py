@@ -127,25 +127,25 @@ def sick(shelf: Shelf, setup: Setup, fault: Injected) -> dict[str, Any]:
         with fault.put_in(case):
             heard = list(_said(case, fault, setup.real))
     said = [(name, f) for name, f in heard if f.verdict != "not judged"]
-    ids, before = _ids(said), _in_health(shelf, setup, fault)
+    ids, before = _said_ids(said), _in_health(shelf, setup, fault)
     return {
         "kind": "fault",
         **setup.record(),
         "fault": fault.name,
         "wanted": fault.ids,
-        "said": sorted(ids),
-        "without": sorted(before),
-        "found": bool((ids - before) & set(fault.ids)),
+        "said": sorted({id for id, _ in ids}),
+        "without": sorted({id for id, _ in before}),
+        "found": any(id in fault.ids for id, _ in ids - before),
         "by": sorted({name for name, _ in said}),
         "seen": [f.seen for _, f in heard],
         "not_judged": sorted({name for name, f in heard if f.verdict == "not judged"}),
     }
 
 
-_HEALTH: dict[tuple[Any, ...], set[str]] = {}
+_HEALTH: dict[tuple[Any, ...], set[tuple[str, str]]] = {}
 
 
-def _in_health(shelf: Shelf, setup: Setup, fault: Injected) -> set[str]:
+def _in_health(shelf: Shelf, setup: Setup, fault: Injected) -> set[tuple[str, str]]:
     """What the same checks say of the same set-up without the fault."""
     key = (setup.id, fault.only, fault.control)
     if key not in _HEALTH:
@@ -153,12 +153,13 @@ def _in_health(shelf: Shelf, setup: Setup, fault: Injected) -> set[str]:
             _ = case.parts
             with fault.control(case):
                 heard = list(_said(case, replace(fault, ids=()), first=False))
-        _HEALTH[key] = _ids([(name, f) for name, f in heard if f.verdict != "not judged"])
+        _HEALTH[key] = _said_ids([(name, f) for name, f in heard if f.verdict != "not judged"])
     return _HEALTH[key]
 
 
-def _ids(said: Sequence[tuple[str, Finding]]) -> set[str]:
-    return {i for name, f in said for i in f.ids or checks([name])[0].ids}
+def _said_ids(said: Sequence[tuple[str, Finding]]) -> set[tuple[str, str]]:
+    """With their verdicts: a warning that has become a failure is something else."""
+    return {(i, f.verdict) for name, f in said for i in f.ids or checks([name])[0].ids}
 
 
 def _said(case: Case, fault: Injected, first: bool) -> Iterator[tuple[str, Finding]]:
@@ -218,7 +219,8 @@ def table(records: Sequence[dict[str, Any]]) -> str:
         else:
             silent += 1
     lines.append(f"| {silent} others | {len(proven)} each | 0 | 0 | 0 |")
-    lines += ["", *_faults_table([r for r in records if r["kind"] == "fault"])]
+    # (Lines from before there was a control say less.)
+    lines += ["", *_faults_table([r for r in records if r["kind"] == "fault" and "without" in r])]
     factors = sorted(max(a / b, b / a) for a, b in _forecasts(records))
     if factors:
         close = sum(f <= 1.5 for f in factors)

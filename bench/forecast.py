@@ -54,10 +54,14 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="air-bench-") as folder, replaced(forecasts, "forecast", noted):
         config = load_config([*options.config, *flags, "--output_dir", folder])
+        if config.ranks > 1:
+            raise SystemExit("of several processes the doctor speaks in another one: not here")
         clock = Clock(Console(quiet=True), quiet=True)
         run = Run.open(start(config, clock).run.path)
         took = time.perf_counter() - clock.began
         times = [sum(m["times"][k] for k in ("sampling", "training", "sync")) for m in run.metrics("train")]
+    if not told:
+        raise SystemExit("the doctor gave no forecast: `air doctor --only D6` says why")
     last = told[-1]
     step = statistics.median(times)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"

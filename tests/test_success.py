@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,10 +16,12 @@ from airloop.config import load_config
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.envs.base import Environment, find_environment
 from airloop.errors import AirError
+from airloop.files import read_lines
 from airloop.lab.compare import compare_named, format_comparison
 from airloop.lab.evaluate import EvalOptions, evaluate, format_report
 from airloop.loop import best_step
 from airloop.plugins import plugins
+from airloop.rewards import as_paid, keep_rewards, kept_rewards
 from airloop.rollout.episode import EpisodeDefect, run_episode
 from airloop.run import Run
 from airloop.success import in_order, name_of, step_success, success_in
@@ -178,6 +181,27 @@ def test_a_resumed_run_is_paid_as_it_was_at_its_start(tmp_path: Path, monkeypatc
     assert again.metrics("train")[-1]["plan"]["rewards"] == {"arith": {"correct": 1.0}}
     again.change({"max_steps": 3})
     again.note(rewards=None)
+    assert kept_rewards(again) == {"arith": {"correct": 1.0}}  # its steps say so
+    assert as_paid(again.config, again).orchestrator.env[0].rewards == {"correct": 1.0}
+    lines = read_lines(again.path / "metrics.jsonl")
+    for line in lines:
+        line.pop("plan", None)  # as before they did
+    (again.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     again.set_status("stopped", "interrupted")
     with pytest.raises(AirError, match="have the reward components correct; by default they would now have brief"):
         start(again.config, Display(quiet=True), resume=again.path, skip_proofs=True)
+
+
+def test_rewards_of_single_turns_are_components_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tune pays `tool` turn by turn: an older run of it goes on where its default is today's."""
+    run = Run.open(shutil.copytree(tiny_run(), tmp_path / "run"))
+    run.note(rewards=None)
+    lines = [{**line, "turn_components": {"tool": 0.5}} for line in run.metrics("train")]
+    for line in lines:
+        line.pop("plan", None)
+    monkeypatch.setattr(Run, "metrics", lambda self, kind=None: lines)
+    envs = {"arith": ArithEnv(ArithArgs())}
+    with pytest.raises(AirError, match="components correct, tool; by default they would now have correct"):
+        keep_rewards(run, envs)
+    envs["arith"].weigh({"correct": 1.0, "tool": 1.0})
+    keep_rewards(run, envs)

@@ -52,22 +52,23 @@ def forecast(config: Config, probe: Probe, speed: Speed, ranks: int = 1) -> Fore
     size = told.size
     batch = o.batch_size * o.oversampling_factor / ranks
     trained = o.batch_size * (size.prompt / o.rollouts_per_example + size.sampled + size.shown) / ranks
-    step = _sampling_s(config, told, speed, batch, o.rollouts_per_example)
+    at_once = max(1, o.max_concurrent // ranks)
+    step = _sampling_s(at_once, told, speed, batch, o.rollouts_per_example)
     step += config.trainer.loss.passes * trained / speed.train
     held_out = evaluation.num_examples * evaluation.rollouts_per_example / ranks
     return Forecast(
         step,
-        _sampling_s(config, told, speed, held_out, evaluation.rollouts_per_example),
+        _sampling_s(at_once, told, speed, held_out, evaluation.rollouts_per_example),
         config.max_steps,
         2 + (config.max_steps // evaluation.interval if evaluation.interval else 0),
     )
 
 
-def _sampling_s(config: Config, told: _Episodes, speed: Speed, episodes: float, group: int) -> float:
-    """`group` episodes have a prompt in common."""
+def _sampling_s(most: int, told: _Episodes, speed: Speed, episodes: float, group: int) -> float:
+    """`group` episodes have a prompt in common; `most` are played at once."""
     if not episodes:
         return 0.0
-    at_once = min(episodes, config.orchestrator.max_concurrent)
+    at_once = min(episodes, most)
     # Who has ended makes place for the next, so only the last ones are waited for.
     longest = told.longest + (episodes / at_once - 1) * told.size.sampled
     prompts = episodes * (told.size.prompt / group + told.size.shown)

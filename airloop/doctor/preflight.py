@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,11 @@ from airloop.config import Config, to_toml
 from airloop.doctor.case import Case
 from airloop.doctor.examine import examine
 from airloop.doctor.report import as_json, exit_code, refusal, summary, unjudged, warnings
+from airloop.doctor.signal import RANKS
 from airloop.effort import Patience
 from airloop.errors import AirError
 from airloop.files import write_json
+from airloop.rewards import as_paid
 from airloop.run import Run
 from airloop.waits import waiting
 from airloop.watch.base import Watcher
@@ -64,14 +67,14 @@ async def prove(parts: Parts, run: Run, watcher: Watcher) -> None:
 def prove_apart(run: Run, watcher: Watcher) -> None:
     """The same for a run of several processes, in one process that ends before they start. Replicas are alike, so one
     speaks for all; weights in shards cannot be looked at by one."""
-    config = run.config
+    config = as_paid(run.config, run)
     if config.trainer.model.train == "full":
         why = f"not run: the weights are in shards on {config.ranks} processes"
         run.note(proofs=why)
         watcher.say(f"doctor: probes and proofs were {why}; `air doctor` with one GPU and a smaller model runs them")
         return
     watcher.phase("probing and proving in one process, before the others start")
-    report = _examined_apart(_for_one(config), run)
+    report = _examined_apart(_for_one(config), run, config.ranks)
     if report is None:
         why = f"not judged: the process that makes them did not end within {span(APART_S)}"
         run.note(proofs=why)
@@ -98,15 +101,20 @@ def _for_one(config: Config) -> Config:
     return config.model_copy(update={"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer})
 
 
-def _examined_apart(config: Config, run: Run) -> dict[str, Any] | None:
-    """The report of another process; None if it did not end in time."""
+def _examined_apart(config: Config, run: Run, ranks: int) -> dict[str, Any] | None:
+    """The report of another process, whose forecast is of `ranks`; None if it did not end in time."""
     with tempfile.TemporaryDirectory(prefix="air-doctor-") as folder:
         file = Path(folder) / "config.toml"
         file.write_text(to_toml(config), encoding="utf-8")
         command = [sys.executable, "-m", "airloop.cli", "doctor", "@", str(file), "--json"]
         with waiting("probes and proofs", "the doctor's process", APART_S):
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                env={**os.environ, RANKS: str(ranks)},
             )
             out, errors, in_time = _communicate(process)
     run.log(errors)

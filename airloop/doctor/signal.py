@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shutil
 import statistics
@@ -42,6 +43,8 @@ ABSENT = re.compile(
 # speaks where a command is asked for has most of its sentences' first words not found.
 USUAL = {"bash", "cat", "git", "grep", "ls", "make", "pip", "pip3", "python", "python3", "sed"}
 COMMON = 0.9
+# In the doctor's own process before a run of several: how many there will be.
+RANKS = "AIR_DOCTOR_RANKS"
 
 
 def finished_probe(case: Case) -> Probe:
@@ -137,7 +140,7 @@ def _absences(trajectory: Trajectory) -> set[str]:
 
 
 def _is_program(name: str) -> bool:
-    return name in USUAL or shutil.which(name) is not None
+    return "/" in name or name in USUAL or shutil.which(name) is not None
 
 
 def _why_equal(probe: Probe) -> str:
@@ -149,8 +152,15 @@ def _why_equal(probe: Probe) -> str:
     varied = [name for name, (parts, _) in spread.items() if parts > 0]
     if varied:
         return f"The parts of the reward do differ ({', '.join(varied)}), but their weighted sum does not (E4)."
-    never = [name for name, value in _largest(probe).items() if value == 0]
+    never = _never_seen(probe)
     return f"Never anything but 0: {', '.join(never)}." if never else "Every part of the reward is constant."
+
+
+def _never_seen(probe: Probe) -> list[str]:
+    """Components that no episode had anything of, and that one would want it to have."""
+    weighing = [(env, name) for env in probe.parts.envs.values() for name in env.reward_weights]
+    wanted = {name for env, name in weighing if name not in env.penalties}
+    return [name for name, value in _largest(probe).items() if value == 0 and name in wanted]
 
 
 @check("E4", stage="probe", title="parts of the reward do not cancel")
@@ -209,8 +219,7 @@ def _env(probe: Probe, trajectory: Trajectory) -> Environment:
 def parts_fire(case: Case) -> Iterator[Finding]:
     probe = finished_probe(case)
     largest = _largest(probe)
-    penalties = {name for env in probe.parts.envs.values() for name in env.penalties}
-    never = [name for name, value in largest.items() if value == 0 and name not in penalties]
+    never = _never_seen(probe)
     missing = list(_missing_by_ending(probe.trajectories))
     for name, had, lacked in missing:
         yield Finding(
@@ -318,7 +327,7 @@ def _estimate(case: Case) -> str:
     parts, played = probe.parts, [t for t in probe.trajectories if t.turns]
     config = parts.config
     o, evaluation = config.orchestrator, config.orchestrator.eval
-    ranks = max(parts.world.size, config.ranks)  # looked at by one process, made by all
+    ranks = max(parts.world.size, config.ranks, int(os.environ.get(RANKS, "1")))  # looked at by one, made by all
     told = forecast(config, probe, case.wait(in_time(measure_speed(parts))), ranks)
     episodes = config.max_steps * o.batch_size
     episodes += told.evaluations * evaluation.num_examples * evaluation.rollouts_per_example

@@ -12,6 +12,7 @@ from airloop.assemble import load_environments
 from airloop.errors import AirError
 from airloop.lab.conditions import Conditions, conditions, differences, flags_for
 from airloop.lab.rows import RowKey, passes, per_task, scored_rows, value, value_names
+from airloop.rewards import as_paid
 from airloop.run import Run, read_trajectories
 from airloop.stats.intervals import Interval, difference, mean_interval
 from airloop.success import METRIC, NAME, in_order
@@ -145,8 +146,9 @@ def _saved(name: str, path: Path) -> dict[str, Any]:
 def _read_run(name: str, path: Path, evaluation: str) -> Side:
     run = Run.open(path)
     temperature = run.config.orchestrator.eval.temperature
-    envs = load_environments(run.config)
-    made = conditions(run.config, envs, temperature, samples=True, policy=True)
+    config = as_paid(run.config, run)
+    envs = load_environments(config)
+    made = conditions(config, envs, temperature, samples=True, policy=True)
     scored, lost = scored_rows(run.evaluation(evaluation))
     splits = {t.task.split for t in scored.values()}
     said = next((m[NAME] for m in reversed(run.metrics("eval")) if m.get(NAME)), None)

@@ -13,6 +13,7 @@ from airloop.config import Config, load_config
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.lab.trained import Checkpoint, config_of, open_trained, with_weights
+from airloop.rewards import as_paid
 from airloop.rollout.agents import UrlAgent
 from airloop.rollout.sampler import AgentFactory, Sampler, Save
 from airloop.rollout.schedule import Planned
@@ -68,7 +69,7 @@ def choose_player(name: str, argv: Sequence[str], url: UrlOptions) -> Player:
         )
     if kind == "run" and rest:
         run, checkpoint = open_trained(rest)
-        config = config_of(run, list(argv))
+        config = as_paid(config_of(run, list(argv)), run)
         label = f"{run.name}-step{checkpoint.step}"
         return Player(name, label, config.model.name, with_weights(config, checkpoint), checkpoint)
     config = load_config(list(argv))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import shlex
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from airloop.errors import AirError, InfraError, Lack
@@ -41,11 +42,22 @@ PACKAGES = {
 }
 
 
-def package_of(module: str) -> str:
-    """What to install: as the package says itself where it is installed here, or else by its usual name."""
+def packages_of(module: str) -> tuple[str, ...]:
+    """Whatever may carry it: the package of its usual name first, then those that do in this Python."""
     name = module.partition(".")[0]
-    here = importlib.metadata.packages_distributions().get(name)
-    return here[0] if here else PACKAGES.get(name, name.replace("_", "-"))
+    return tuple(dict.fromkeys((PACKAGES.get(name, name.replace("_", "-")), *_distributions().get(name, ()))))
+
+
+def package_of(module: str) -> str:
+    """What to install: as the package calls itself where it is here, or else by its usual name."""
+    usual, *here = packages_of(module)
+    known = _distributions().get(module.partition(".")[0], ())
+    return usual if usual in known or not here else here[0]
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 @asynccontextmanager

@@ -349,7 +349,7 @@ def _member(row: Any, episode: dict[str, Any], record: dict[str, Any]) -> dict[s
         for place, turn in enumerate(episode["turns"])
     ]
     rewards = record.get("rewards") if isinstance(record.get("rewards"), dict) else episode["rewards"]
-    named = ("id", "reward", "advantage", "fate", "ending", "tokens", "seconds")
+    named = ("id", "success", "reward", "advantage", "fate", "ending", "tokens", "seconds")
     return {
         **{name: row[name] for name in named},
         "rewards": {str(k): number(v) for k, v in (rewards or {}).items()},

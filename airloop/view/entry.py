@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.lab.damaged import whole
+from airloop.success import success_in
 from airloop.view.episode import Unreadable, load_head
 
 PREVIEW = 160
@@ -54,12 +55,13 @@ def _entry(episode: dict[str, Any]) -> Entry:
     prompt = BREAK.join(m["content"] for m in turns[0]["shown"]) if turns else ""
     counted = whole(episode["metrics"].get("sampled_tokens")) or 0
     scored = episode["ending"] != "infra_error"  # whose 0 is no reward
+    success = success_in(episode["metrics"])
     return Entry(
         task=_named(task["id"]),
         family=_named(task["family"] or task["env"]),
         env=_named(task["env"]),
         ending=_named(episode["ending"]),
-        success=episode["metrics"].get("success") if scored else None,
+        success=success[1] if scored and success else None,
         reward=episode["reward"] if scored else None,
         version=episode["version"],
         turns=len(turns),

@@ -195,11 +195,12 @@ def _alarms(rows: Sequence[dict[str, Any]], ink: Ink) -> list[str]:
 def list_page(found: dict[str, Any], title: str, find: str, ink: Ink) -> str:
     rows = found["rows"]
     lines = [ink.head(f"{visible(title)}: {found['total']} episodes"), ""]
-    heads = ("id", "reward", "ending", "advantage", "fate", "turns", "tokens", "time", "run")
+    heads = ("id", "success", "reward", "ending", "advantage", "fate", "turns", "tokens", "time", "run")
     several = len({row["run"] for row in rows}) > 1
     cells = [
         (
             _word(row["id"]),
+            decimal(row["success"]),
             decimal(row["reward"]),
             _word(row["ending"]),
             NOTHING if row["advantage"] is None else f"{row['advantage']:+.3f}",

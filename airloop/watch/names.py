@@ -110,6 +110,15 @@ def _learner() -> Iterator[Name]:
     for name, word in _GAPS.items():
         text = f"{word} of |log-probability by the trainer − by the sampler| over trained tokens."
         yield Name(f"train/learner/logprob_gap_{name}", "nats", text)
+    sides = {
+        "engine": "The engine's mean distance",
+        "trainer": "The trainer's",
+        "plain": "That of the model's own layers in its own number format",
+        "most": "The most that a healthy side has",
+    }
+    for name, text in sides.items():
+        where = "from the same tokens computed in more bits; only of a step whose gap is suspicious."
+        yield Name(f"train/rounding/{name}", "nats", f"{text} {where}")
 
 
 def _times() -> Iterator[Name]:

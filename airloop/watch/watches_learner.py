@@ -129,7 +129,9 @@ def _is_rounding(step: Step, gap: float) -> bool:
     """Both sides are as near to the truth as rounding lets them, and the step's gap is no more than both together. (A
     step from before this was measured has no word on it.)"""
     found: Mapping[str, float] | None = step.get("rounding")
-    return found is not None and max(found["engine"], found["trainer"], gap / 2) <= found["most"]
+    if found is None:
+        return False
+    return all(value <= found["most"] for value in (found["engine"], found["trainer"], gap / 2))  # no NaN is
 
 
 @watch("F4", severity="pause")

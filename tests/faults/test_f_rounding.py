@@ -21,10 +21,11 @@ from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
 from airloop.lab.faults import frozen_copy
 from airloop.learn.learner import Report
-from airloop.learn.rounding import distances, exact, reference, wide
+from airloop.learn.rounding import Distances, distances, exact, reference, wide
 from airloop.watch.alarms import Sign
 from airloop.watch.gap import judge_gap
 from airloop.watch.watches_learner import engine_serves_another_policy
+from airloop.world import World
 
 # The settings that the false alarm was seen with, and the largest that anybody uses.
 CHAOTIC = [("32", "64"), ("256", "512")]
@@ -263,3 +264,41 @@ def test_F8_a_proof_leaves_the_learner_as_it_was() -> None:
         after = learner_state(case.parts)
     assert [key for key in before if not _same(before[key], after[key])] == []
     assert arrival.TRIES <= 8  # forward passes of a few hundred tokens
+
+
+class Two(World):
+    """This rank, and another one that found something else."""
+
+    def __init__(self, other: Distances | None) -> None:
+        self.other = other
+
+    async def gather(self, value: Any, what: str, deadline_s: float = 0.0) -> list[Any]:
+        return [value, self.other]
+
+
+@pytest.mark.parametrize(("other", "found"), [(Distances(0.5, 0.02, 0.02, 9), True), (None, True), ("same", False)])
+def test_F2_a_rank_that_is_well_does_not_speak_for_one_that_is_not(other: Any, found: bool) -> None:
+    """The step's gap is the mean of all; nor does one that could not tell."""
+    with deep_case("8", "16", layers=2, dtype="float32") as case:
+        rows = rows_of(serve(case, first_prompts(case, 1), 4))
+        one = Distances(0.02, 0.02, 0.02, 9)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("airloop.learn.rounding.distances", lambda *_: one)
+            patch.setattr(case.parts, "world", Two(one if other == "same" else other))
+            metrics = {"logprob_gap_mean": 0.13}
+            facts = case.wait(judge_gap(case.parts, rows, Report(metrics)))
+    assert (engine_serves_another_policy({"learner": metrics, **facts}, []) is not None) is found
+
+
+def test_F2_a_gap_that_cannot_be_judged_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room for wide numbers")
+
+    monkeypatch.setattr("airloop.learn.rounding.distances", full)
+    with deep_case("8", "16", layers=2, dtype="float32") as case:
+        rows = rows_of(serve(case, first_prompts(case, 1), 4))
+        assert case.wait(judge_gap(case.parts, rows, Report({"logprob_gap_mean": 0.5}))) == {}
+    assert engine_serves_another_policy({"learner": {"logprob_gap_mean": 0.5}}, []) is not None
+    nan = {"engine": 0.01, "trainer": math.nan, "plain": 0.01, "most": 0.041}
+    assert engine_serves_another_policy({"learner": {"logprob_gap_mean": 0.06}, "rounding": nan}, []) is None
+    assert engine_serves_another_policy({"learner": {"logprob_gap_mean": 0.2}, "rounding": nan}, []) is not None

@@ -68,7 +68,11 @@ def episode(
         ending=ending,
         rewards={"correct": reward},
         turn_rewards=tuple({"valid": 1.0} for _ in turns),
-        metrics={"turns": len(turns), "sampled_tokens": sum(len(t.sampled.token_ids) for t in turns if t.sampled)},
+        metrics={
+            **({"success": float(reward > 0.5)} if version % 2 == 0 else {}),  # environments need not have it
+            "turns": len(turns),
+            "sampled_tokens": sum(len(t.sampled.token_ids) for t in turns if t.sampled),
+        },
         reward=reward,
         started=started,
         seconds=seconds,

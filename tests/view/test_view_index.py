@@ -71,6 +71,7 @@ def looked_through(run: Path) -> Iterator[dict[str, Any]]:
             "family": data["task"]["family"] or "arith",
             "env": "arith",
             "ending": data["ending"],
+            "success": data["metrics"].get("success") if data["ending"] != "infra_error" else None,
             "reward": None if math.isnan(reward) else reward,
             "advantage": made.get("advantage"),
             "fate": made.get("fate"),

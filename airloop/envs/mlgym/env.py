@@ -23,7 +23,7 @@ from airloop.envs.mlgym.workspace import agent_image
 from airloop.errors import AirError, Lack
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.interpreter import PACKAGES
-from airloop.sandbox.needs import looking, missing_modules, module_lack, package_of, sandbox_lacks
+from airloop.sandbox.needs import looking, missing_modules, module_lack, packages_of, sandbox_lacks
 from airloop.sandbox.pool import Pool
 from airloop.types import Agent, Task, Trajectory
 
@@ -121,8 +121,8 @@ class MlgymEnv(Environment):
 
     def _packages(self) -> tuple[str, ...]:
         """What every agent gets, and what the tasks' own code imports besides."""
-        found = (package_of(module) for spec in self.library.chosen() for module in needed_modules(spec))
-        return tuple(dict.fromkeys((*PACKAGES, *found)))
+        modules = [module for spec in self.library.chosen() for module in needed_modules(spec)]
+        return tuple(dict.fromkeys((*PACKAGES, *(name for module in modules for name in packages_of(module)))))
 
     def lacks(self) -> Sequence[Lack]:
         return sandbox_lacks(self.args.sandbox, self.args.worlds().gpus)

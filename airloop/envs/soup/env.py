@@ -40,6 +40,7 @@ class SoupEnv(Environment):
     success: ClassVar[str | None] = "passed"
     Args: ClassVar[type[EnvArgs]] = SoupArgs
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "guesser", "motions", "cheat")
+    penalties: ClassVar[tuple[str, ...]] = ("safety", "efficiency", "library")
     # What the answer's worth is reduced by, and what a wrong episode is lifted to: nothing without the answer.
     shaping: Mapping[str, float] = MappingProxyType({"safety": 1.0, "efficiency": 1.0, "library": 1.0, "process": 1.0})
 

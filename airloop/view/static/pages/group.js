@@ -126,6 +126,7 @@ function memberHead(place, member, i) {
     h(
       "div",
       {},
+      isNumber(member.success) && ["success ", h("strong", {}, number(member.success)), " "],
       "reward ",
       h("strong", {}, number(member.reward)),
       isNumber(member.advantage)
