@@ -75,7 +75,7 @@ def test_a_run_has_curves_evaluations_and_alarms(runs: Path) -> None:
 def test_steps_are_counted_as_everywhere(runs: Path) -> None:
     text = show(runs, run="exp1.0", step=1)
     assert "exp1.0-arith-1115, step 1: 2 episodes" in text
-    assert re.search(r"0-1_pi0_20261115T000000_0-1 +1\.000 +done +\+1\.000 +trained +2", text)
+    assert re.search(r"0-1_pi0_20261115T000000_0-1 +1\.000 +1\.000 +done +\+1\.000 +trained +2", text)
     assert "before/0-1_pi0" in show(runs, run="exp1.0", step=0)
     assert "step 5: 0 episodes" in show(runs, run="exp1.0", step=5)
 
