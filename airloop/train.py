@@ -149,12 +149,13 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     """What each rank of a run does, or its only process."""
     # The engine's thread holds the interpreter for most of the time; episodes must not wait 5 ms at every await.
     sys.setswitchinterval(0.001)
-    config, clock, budget = as_paid(run.config, run), Clock(), Budget.of(run)
+    config, clock, budget = run.config, Clock(), Budget.of(run)
     display.say(f"run {run.path}")
     if config.deterministic:
         pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
-        config = started(as_paid(await _start_supervised(run, display, world, budget), run))
+        config = started(await _start_supervised(run, display, world, budget))
+    config = as_paid(config, run)  # last: the supervised start is found by the config as it was written
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
     try:

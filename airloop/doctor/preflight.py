@@ -25,7 +25,6 @@ from airloop.doctor.signal import RANKS
 from airloop.effort import Patience
 from airloop.errors import AirError
 from airloop.files import write_json
-from airloop.rewards import as_paid
 from airloop.run import Run
 from airloop.waits import waiting
 from airloop.watch.base import Watcher
@@ -67,7 +66,7 @@ async def prove(parts: Parts, run: Run, watcher: Watcher) -> None:
 def prove_apart(run: Run, watcher: Watcher) -> None:
     """The same for a run of several processes, in one process that ends before they start. Replicas are alike, so one
     speaks for all; weights in shards cannot be looked at by one."""
-    config = as_paid(run.config, run)
+    config = run.config
     if config.trainer.model.train == "full":
         why = f"not run: the weights are in shards on {config.ranks} processes"
         run.note(proofs=why)

@@ -69,9 +69,10 @@ def choose_player(name: str, argv: Sequence[str], url: UrlOptions) -> Player:
         )
     if kind == "run" and rest:
         run, checkpoint = open_trained(rest)
-        config = as_paid(config_of(run, list(argv)), run)
+        config = config_of(run, list(argv))
         label = f"{run.name}-step{checkpoint.step}"
-        return Player(name, label, config.model.name, with_weights(config, checkpoint), checkpoint)
+        own = as_paid(with_weights(config, checkpoint), run)
+        return Player(name, label, config.model.name, own, checkpoint)
     config = load_config(list(argv))
     if name == "model":
         return Player(name, _short(config.model.name), config.model.name, config)
