@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL = @MAKECMDGOALS="$(MAKECMDGOALS)" PYTHON="$(PYTHON)" sh scripts/install.sh "$(VENV)"
 # Processes of pytest: more than two cores keep busy, because tests often wait for what they have started.
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST := "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: train test test-fast durations soak lint clean for-train for-dev

@@ -40,7 +40,7 @@ def test_with_the_advantage_flipped_it_does_not_learn(tmp_path: Path, monkeypatc
     assert after < before
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_with_the_loss_mask_as_attention_mask_it_does_not_learn(tmp_path: Path) -> None:
     """F1: the training forward sees only what the loss counts, so it cannot see the question."""
     learn(tmp_path, max_steps="0")  # the supervised start is made with right masks: only RL is blinded

@@ -28,7 +28,7 @@ from airloop.watch.watches_learner import engine_serves_another_policy
 from airloop.world import World
 
 # The settings that the false alarm was seen with, and the largest that anybody uses.
-CHAOTIC = [("32", "64"), ("256", "512")]
+CHAOTIC = [("32", "64"), pytest.param("256", "512", marks=pytest.mark.soak)]
 # What the proof that gave it did: so much noise on every number of every adapter's second matrix, whatever its effect,
 # and at most so much between engine and trainer in bfloat16.
 OLD_NOISE, OLD_GAP = 0.1, 0.15

@@ -180,7 +180,7 @@ def test_F2_half_an_adapter_is_caught(arith: Case, monkeypatch: pytest.MonkeyPat
     assert finding.verdict == "fail" and "they have different weights" in finding.why
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_F1_F2_the_famous_ones_are_caught_on_the_default_model_within_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

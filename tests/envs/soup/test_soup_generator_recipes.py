@@ -58,7 +58,7 @@ def test_recipe(kind: str) -> None:
         check(generate(kind, seed))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @kinds
 def test_recipe_on_fifty_seeds(kind: str) -> None:
     for seed in range(100, 150):
