@@ -232,7 +232,10 @@ def plain_model(directory: Path) -> Any:
     from airloop.models import quiet
 
     with quiet():
-        return AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(directory), dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
+        return model.eval()
 
 
 # --- reading it again ---------------------------------------------------------------------------------------
@@ -297,7 +300,7 @@ def check_tokenizer(directory: Path, loaded: Loaded, rows: Sequence[Row]) -> Non
 
     own = loaded.tokenizer
     with quiet():
-        other = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        other = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     chat = [{"role": "user", "content": "What is 12 + 345?"}, {"role": "assistant", "content": "357"}]
     texts = [own.decode(row.tokens) for row in rows]
     same = all(list(other.encode(t, add_special_tokens=False)) == own.encode(t) for t in texts)

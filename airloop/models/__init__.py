@@ -185,7 +185,7 @@ def _config(path: Path, name: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise AirError(f"transformers cannot read {path / 'config.json'}: {error}", f"fetch {name} again") from error
 
@@ -202,7 +202,7 @@ def _tokenizer(path: Path, name: str, config: Any, chat_template: str | Path | N
 
         kind = AutoTokenizer
     try:
-        tokenizer = kind.from_pretrained(path, local_files_only=True)
+        tokenizer = kind.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         found = ", ".join(sorted(p.name for p in path.glob("*token*"))) or "none"
         raise AirError(
@@ -228,6 +228,7 @@ def _model(path: Path, name: str, dtype: torch.dtype, device: torch.device) -> A
             attn_implementation="sdpa",
             output_loading_info=True,
             local_files_only=True,
+            trust_remote_code=False,
             **placement,
         )
     except Exception as error:

@@ -38,6 +38,13 @@ EXPERT_KEYS = (
 )
 EXPERT_TYPES = re.compile(r"moe|mixtral|gpt_oss|deepseek_v\d|dbrx|jamba|minimax|longcat|dots1|llama4|arctic|grok")
 RECURRENT_TYPES = re.compile(r"mamba|rwkv|recurrent|xlstm|zamba|bamba|falcon_h1|lfm2|kimi_linear|hybrid|nemotron_h|hrm")
+# Several times what the largest models have.
+MOST = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1000),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim"), 1 << 20),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1 << 14),
+    "vocab_size": 1 << 24,
+}
 FULL_LAYERS = {"full_attention", "attention", "sliding_attention"}
 
 
@@ -63,6 +70,8 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
     architectures = [str(a) for a in config.get("architectures") or []]
     if not model_type:
         raise AirError(f"the config.json of {name} names no model_type: it is no language model in transformers form")
+    _refuse_foreign_kernel(config, name)
+    _refuse_absurd_sizes(config, name)
     _refuse_multimodal(config, name, model_type, architectures)
     _refuse_experts(config, name, model_type)
     _refuse_recurrent(config, name, model_type)
@@ -75,6 +84,27 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
             "which the plain attention used here does not do",
             "choose a model without it, for example Qwen/Qwen3-4B-Instruct-2507",
         )
+
+
+def _refuse_foreign_kernel(config: Mapping[str, Any], name: str) -> None:
+    """transformers takes a name such as "somebody/attention" for a repository and runs what is in it."""
+    asked = str(config.get("attn_implementation") or config.get("_attn_implementation") or "")
+    if "/" in asked:
+        raise AirError(
+            f"the config.json of {name} asks for attention by {asked[:80]}, code of the hub that air does not run",
+            "take attn_implementation out of its config.json",
+        )
+
+
+def _refuse_absurd_sizes(config: Mapping[str, Any], name: str) -> None:
+    """A model is built before its weights are read, one layer after the other."""
+    for key, most in MOST.items():
+        said = config.get(key)
+        if isinstance(said, int) and said > most:
+            raise AirError(
+                f"the config.json of {name} says {key} = {said}, more than any model has (at most {most} here)",
+                f"fetch {name} again",
+            )
 
 
 def _refuse_multimodal(config: Mapping[str, Any], name: str, model_type: str, architectures: list[str]) -> None:

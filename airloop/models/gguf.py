@@ -124,7 +124,11 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
                 model: Any = AutoModelForCausalLM.from_pretrained(
-                    gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True
+                    gguf.parent,
+                    gguf_file=gguf.name,
+                    dtype=torch.bfloat16,
+                    local_files_only=True,
+                    trust_remote_code=False,
                 )
         except Exception as error:
             raise AirError(
@@ -173,7 +177,7 @@ def _tokenizer(gguf: Path, header: dict[str, Any]) -> tuple[Any, str]:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     except Exception as error:
         raise AirError(f"transformers cannot read the tokenizer in {gguf}: {error}") from error
     note = ""
