@@ -21,7 +21,7 @@ import airloop
 from airloop.assemble import Say, learner_settings, load_model, make_policy
 from airloop.config import Config
 from airloop.errors import AirError
-from airloop.files import whole_directory, write_json
+from airloop.files import read_object, whole_directory, write_json
 from airloop.lab.trained import Checkpoint, choose_checkpoint, with_weights
 from airloop.run import Run, read_trajectories
 
@@ -189,7 +189,7 @@ def base_name(loaded: Loaded) -> str:
 
 
 def saved_dtype(directory: Path) -> str:
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = read_object(directory / "config.json")
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     return dtype if dtype in TOLERANCES else "float32"
 
@@ -200,7 +200,7 @@ def saved_dtype(directory: Path) -> str:
 def write_adapter(directory: Path, adapter: Path, base: str) -> None:
     shutil.copytree(adapter, directory, dirs_exist_ok=True)
     path = directory / "adapter_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_object(path)
     path.write_text(json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True) + "\n")
 
 
@@ -233,7 +233,11 @@ def plain_model(directory: Path) -> Any:
 
     with quiet():
         model: Any = AutoModelForCausalLM.from_pretrained(
-            str(directory), dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            str(directory),
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
         )
         return model.eval()
 

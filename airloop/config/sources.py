@@ -150,8 +150,18 @@ def _read_file(name: str, settings: Settings) -> None:
         raise AirError(f"{name}: byte {error.start} is not UTF-8, which TOML requires.", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(name, text, str(error)) from None
-    _anchor(tree, [path.parent, Path.cwd()])
-    settings.lay(tree, {key: Origin(file=name, line=line) for key, line in key_lines(text).items()})
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise _too_much(name, error) from None
+    try:
+        _anchor(tree, [path.parent, Path.cwd()])
+        settings.lay(tree, {key: Origin(file=name, line=line) for key, line in key_lines(text).items()})
+    except RecursionError as error:
+        raise _too_much(name, error) from None
+
+
+def _too_much(name: str, error: Exception) -> AirError:
+    what = "sections or lists nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return AirError(f"{name} cannot be read: {what}.", "no config of air needs that; take it out")
 
 
 def _find(name: str) -> Path:

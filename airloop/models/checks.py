@@ -9,13 +9,13 @@ something else.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.files import parse_json
 
 # Run end to end by our tests or used daily by our users: no need to import transformers to know them.
 PLAIN_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -51,7 +51,7 @@ FULL_LAYERS = {"full_attention", "attention", "sliding_attention"}
 def read_config(directory: Path, name: str) -> dict[str, Any]:
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise AirError(
             f"{directory} has no config.json, so it is not a model in transformers form",
@@ -291,8 +291,8 @@ def check_weights(directory: Path, name: str) -> None:
     index = directory / "model.safetensors.index.json"
     if index.exists():
         try:
-            wanted = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            wanted = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise AirError(f"{index} cannot be read: {error!r}", f"fetch {name} again") from error
         missing = [file for file in wanted if not (directory / file).exists()]
         if missing:
@@ -324,7 +324,7 @@ def _check_safetensors(path: Path, name: str) -> None:
                 f"delete it and fetch {name} again",
             )
         try:
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
             end = max((t["data_offsets"][1] for key, t in header.items() if key != "__metadata__"), default=0)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise AirError(f"{path} has a broken header: {error!r}", f"delete it and fetch {name} again") from error

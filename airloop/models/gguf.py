@@ -20,6 +20,7 @@ from typing import Any
 from airloop.errors import AirError
 from airloop.models.chat import CHATML
 from airloop.models.checks import check_config
+from airloop.models.gguf_header import check_header
 from airloop.waits import Wait, waiting
 
 MANIFEST = "air.json"
@@ -155,6 +156,7 @@ def _read_header(gguf: Path) -> dict[str, Any]:
     """The few fields of the GGUF that transformers does not pass on."""
     from gguf import GGUFReader, LlamaFileType
 
+    check_header(gguf)
     try:
         fields = GGUFReader(gguf).fields
     except Exception as error:

@@ -78,9 +78,11 @@ def _gguf_config(path: Path) -> dict[str, Any]:
     from transformers import AutoConfig
 
     from airloop.models import quiet
+    from airloop.models.gguf_header import check_header
 
     if not path.is_file():
         raise AirError(f"there is no GGUF file {path}", "give the path of a .gguf file, a directory or a hub id")
+    check_header(path, weights=False)
     with quiet():
         try:
             settings = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False).to_dict()
