@@ -134,6 +134,16 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether dicts and lists lie in one another more than so many times. What works through them by recursion would
+    fail at some depth, which depends on who called it."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [v for v in level if isinstance(v, dict | list)]
+        level = [x for v in level for x in (v.values() if isinstance(v, dict) else v)]
+    return bool(level)
+
+
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
     """A directory that appears complete or not at all, replacing what is there."""

@@ -105,7 +105,7 @@ class Run:
         for path in sorted(root.glob("exp*"), key=_number, reverse=True):
             try:
                 status = cls(path, config).status()
-            except (OSError, ValueError):  # damaged: `air log list` says so
+            except (OSError, ValueError, AirError):  # damaged: `air log list` says so
                 continue
             if status.get("asked") == asked and _can_go_on(status) and not is_held(path / ".lock"):
                 return path

@@ -70,7 +70,7 @@ class _Walk:
     def one(self, code: str) -> int:
         (value,) = struct.unpack_from(self.order + code, self.data, self.at)
         self.at += struct.calcsize(self.order + code)
-        return value  # type: ignore[no-any-return]
+        return value
 
     def skip(self, count: int) -> None:
         self.at += count

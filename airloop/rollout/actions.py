@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from airloop.envs.base import ActionFormat
 from airloop.errors import AirError
+from airloop.files import is_deeper
 from airloop.types import Action
 
 # How tool calls are written. hermes: <tool_call>{…}</tool_call>. json: a JSON object or array, bare or
@@ -232,19 +233,10 @@ class _StrictDecoder(json.JSONDecoder):
             value, end = super().raw_decode(s, idx)
         except RecursionError:
             raise ValueError(TOO_DEEP) from None
-        _refuse_depth(value)
+        if is_deeper(value, DEEPEST):
+            raise ValueError(TOO_DEEP)
         json.dumps(value, ensure_ascii=False).encode()
         return value, end
-
-
-def _refuse_depth(value: Any) -> None:
-    """What is read here is rendered and written from deeper down, with less room left for brackets in brackets."""
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [v for v in level if isinstance(v, dict | list)]
-        level = [x for v in level for x in (v.values() if isinstance(v, dict) else v)]
-    if level:
-        raise ValueError(TOO_DEEP)
 
 
 def _finite(number: str) -> float:

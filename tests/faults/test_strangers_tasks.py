@@ -133,6 +133,13 @@ def history_by_name(root: Path, home: Path) -> str:
     return starter("data/../.git/config")(root, home)
 
 
+def history_by_link(root: Path, home: Path) -> str:
+    history(root, home)
+    (root / "data/titanic/more").symlink_to(root / ".git/config")
+    change(root / "configs/tasks/titanic.yaml", starter_code=["data/titanic/evaluate.py"])
+    return "data_path names 'data/titanic', which holds the link more"
+
+
 ATTACKS = {
     "absolute": starter("{home}/.ssh"),
     "one file": starter("{home}/.ssh/id"),
@@ -151,6 +158,7 @@ ATTACKS = {
     "task's file": task_link,
     "whole checkout": history,
     "history": history_by_name,
+    "link to history": history_by_link,
 }
 
 

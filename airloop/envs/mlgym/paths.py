@@ -18,21 +18,16 @@ BUILTIN = Path(__file__).parent / "builtin"
 
 
 def within(root: Path, name: str, key: str, fields: Fields) -> Path | None:
-    """The path that a task's key names, or None and a problem where it or a link below it leads out of the checkout."""
+    """The path that a task's key names, or None and a problem where it, or a link below it, is not the checkout's."""
     path = Path(os.path.normpath(root / name))
-    if path == root or path.is_relative_to(root / ".git"):
-        fields.problems.append(
-            f"{fields.file}: {key} names {name!r}, the checkout itself or its history (.git), which may hold "
-            "all answers and a password; name the directory that is meant."
-        )
-        return None
     outside = next(strays(root, path), None)
     if outside is None:
         return path
     link = "" if outside == path else f" holds the link {outside.relative_to(path).as_posix()}, which"
     fields.problems.append(
-        f"{fields.file}: {key} names {name!r}, which{link} is {os.path.realpath(outside)}, outside the checkout "
-        f"{root}: agents would see it. Copy what they need into the checkout, or name its directory in {DATA_VARIABLE}."
+        f"{fields.file}: {key} names {name!r}, which{link} is {os.path.realpath(outside)}, none of the files of the "
+        f"checkout {root}: agents would see it. Copy what they need into the checkout, or name its directory in "
+        f"{DATA_VARIABLE}."
     )
     return None
 
@@ -42,21 +37,20 @@ def strays(root: Path, path: Path) -> Iterator[Path]:
     Links to directories are not followed: what they hold is shown as it is, and links in there lead nowhere."""
     if root == BUILTIN.resolve():
         return
-    places = [root, *data_roots()]
-    links = (
-        Path(folder, name)
-        for folder, folders, files in os.walk(path)
-        for name in (*folders, *files)
-        if os.path.islink(os.path.join(folder, name))
-    )
-    for one in (path, *links) if is_in(path, places) else (path,):
-        if not is_in(one, places):
-            yield one
+    if not _is_allowed(root, path):
+        yield path
+        return
+    for folder, folders, files in os.walk(path):
+        for link in (Path(folder, name) for name in (*folders, *files)):
+            if link.is_symlink() and not _is_allowed(root, link):
+                yield link
 
 
-def is_in(path: Path, places: list[Path]) -> bool:
+def _is_allowed(root: Path, path: Path) -> bool:
+    """Not the checkout as a whole, nor its history, where a password may be; git-annex keeps data there."""
     real = Path(os.path.realpath(path))
-    return any(real.is_relative_to(place) for place in places)
+    own = real.is_relative_to(root) and real != root and not real.is_relative_to(root / ".git")
+    return own or any(real.is_relative_to(place) for place in (root / ".git" / "annex", *data_roots()))
 
 
 def data_roots() -> list[Path]:
