@@ -21,7 +21,7 @@ import airloop
 from airloop.assemble import Say, learner_settings, load_model, make_policy
 from airloop.config import Config
 from airloop.errors import AirError
-from airloop.files import whole_directory, write_json
+from airloop.files import read_object, whole_directory, write_json
 from airloop.lab.trained import Checkpoint, choose_checkpoint, with_weights
 from airloop.run import Run, read_trajectories
 
@@ -189,7 +189,7 @@ def base_name(loaded: Loaded) -> str:
 
 
 def saved_dtype(directory: Path) -> str:
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = read_object(directory / "config.json")
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     return dtype if dtype in TOLERANCES else "float32"
 
@@ -200,7 +200,7 @@ def saved_dtype(directory: Path) -> str:
 def write_adapter(directory: Path, adapter: Path, base: str) -> None:
     shutil.copytree(adapter, directory, dirs_exist_ok=True)
     path = directory / "adapter_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_object(path)
     path.write_text(json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True) + "\n")
 
 
@@ -232,7 +232,14 @@ def plain_model(directory: Path) -> Any:
     from airloop.models import quiet
 
     with quiet():
-        return AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, local_files_only=True).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(directory),
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        return model.eval()
 
 
 # --- reading it again ---------------------------------------------------------------------------------------
@@ -297,7 +304,7 @@ def check_tokenizer(directory: Path, loaded: Loaded, rows: Sequence[Row]) -> Non
 
     own = loaded.tokenizer
     with quiet():
-        other = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        other = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     chat = [{"role": "user", "content": "What is 12 + 345?"}, {"role": "assistant", "content": "357"}]
     texts = [own.decode(row.tokens) for row in rows]
     same = all(list(other.encode(t, add_special_tokens=False)) == own.encode(t) for t in texts)

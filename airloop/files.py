@@ -108,7 +108,40 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    return [_object(line, f"{path}, line {number}") for number, line in enumerate(lines[:-1], 1) if line]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    return _object(path.read_text(encoding="utf-8"), str(path))
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise AirError(f"{where} is not JSON: {error}.", "restore it from a copy, or move it away.") from None
+    if not isinstance(found, dict):
+        raise AirError(f"{where} holds no JSON object.", "restore it from a copy, or move it away.")
+    return found
+
+
+def parse_json(text: str | bytes) -> Any:
+    """json.loads, for texts of strangers: brackets without end are a ValueError like any other mistake."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether dicts and lists lie in one another more than so many times. What works through them by recursion would
+    fail at some depth, which depends on who called it."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [v for v in level if isinstance(v, dict | list)]
+        level = [x for v in level for x in (v.values() if isinstance(v, dict) else v)]
+    return bool(level)
 
 
 @contextmanager

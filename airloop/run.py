@@ -41,7 +41,7 @@ from airloop import locks
 from airloop.config import Config, load_config, to_toml, with_changes
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
-from airloop.files import append_line, read_lines, write_json, write_text
+from airloop.files import append_line, parse_json, read_lines, read_object, write_json, write_text
 from airloop.lab.damaged import is_held
 from airloop.lab.entries import add_entry, alone
 from airloop.lab.lineage import as_noted, given_parent, label, run_before
@@ -105,7 +105,7 @@ class Run:
         for path in sorted(root.glob("exp*"), key=_number, reverse=True):
             try:
                 status = cls(path, config).status()
-            except (OSError, ValueError):  # damaged: `air log list` says so
+            except (OSError, ValueError, AirError):  # damaged: `air log list` says so
                 continue
             if status.get("asked") == asked and _can_go_on(status) and not is_held(path / ".lock"):
                 return path
@@ -180,7 +180,7 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         path = self.path / "status.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"status": "unknown", "why": ""}
+        return read_object(path) if path.is_file() else {"status": "unknown", "why": ""}
 
     def save_trajectory(self, trajectory: Trajectory, step: int) -> None:
         write_json(self._episodes(step) / f"{trajectory.id}.json", to_json(trajectory))
@@ -349,8 +349,8 @@ def read_trajectories(directory: Path) -> list[Trajectory]:
     found = []
     for path in sorted(directory.glob("*.json")):
         try:
-            found.append(from_json(json.loads(path.read_text(encoding="utf-8"))))
-        except (ValueError, KeyError) as error:
+            found.append(from_json(parse_json(path.read_text(encoding="utf-8"))))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise AirError(f"{path} is not a trajectory of ours: {error}.", "move it away, then go on.") from error
     return found
 

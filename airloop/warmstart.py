@@ -20,7 +20,7 @@ from airloop.assemble import Parts, assemble, learner_settings, load_environment
 from airloop.config import Config, WarmstartConfig, with_changes
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
-from airloop.files import append_line, whole_directory, write_json
+from airloop.files import append_line, read_object, whole_directory, write_json
 from airloop.learn.advantages import demonstration_batch
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule
@@ -103,7 +103,7 @@ def find_warmstart(config: Config) -> tuple[Path, dict[str, Any]] | None:
         return directory, {}
     found = []
     for done in directory.parent.glob(f"{directory.name.rpartition('-')[0]}-*/done.json"):
-        facts = json.loads(done.read_text())
+        facts = read_object(done)
         cut_for = facts.get("minutes")
         if facts.get("asked") == directory.name and cut_for and cut_for >= (config.budget.minutes or float("inf")):
             found.append((facts["steps"], done.parent))

@@ -211,7 +211,9 @@ class Shelf:
         name = case.config.model.name
         if name not in self._plain:
             config = type(policy.model.config).from_dict(policy.model.config.to_dict())
-            made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+            made = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+            )
             self._plain[name] = made.to(policy.device).eval().requires_grad_(False)
         model = self._plain[name]
         own = dict(model.named_parameters())

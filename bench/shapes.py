@@ -61,7 +61,9 @@ def make_model(
 
     place = torch.device(device)
     with place:
-        model = AutoModelForCausalLM.from_config(make_config(shape), dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(
+            make_config(shape), dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+        )
     model.tie_weights()
     model = model.to(place).eval()
     generator = torch.Generator(place).manual_seed(seed)

@@ -17,6 +17,7 @@ from airloop.config.lines import key_lines
 from airloop.config.schema import DEFAULT_ENV, not_toml
 from airloop.envs.files import anchored, is_file_id
 from airloop.errors import AirError
+from airloop.files import is_deeper
 from airloop.shipped import name_of, names, nearest, shipped
 
 KeyPath = tuple[str | int, ...]
@@ -26,6 +27,7 @@ _PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
 SHORT_FLAGS = {"minutes": "budget.minutes"}
 # a path only if it starts with a dot
 _PATH_OR_NAME_KEYS = (("model", "name"), ("warmstart", "source"), ("logbook", "parent"))
+DEEPEST = 30  # sections in sections; an environment's own arguments may have some
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,18 @@ def _read_file(name: str, settings: Settings) -> None:
         raise AirError(f"{name}: byte {error.start} is not UTF-8, which TOML requires.", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(name, text, str(error)) from None
+    except RecursionError:
+        raise _too_deep(name) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise AirError(f"{name} cannot be read: {error}.", "no config of air needs such a number") from None
+    if is_deeper(tree, DEEPEST):
+        raise _too_deep(name)
     _anchor(tree, [path.parent, Path.cwd()])
     settings.lay(tree, {key: Origin(file=name, line=line) for key, line in key_lines(text).items()})
+
+
+def _too_deep(name: str) -> AirError:
+    return AirError(f"{name} cannot be read: sections or lists are nested too deeply.", "no config of air needs that")
 
 
 def _find(name: str) -> Path:

@@ -20,6 +20,7 @@ from typing import Any
 
 from airloop.errors import AirError
 from airloop.extras import check_extra
+from airloop.files import parse_json
 
 Row = dict[str, Any]
 
@@ -114,7 +115,7 @@ def _of_file(path: Path, part: slice) -> list[Row]:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise AirError(f"{where} is not JSON: {error}.", "write one JSON object per line.") from None
 

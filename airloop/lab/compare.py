@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from airloop.assemble import load_environments
 from airloop.errors import AirError
+from airloop.files import parse_json
 from airloop.lab.conditions import Conditions, conditions, differences, flags_for
 from airloop.lab.rows import RowKey, passes, per_task, scored_rows, value, value_names
 from airloop.rewards import as_paid
@@ -129,7 +129,7 @@ def _read_evaluation(name: str, path: Path) -> Side:
 def _saved(name: str, path: Path) -> dict[str, Any]:
     needed = {"finished", "rows", "sampling", "mode", "split", "air_version"}
     try:
-        data = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))
+        data = parse_json((path / "evaluation.json").read_text(encoding="utf-8"))
     except ValueError as error:
         data, reason = {}, str(error)
     else:

@@ -9,7 +9,6 @@ An evaluation that was stopped goes on where it was when it is asked for again w
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from airloop import interrupts
 from airloop.assemble import held_out_tasks
 from airloop.config import Config
 from airloop.errors import AirError
-from airloop.files import write_json
+from airloop.files import read_object, write_json
 from airloop.lab.breakdown import by_kind, kind_table
 from airloop.lab.conditions import conditions
 from airloop.lab.players import Player, Seat, UrlOptions, choose_player, describe, take_seat
@@ -99,7 +98,7 @@ def _directory(player: Player, asked: Path | None) -> Path:
 
 def _saved(directory: Path) -> dict[str, Any] | None:
     path = directory / "evaluation.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_object(path) if path.is_file() else None
 
 
 async def _evaluate(player: Player, asked: dict[str, Any], directory: Path, watcher: Watcher) -> dict[str, Any]:

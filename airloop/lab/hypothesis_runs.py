@@ -12,7 +12,6 @@ The same command goes on where it was stopped: a run that is complete is not rep
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
@@ -28,7 +27,7 @@ from typing import Any
 import airloop
 from airloop import locks
 from airloop.errors import AirError, Stopped
-from airloop.files import write_json
+from airloop.files import read_object, write_json
 from airloop.lab.damaged import is_held
 from airloop.lab.hypotheses import (
     BASE,
@@ -134,7 +133,7 @@ class Lab:
 def open_lab(path: Path) -> Lab:
     if not (path / FILE).is_file():
         raise AirError(f"{path} holds no runs of a hypothesis: it has no {FILE}.", "name what `air lab run` made.")
-    data = json.loads((path / FILE).read_text(encoding="utf-8"))
+    data = read_object(path / FILE)
     written = Written.model_validate(data["hypothesis"])
     hypothesis = make_hypothesis(data["name"], written, Path(data["folder"]))
     return Lab(path, hypothesis, data["seeds"], data["sessions"], data["configs"], data["spent_s"])

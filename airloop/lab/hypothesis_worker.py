@@ -8,7 +8,6 @@ weights of a faulty run are worth is measured afterwards, with the fault taken o
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from airloop import interrupts
 from airloop.errors import AirError, Stopped
+from airloop.files import read_object
 from airloop.lab.evaluate import EvalOptions, evaluate
 from airloop.lab.faults import fault_on
 from airloop.locks import alone
@@ -56,7 +56,7 @@ def work(path: Path) -> None:
 
 def evaluated_fault_free(run: Path) -> bool:
     file = run / FAULT_FREE / "evaluation.json"
-    return file.is_file() and bool(json.loads(file.read_text(encoding="utf-8"))["finished"])
+    return file.is_file() and bool(read_object(file)["finished"])
 
 
 def _start_supervised(run: Run, display: Display) -> None:

@@ -217,7 +217,8 @@ def _read_tokenizer(path: Path, name: str) -> ChatTokenizer:
 
         from airloop.models.chat import ChatTokenizer
 
-        return ChatTokenizer(PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True), name=name)
+        read = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return ChatTokenizer(read, name=name)
 
 
 def format_environments(rows: Sequence[dict[str, Any]], with_args: bool) -> str:

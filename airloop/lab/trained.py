@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from airloop.config import Config, load_config
 from airloop.errors import AirError
+from airloop.files import read_object
 from airloop.run import Run
 
 
@@ -38,7 +38,7 @@ def choose_checkpoint(run: Run, which: str = "last") -> Checkpoint:
     if step not in found:
         known = ", ".join(map(str, found))
         raise AirError(f"{run.path} has no checkpoint of step {step}.", f"choose from {known}, last or best.")
-    position = json.loads((found[step] / "position.json").read_text(encoding="utf-8"))
+    position = read_object(found[step] / "position.json")
     return Checkpoint(step, found[step], int(position["version"]))
 
 

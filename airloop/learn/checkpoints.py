@@ -4,6 +4,7 @@ where the run stands. A directory appears complete or not at all."""
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import re
 import shutil
@@ -67,8 +68,8 @@ def load_checkpoint(path: Path, learner: Learner) -> int:
         position = json.loads((path / "position.json").read_text(encoding="utf-8"))
         step, version = int(position["step"]), int(position["version"])
         # Of a sharded optimiser each rank needs its part only: what it does not touch is not read into memory.
-        mapped = learner.shards is not None
-        state = torch.load(path / "state.pt", map_location="cpu", weights_only=False, mmap=mapped)
+        state = read_state(path / "state.pt", mapped=learner.shards is not None)
+        updated, drawn = state["learner"], state["random"]
         tensors = _read_weights(path, learner)
     except AirError:
         raise
@@ -78,10 +79,45 @@ def load_checkpoint(path: Path, learner: Learner) -> int:
             "delete it and resume from the one before.",
         ) from error
     learner.set_weights(tensors)
-    learner.load_state(state["learner"])
+    learner.load_state(updated)
     learner.policy.version = version
-    set_random_states(state["random"])
+    set_random_states(drawn)
     return step
+
+
+class _Numpy:
+    """What stands for numpy's names in the state.pt of before: keeps what is said about an array and computes nothing.
+    Numpy's own would take pointers and types from the file as they are."""
+
+    state: Any = None
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+_RECONSTRUCT = "multiarray._reconstruct"
+NUMPY_NAMES = ("numpy.ndarray", "numpy.dtype", f"numpy.core.{_RECONSTRUCT}", f"numpy._core.{_RECONSTRUCT}")
+
+
+def read_state(path: Path, mapped: bool = False) -> dict[str, Any]:
+    """Tensors, numbers and texts, and no code: a run may be somebody else's, and a pickle can call what it likes."""
+    try:
+        with torch.serialization.safe_globals([(_Numpy, name) for name in NUMPY_NAMES]):
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        said = f"it names the code {named[1]}" if named else "it is damaged, or holds more than numbers"
+        raise AirError(
+            f"{path} was not opened: {said}, and a state of ours holds tensors and numbers only.",
+            "if the run is from somebody else, do not trust it; delete the checkpoint to resume from the one before.",
+        ) from None
+    kind, keys, *rest = state["random"]["numpy"]
+    if isinstance(keys, _Numpy):  # the last thing said of an array is its bytes
+        state["random"]["numpy"] = (kind, np.frombuffer(keys.state[-1], "<u4"), *rest)
+    return state
 
 
 def load_weights(path: Path, learner: Learner) -> None:
@@ -121,10 +157,12 @@ def prune(directory: Path, keep_last: int, best: int | None) -> None:
 
 
 def random_states() -> dict[str, Any]:
+    """Tensors and numbers only: they are saved, and what is read back must need no code."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
         "cuda": cuda,
     }
@@ -132,7 +170,8 @@ def random_states() -> dict[str, Any]:
 
 def set_random_states(states: dict[str, Any]) -> None:
     random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.asarray(keys, np.uint32), *rest))
     torch.set_rng_state(states["torch"].cpu())
     if states["cuda"]:
         # A rank sees its own GPU only; the run may have been saved by a process that saw several.

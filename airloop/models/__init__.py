@@ -8,7 +8,6 @@ Torch and transformers take seconds to import, so they are imported inside funct
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -21,6 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from airloop.errors import AirError
+from airloop.files import read_object
 from airloop.models.chat import ChatTokenizer
 from airloop.models.checks import check_config, check_context, check_weights, read_config
 from airloop.models.head import check_head, logits_head, one_thread
@@ -185,7 +185,7 @@ def _config(path: Path, name: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise AirError(f"transformers cannot read {path / 'config.json'}: {error}", f"fetch {name} again") from error
 
@@ -202,7 +202,7 @@ def _tokenizer(path: Path, name: str, config: Any, chat_template: str | Path | N
 
         kind = AutoTokenizer
     try:
-        tokenizer = kind.from_pretrained(path, local_files_only=True)
+        tokenizer = kind.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         found = ", ".join(sorted(p.name for p in path.glob("*token*"))) or "none"
         raise AirError(
@@ -210,8 +210,8 @@ def _tokenizer(path: Path, name: str, config: Any, chat_template: str | Path | N
             f"fetch {name} again, or give a directory with its tokenizer.json",
         ) from error
     ends = [config.eos_token_id]
-    with contextlib.suppress(OSError):  # the file is optional
-        ends.append(json.loads((path / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id"))
+    if (path / "generation_config.json").is_file():
+        ends.append(read_object(path / "generation_config.json").get("eos_token_id"))
     ids = [i for end in ends if end is not None for i in (end if isinstance(end, list) else [end])]
     return ChatTokenizer(tokenizer, name=name, extra_stop_ids=ids, chat_template=chat_template)
 
@@ -228,6 +228,7 @@ def _model(path: Path, name: str, dtype: torch.dtype, device: torch.device) -> A
             attn_implementation="sdpa",
             output_loading_info=True,
             local_files_only=True,
+            trust_remote_code=False,
             **placement,
         )
     except Exception as error:

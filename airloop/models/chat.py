@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.models.template_time import PROBE_S, RENDER_S, at_most, refuse_long_steps
 
 HERMES_TOOLS = """# Tools
 
@@ -179,7 +180,9 @@ class ChatTokenizer:
             chat = _merge_same_role(chat)
         given = [dict(tool) for tool in tools] if tools and self.supports_tools else None
         try:
-            return self._apply(chat, given, add_generation_prompt)
+            return self._apply(chat, given, add_generation_prompt, RENDER_S)
+        except AirError:
+            raise
         except Exception as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise AirError(
@@ -208,16 +211,20 @@ class ChatTokenizer:
         chat: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
         add_generation_prompt: bool = False,
+        seconds: float = PROBE_S,
     ) -> str:
-        text = self.hf.apply_chat_template(
-            chat, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
-        )
+        with at_most(seconds, self.name):
+            text = self.hf.apply_chat_template(
+                chat, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
+            )
         return str(text)
 
     def _try(self, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str | None:
         """The rendered text, or None where the template refuses; templates refuse in any way they like."""
         try:
             return self._apply(chat, tools)
+        except AirError:
+            raise
         except Exception:
             return None
 
@@ -290,6 +297,7 @@ class ChatTokenizer:
                 )
             self.hf.chat_template = CHATML
             self.notes.append(f"{self.name} brings no chat template; it knows ChatML's tokens, so ChatML is used")
+        refuse_long_steps(self.hf.chat_template, self.name)
 
     def _check_renders(self) -> None:
         import jinja2
@@ -300,6 +308,8 @@ class ChatTokenizer:
             raise AirError(
                 f"the chat template of {self.name} is not valid Jinja, line {error.lineno}: {error.message}"
             ) from error
+        except AirError:
+            raise
         except Exception as error:
             raise AirError(
                 f"the chat template of {self.name} cannot render a single user message: {error}",

@@ -9,13 +9,13 @@ something else.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.files import parse_json
 
 # Run end to end by our tests or used daily by our users: no need to import transformers to know them.
 PLAIN_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -38,13 +38,20 @@ EXPERT_KEYS = (
 )
 EXPERT_TYPES = re.compile(r"moe|mixtral|gpt_oss|deepseek_v\d|dbrx|jamba|minimax|longcat|dots1|llama4|arctic|grok")
 RECURRENT_TYPES = re.compile(r"mamba|rwkv|recurrent|xlstm|zamba|bamba|falcon_h1|lfm2|kimi_linear|hybrid|nemotron_h|hrm")
+# Several times what the largest models have.
+MOST = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 1000),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "intermediate_size", "ffn_dim"), 1 << 20),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), 1 << 14),
+    "vocab_size": 1 << 24,
+}
 FULL_LAYERS = {"full_attention", "attention", "sliding_attention"}
 
 
 def read_config(directory: Path, name: str) -> dict[str, Any]:
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise AirError(
             f"{directory} has no config.json, so it is not a model in transformers form",
@@ -63,6 +70,8 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
     architectures = [str(a) for a in config.get("architectures") or []]
     if not model_type:
         raise AirError(f"the config.json of {name} names no model_type: it is no language model in transformers form")
+    _refuse_foreign_kernel(config, name)
+    _refuse_absurd_sizes(config, name)
     _refuse_multimodal(config, name, model_type, architectures)
     _refuse_experts(config, name, model_type)
     _refuse_recurrent(config, name, model_type)
@@ -75,6 +84,27 @@ def check_config(config: Mapping[str, Any], name: str) -> None:
             "which the plain attention used here does not do",
             "choose a model without it, for example Qwen/Qwen3-4B-Instruct-2507",
         )
+
+
+def _refuse_foreign_kernel(config: Mapping[str, Any], name: str) -> None:
+    """transformers takes a name such as "somebody/attention" for a repository and runs what is in it."""
+    asked = str(config.get("attn_implementation") or config.get("_attn_implementation") or "")
+    if "/" in asked:
+        raise AirError(
+            f"the config.json of {name} asks for attention by {asked[:80]}, code of the hub that air does not run",
+            "take attn_implementation out of its config.json",
+        )
+
+
+def _refuse_absurd_sizes(config: Mapping[str, Any], name: str) -> None:
+    """A model is built before its weights are read, one layer after the other."""
+    for key, most in MOST.items():
+        said = config.get(key)
+        if isinstance(said, int) and said > most:
+            raise AirError(
+                f"the config.json of {name} says {key} = {said}, more than any model has (at most {most} here)",
+                f"fetch {name} again",
+            )
 
 
 def _refuse_multimodal(config: Mapping[str, Any], name: str, model_type: str, architectures: list[str]) -> None:
@@ -261,8 +291,8 @@ def check_weights(directory: Path, name: str) -> None:
     index = directory / "model.safetensors.index.json"
     if index.exists():
         try:
-            wanted = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            wanted = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise AirError(f"{index} cannot be read: {error!r}", f"fetch {name} again") from error
         missing = [file for file in wanted if not (directory / file).exists()]
         if missing:
@@ -294,7 +324,7 @@ def _check_safetensors(path: Path, name: str) -> None:
                 f"delete it and fetch {name} again",
             )
         try:
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
             end = max((t["data_offsets"][1] for key, t in header.items() if key != "__metadata__"), default=0)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise AirError(f"{path} has a broken header: {error!r}", f"delete it and fetch {name} again") from error

@@ -20,6 +20,7 @@ from typing import Any
 from airloop.errors import AirError
 from airloop.models.chat import CHATML
 from airloop.models.checks import check_config
+from airloop.models.gguf_header import check_header
 from airloop.waits import Wait, waiting
 
 MANIFEST = "air.json"
@@ -124,7 +125,11 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
                 model: Any = AutoModelForCausalLM.from_pretrained(
-                    gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True
+                    gguf.parent,
+                    gguf_file=gguf.name,
+                    dtype=torch.bfloat16,
+                    local_files_only=True,
+                    trust_remote_code=False,
                 )
         except Exception as error:
             raise AirError(
@@ -151,6 +156,7 @@ def _read_header(gguf: Path) -> dict[str, Any]:
     """The few fields of the GGUF that transformers does not pass on."""
     from gguf import GGUFReader, LlamaFileType
 
+    check_header(gguf)
     try:
         fields = GGUFReader(gguf).fields
     except Exception as error:
@@ -173,7 +179,7 @@ def _tokenizer(gguf: Path, header: dict[str, Any]) -> tuple[Any, str]:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     except Exception as error:
         raise AirError(f"transformers cannot read the tokenizer in {gguf}: {error}") from error
     note = ""

@@ -98,7 +98,9 @@ def tiny_model(
     config = tiny_config(kind, hidden=hidden, layers=layers)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+        )
     model = model.to(device=torch.device(device), dtype=getattr(torch, dtype)).eval()
     model.config.use_cache = False
     name = f"tiny:{kind}"

@@ -70,7 +70,7 @@ def built(settings: Mapping[str, Any]) -> Shape:
 
     config = CONFIG_MAPPING[settings["model_type"]].from_dict(dict(settings))
     with quiet(), torch.device("meta"):
-        return read_shape(AutoModelForCausalLM.from_config(config))
+        return read_shape(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
 
 
 def _gguf_config(path: Path) -> dict[str, Any]:
@@ -78,12 +78,14 @@ def _gguf_config(path: Path) -> dict[str, Any]:
     from transformers import AutoConfig
 
     from airloop.models import quiet
+    from airloop.models.gguf_header import check_header
 
     if not path.is_file():
         raise AirError(f"there is no GGUF file {path}", "give the path of a .gguf file, a directory or a hub id")
+    check_header(path, weights=False)
     with quiet():
         try:
-            settings = AutoConfig.from_pretrained(path.parent, gguf_file=path.name).to_dict()
+            settings = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False).to_dict()
         except Exception as error:
             raise AirError(
                 f"transformers cannot read the header of {path}: {error}",

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from airloop.envs.base import ActionFormat
 from airloop.errors import AirError
+from airloop.files import is_deeper
 from airloop.types import Action
 
 # How tool calls are written. hermes: <tool_call>{…}</tool_call>. json: a JSON object or array, bare or
@@ -27,6 +28,8 @@ CUT_CALL = "Your reply was cut off before the tool call ended, so nothing ran. W
 SHELLS = frozenset({"", "bash", "sh", "shell", "zsh", "console", "terminal", "cmd", "command"})
 MAX_NAMED = 3  # commands named in a note
 JSON_STARTS = 20  # places in a reply where JSON is looked for
+DEEPEST = 64  # brackets in brackets, in the arguments of a call
+TOO_DEEP = "nested too deeply"
 
 
 def parse(text: str, format: ActionFormat, parser: str = "auto", *, cut: bool = False) -> tuple[list[Action], str]:
@@ -156,9 +159,9 @@ def _hermes(text: str, cut: bool) -> list[Action]:
         at += len("<tool_call>")
         at += len(text[at:]) - len(text[at:].lstrip())
         try:
-            value, at = _JSON.raw_decode(text, at)
+            value, at = JSON.raw_decode(text, at)
             actions += _calls(value, len(actions))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             unfinished = cut and "</tool_call>" not in text[at:]
             actions.append(Action("invalid", text=CUT_CALL if unfinished else _malformed(error, at)))
         at = text.find("<tool_call>", at)
@@ -177,8 +180,8 @@ def _bare_json(text: str, cut: bool, only: bool) -> list[Action]:
             if start < end:
                 continue  # inside the value read before
             try:
-                value, end = _JSON.raw_decode(source, start)
-            except (ValueError, RecursionError) as error:
+                value, end = JSON.raw_decode(source, start)
+            except ValueError as error:
                 if only or '"name"' in source[start:]:
                     problem = problem or Action("invalid", text=CUT_CALL if cut else _malformed(error, start))
                 continue
@@ -205,8 +208,8 @@ def _call(value: Any, call_id: str) -> Action:
     name = value["name"]
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = _JSON.decode(arguments) if arguments.strip() else {}
+        with contextlib.suppress(ValueError):
+            arguments = JSON.decode(arguments) if arguments.strip() else {}
     if not isinstance(arguments, dict):
         return Action("invalid", name=name[:60], text=f'"arguments" of {name[:60]} must be a JSON object.')
     return Action("tool", name=name, arguments=arguments, call_id=call_id)
@@ -226,7 +229,12 @@ class _StrictDecoder(json.JSONDecoder):
         super().__init__(parse_constant=_finite, parse_float=_finite)
 
     def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
-        value, end = super().raw_decode(s, idx)
+        try:
+            value, end = super().raw_decode(s, idx)
+        except RecursionError:
+            raise ValueError(TOO_DEEP) from None
+        if is_deeper(value, DEEPEST):
+            raise ValueError(TOO_DEEP)
         json.dumps(value, ensure_ascii=False).encode()
         return value, end
 
@@ -238,4 +246,4 @@ def _finite(number: str) -> float:
     return value
 
 
-_JSON = _StrictDecoder()
+JSON = _StrictDecoder()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.engine.base import ContextFull, Engine, Sampling
 from airloop.errors import AirError, InfraError
+from airloop.rollout.actions import JSON
 from airloop.rollout.schedule import turn_seed
 from airloop.rollout.transcript import Strategy, Tokenizer, Transcript, find_replies
 from airloop.types import Branch, Message, Sampled, Times
@@ -246,7 +247,7 @@ def _as_text(native: Mapping[str, Any]) -> str:
         function = call.get("function") or {}
         arguments = function.get("arguments") or "{}"
         with contextlib.suppress(TypeError, ValueError):  # broken JSON stays a string, and parse() says so
-            arguments = json.loads(arguments)
+            arguments = JSON.decode(arguments)
         call_text = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
         parts.append(f"<tool_call>\n{call_text}\n</tool_call>")
     return "\n".join(parts)

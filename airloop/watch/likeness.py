@@ -9,7 +9,6 @@ A run never waits for them, and one that fails is left out.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import statistics
 from collections import Counter, deque
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.envs.base import Environment
-from airloop.files import write_json
+from airloop.files import parse_json, write_json
 from airloop.rollout.episode import run_episode
 from airloop.run import Run
 from airloop.success import METRIC
@@ -191,7 +190,7 @@ def one_answer(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 def _kept(path: Path) -> Outcomes | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         return {
             name: {kind: {**row, REWARD: row[REWARD]} for kind, row in kinds.items()} for name, kinds in found.items()
         }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airloop.files import read_lines
+from airloop.files import read_lines, read_object
 from airloop.success import METRIC
 
 # Signs of one conversation that are kept, from both ends: its task, and how it ended.
@@ -45,7 +44,7 @@ def _spread(total: int, count: int) -> list[int]:
 
 def _sample(run: Path, step: int, made: Mapping[str, Any]) -> Sample:
     path = run / "trajectories" / f"step_{step:04d}" / f"{made['id']}.json"
-    episode = json.loads(path.read_text(encoding="utf-8"))
+    episode = read_object(path)
     return Sample(
         step=step + 1,
         id=made["id"],

@@ -416,7 +416,7 @@ def test_a_run_after_probes_and_proofs_is_the_same_bit_for_bit(tmp_path: Path, m
     for step in (0, 1):
         records = [(path / "tokens" / f"step_{step:04d}.jsonl").read_text() for path in (plain, proved)]
         assert without_ids(records[0]) == without_ids(records[1])
-    saved = [torch.load(p / "checkpoints" / "step_2" / "state.pt", weights_only=False) for p in (plain, proved)]
+    saved = [torch.load(p / "checkpoints" / "step_2" / "state.pt", weights_only=True) for p in (plain, proved)]
     assert _same(saved[0]["learner"], saved[1]["learner"]) and _same(saved[0]["random"], saved[1]["random"])
     adapters = [(p / "checkpoints" / "step_2" / "adapter" / "adapter_model.safetensors") for p in (plain, proved)]
     assert adapters[0].read_bytes() == adapters[1].read_bytes()

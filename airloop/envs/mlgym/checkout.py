@@ -18,6 +18,7 @@ from airloop.envs.mlgym import metrics
 from airloop.envs.mlgym.datasets import ROOT_VARIABLE, is_pointer, pull, read_dataset
 from airloop.envs.mlgym.fields import Fields, read_mapping, sentence
 from airloop.envs.mlgym.leaks import inspect_task
+from airloop.envs.mlgym.paths import strays, within
 from airloop.envs.mlgym.spec import ENTRY_POINTS, Dataset, EntryPoint, TaskSpec, Yardstick
 from airloop.errors import AirError
 
@@ -75,7 +76,7 @@ def load_task(root: Path, name: str, overrides: metrics.Overrides | None = None)
     for prefix in ("configs/", "tasks/"):
         key = key.removeprefix(prefix)
     if key not in files:
-        ids = {other: _id_of(file, other) for other, file in files.items()}
+        ids = {other: _id_of(root, file, other) for other, file in files.items()}
         same = [other for other, task_id in ids.items() if task_id == name.strip()]
         if len(same) != 1:
             raise _not_found(root, name, key, ids, same)
@@ -83,7 +84,9 @@ def load_task(root: Path, name: str, overrides: metrics.Overrides | None = None)
     return load_file(root, key, files[key], overrides)
 
 
-def _id_of(file: Path, key: str) -> str:
+def _id_of(root: Path, file: Path, key: str) -> str:
+    if any(strays(root, file)):
+        return key
     try:
         return str(read_mapping(file)[0].get("id") or key)
     except AirError:
@@ -111,6 +114,8 @@ KEYS = frozenset(
 def load_file(root: Path, key: str, file: Path, overrides: metrics.Overrides | None = None) -> TaskSpec:
     """The task of one YAML, with everything that was found wrong about it. Raises only for a mistake in
     `overrides`."""
+    if any(strays(root, file)):
+        return _unreadable(root, key, f"{file} is a link out of the checkout, to {file.resolve()}; copy it there.")
     try:
         data, notes = read_mapping(file)
     except AirError as error:
@@ -166,7 +171,6 @@ def _read_task(root: Path, key: str, fields: Fields) -> TaskSpec:
         secret_files=tuple(secret),
         evaluation_read_only=fields.flag("evaluation_read_only", False),
         requirements=_requirements(root, fields),
-        memory_path=root / memory if (memory := fields.text("memory_path")) else None,
     )
 
 
@@ -202,7 +206,8 @@ def _describe(fields: Fields, datasets: Sequence[Dataset]) -> str:
 
 
 def _starter_code(root: Path, fields: Fields) -> tuple[Path, ...]:
-    paths = [root / name for name in fields.strings("starter_code")]
+    named = [within(root, name, "starter_code", fields) for name in fields.strings("starter_code")]
+    paths = [path for path in named if path]
     for path in paths:
         if not path.exists():
             fields.problems.append(
@@ -216,12 +221,11 @@ def _starter_code(root: Path, fields: Fields) -> tuple[Path, ...]:
 
 def _optional_file(root: Path, key: str, fields: Fields) -> Path | None:
     name = fields.text(key)
-    if not name:
+    path = within(root, name, key, fields) if name else None
+    if path and not path.is_file():
+        fields.warnings.append(f"{fields.file}: {key} names {path}, which is not there.")
         return None
-    if not (root / name).is_file():
-        fields.warnings.append(f"{fields.file}: {key} names {root / name}, which is not there.")
-        return None
-    return root / name
+    return path
 
 
 def _requirements(root: Path, fields: Fields) -> Path | None:

@@ -10,8 +10,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from airloop.envs.mlgym.fields import Fields, read_mapping, sentence
-from airloop.envs.mlgym.leaks import fits
+from airloop.envs.mlgym.fields import Fields, read_mapping, sentence, short
+from airloop.envs.mlgym.leaks import MOST_REPEATS, fits, is_quick
+from airloop.envs.mlgym.paths import within
 from airloop.envs.mlgym.spec import Dataset, Split
 from airloop.errors import AirError
 
@@ -21,7 +22,9 @@ KEYS = frozenset({"name", "description", "data_path", "is_local", "train_split",
 
 
 def read_dataset(root: Path, name: str, task: Fields) -> Dataset | None:
-    file = root / "configs" / name
+    file = within(root, f"configs/{name}", "dataset_configs", task)
+    if file is None:
+        return None
     try:
         data, notes = read_mapping(file)
     except AirError as error:
@@ -35,12 +38,15 @@ def read_dataset(root: Path, name: str, task: Fields) -> Dataset | None:
         task.problems.append(f"{fields.file} has no data_path; write a directory of the checkout or a hub id.")
         return None
     splits = tuple(split for key in ("train", "valid", "test") if (split := _read_split(f"{key}_split", fields)))
-    if not is_local and (root / data_path).is_dir():
+    place = within(root, data_path, "data_path", fields)
+    if place is None:
+        return None
+    if not is_local and place.is_dir():
         task.warnings.append(f"{fields.file}: data_path is a directory of the checkout, read as is_local: true.")
         is_local = True
     if is_local:
-        directory = root / data_path if (root / data_path).is_dir() else None
-        missing = _local_trouble(root / data_path, root, splits, fields)
+        directory = place if place.is_dir() else None
+        missing = _local_trouble(place, root, splits, fields)
     else:
         directory = hub_directory(data_path)
         missing = "" if directory else _how_to_get(data_path)
@@ -55,10 +61,17 @@ def _read_split(key: str, fields: Fields) -> Split | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        fields.problems.append(f"{fields.file}: {key} is {value!r}; write {{name: …, file_regex: …}}.")
+        fields.problems.append(f"{fields.file}: {key} is {short(value)}; write {{name: …, file_regex: …}}.")
         return None
     inner = Fields(value, f"{fields.file}: {key}", fields.problems, fields.warnings)
-    return Split(inner.text("name", key.removesuffix("_split")), inner.text("file_regex"))
+    pattern = inner.text("file_regex")
+    if not is_quick(pattern):
+        fields.problems.append(
+            f"{inner.file}: file_regex {pattern[:80]!r} could take for ever to match; write one with at most "
+            f"{MOST_REPEATS} repetitions (* + {{}}), none of them of a group."
+        )
+        pattern = ""
+    return Split(inner.text("name", key.removesuffix("_split")), pattern)
 
 
 def _local_trouble(directory: Path, root: Path, splits: Sequence[Split], fields: Fields) -> str:

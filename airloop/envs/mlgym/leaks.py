@@ -23,6 +23,9 @@ LARGEST_TABLE = 4 << 20  # bytes: larger ones are not label files, and listing t
 FEWEST_ROWS = 20  # fewer rows follow some rule by chance
 ROWS_PER_VALUE = 4  # a column with fewer rows per value is a name, not a rule
 MOST_LABELS = 20
+LONGEST_PATTERN = 200  # characters of a regular expression for names of files
+MOST_REPEATS, MOST_OPTIONAL = 2, 3  # in it
+LONGEST_NAME = 255  # that is matched with one
 
 Rows = list[dict[str, str]]
 
@@ -41,7 +44,7 @@ def inspect_task(task: TaskSpec) -> Findings:
         return Findings()
     try:
         tree = ast.parse(script.read_bytes())
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: brackets without end
         return Findings(problems=(f"{task.evaluation_paths[0]} is not valid Python and cannot score: {error}.",))
     visible = {name: path for name, path in files.items() if not task.is_secret(name, path)}
     read = [name for name in _named(list(files), tree) if not _is_training_data(task, name)]
@@ -90,7 +93,9 @@ def _file_patterns(tree: ast.AST) -> Iterator[str]:
             continue
         text = text.strip()
         # A whole name with its ending; ".csv" alone or a sentence would fit anything.
-        if re.fullmatch(r"[^\n]*[\w\]*-]\.\w{1,12}", text) and re.search(r"[A-Za-z0-9_]{2,}[^/]*\.\w+$", text):
+        stem, _, ending = text.rsplit("/", 1)[-1].rpartition(".")
+        whole = "\n" not in text and re.search(r"[\w\]*-]$", stem) and re.fullmatch(r"\w{1,12}", ending)
+        if whole and re.search(r"[A-Za-z0-9_]{2}", stem):
             yield text.removeprefix("./")
 
 
@@ -133,11 +138,23 @@ def _is_training_data(task: TaskSpec, name: str) -> bool:
 def fits(pattern: str, name: str) -> bool:
     """MLGym calls it a regular expression, and people write globs."""
     try:
-        if re.fullmatch(pattern, name):
+        if len(name) <= LONGEST_NAME and is_quick(pattern) and re.fullmatch(pattern, name):
             return True
-    except re.error:
+    except (re.error, RecursionError, OverflowError):
         pass
     return fnmatch.fnmatchcase(name, pattern)
+
+
+def is_quick(pattern: str) -> bool:
+    """Whether the pattern, taken as a regular expression, is sure to be matched in no time: few repetitions, and none
+    of a group. `(a+)+$` takes longer than the world is old, on a name of its author's choice."""
+    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)  # signs that are escaped or in a class
+    return (
+        len(pattern) <= LONGEST_PATTERN
+        and len(re.findall(r"[*+{]", plain)) <= MOST_REPEATS
+        and len(re.findall(r"(?<![(*+}])\?", plain)) <= MOST_OPTIONAL
+        and not re.search(r"\)[*+{]|\(\?(?!:|i\))", plain)  # (?x) would let a comment hide the rest
+    )
 
 
 def _has_features_only(name: str, visible: Mapping[str, Path]) -> bool:

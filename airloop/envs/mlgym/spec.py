@@ -74,7 +74,6 @@ class TaskSpec:
     secret_files: tuple[str, ...] = ()  # in the workspace or the data: never shown to the agent
     evaluation_read_only: bool = True
     requirements: Path | None = None
-    memory_path: Path | None = None
     answers: Path | None = None  # a host directory that only the grader sees, read-only, as <workspace>/answers
     builtin: bool = False
     variant: int = 0  # of a built-in task: which draw of its rows

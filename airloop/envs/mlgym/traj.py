@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from airloop import trajectory_file
 from airloop.errors import AirError
+from airloop.files import parse_json
 from airloop.types import Action, Task, Trajectory
 
 # In MLGym an agent that cannot go on says one of these; nothing is run, and what lies there is submitted for it.
@@ -56,7 +57,7 @@ class Recording:
 def read_recording(path: Path) -> Recording:
     """AirError if it is neither of the two forms."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        data = parse_json(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         raise AirError(f"There is no file {path}.", "name a .traj file of MLGym or a trajectory of air.") from None
     except IsADirectoryError:

