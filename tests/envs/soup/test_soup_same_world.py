@@ -4,13 +4,16 @@ system calls and, where there is none, by a fresh sandbox."""
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import struct
 from typing import Any
 
 import pytest
 from soup_samples import sample_env
 
 from airloop.envs.soup import quiet
+from airloop.sandbox.seccomp import AARCH64, ALLOW, CLONE3, EPERM, JUMP_BITS, JUMP_EQUAL, LOAD, RETURN, X86_64
 from airloop.types import Action
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
@@ -139,3 +142,46 @@ def test_the_filter_is_known_for_two_machines_and_names_no_call_twice() -> None:
         assert len({*allowed.values(), *into.values()}) == len(allowed) + len(into)
         code = quiet.program(machine)
         assert code is not None and len(code) % 8 == 0 and len(code) // 8 < 4096  # the kernel's bound
+
+
+def decided(code: bytes, audit: int, number: int, *arguments: int) -> int:
+    """What the kernel would answer: the few instructions that the filter is made of, done by hand."""
+    data = struct.pack("=iIQ6Q", number, audit, 0, *arguments, *[0] * (6 - len(arguments)))
+    program = list(struct.iter_unpack("=HBBI", code))
+    place = loaded = 0
+    while True:
+        kind, yes, no, value = program[place]
+        place += 1
+        if kind == LOAD:
+            (loaded,) = struct.unpack_from("=I", data, value)
+        elif kind == RETURN:
+            return int(value)
+        else:
+            holds = {JUMP_EQUAL: loaded == value, JUMP_BITS: bool(loaded & value)}[kind]
+            place += yes if holds else no
+
+
+@pytest.mark.parametrize(("machine", "audit", "column"), [("x86_64", X86_64, 1), ("aarch64", AARCH64, 2)])
+def test_the_filter_lets_read_and_start_threads_and_refuses_what_lasts(machine: str, audit: int, column: int) -> None:
+    code = quiet.program(machine)
+    assert code is not None
+    into = quiet.numbers(quiet.LOOKED_INTO, column)
+    for number in quiet.numbers(quiet.ALLOWED, column).values():
+        assert decided(code, audit, number) == ALLOW
+    assert decided(code, audit, into["openat"], 0, 0, os.O_RDONLY | os.O_CLOEXEC) == ALLOW
+    for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, 0o20000000):
+        assert decided(code, audit, into["openat"], 0, 0, flag) == quiet.EACCES
+        assert "open" not in into or decided(code, audit, into["open"], 0, flag) == quiet.EACCES
+    assert decided(code, audit, into["clone"], 0x3D0F00) == ALLOW  # a thread, as glibc makes it
+    assert decided(code, audit, into["clone"], 0x1200011) == EPERM  # a fork
+    assert (
+        decided(code, audit, into["fcntl"], 0, 1030) == ALLOW and decided(code, audit, into["fcntl"], 0, 1036) == EPERM
+    )
+    assert decided(code, audit, into["ioctl"], 0, 0x5401) == ALLOW
+    assert decided(code, audit, into["ioctl"], 0, 0x40086602) == quiet.ENOTTY  # FS_IOC_SETFLAGS
+    assert decided(code, audit, into["prlimit64"], 0) == ALLOW and decided(code, audit, into["prlimit64"], 7) == EPERM
+    assert decided(code, audit, into["socket"], 1) == quiet.ENETUNREACH
+    allowed = {*quiet.numbers(quiet.ALLOWED, column).values(), *into.values(), CLONE3}
+    for number in {*range(600), *range(0x40000000, 0x40000200)} - allowed:
+        assert decided(code, audit, number, 0x10000) == EPERM
+    assert decided(code, audit ^ 1, 0) == EPERM  # another architecture's numbers
