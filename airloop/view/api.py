@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlencode
 
 import airloop
@@ -33,12 +33,14 @@ from airloop.view.run_page import alarms_at, results_of, run_page
 from airloop.view.search import MOST_ROWS, Lists, group_number, read_filter, whole_number
 from airloop.view.token_view import model_of, token_view
 from airloop.view.vocabulary import Vocabularies
+from airloop.view.weight import one_at_a_time
 from airloop.watch.names import all_names
 
 LARGEST = 2_000_000  # bytes of an answer in JSON
 LONGEST = 20_000  # characters of one text of a group's member
 Query = Mapping[str, list[str]]
 FRESH_S = 1.0  # for which the directory is not searched again
+MOST_HELD = 64 << 20  # bytes of the files of a group's members: what is read of them is held together
 TEXT = 300_000  # characters of one answer to /api/text
 
 
@@ -158,10 +160,16 @@ class Api:
         if not rows:
             raise NotFound(f"{run[:120]!r} has no episodes of {task[:120]!r} in {source[:120]!r}.", "reload the list.")
         made = {line.get("id"): line for line in self._records(collection, source).heads()}
-        prompt, members, replies = "", [], []
+        prompt, held = "", 0
+        members: list[dict[str, Any]] = []
+        replies: list[list[str]] = []
         for row in rows[:64]:
+            data = self._bytes(row["path"])
+            held += len(data)
+            if held > MOST_HELD and members:
+                break
             try:
-                episode = self._read(row["path"])
+                episode = load(data, Path(os.fsdecode(row["path"])))
             except Unreadable:
                 continue
             turns = episode["turns"]
@@ -257,7 +265,8 @@ class Api:
         part, offset = _given(query, "part"), whole_number(query, "offset", 0)
         text = None
         if part == "raw":
-            text = self._bytes(row["path"]).decode("utf-8", "replace")
+            with one_at_a_time:
+                text = self._bytes(row["path"]).decode("utf-8", "replace")
         else:
             text = find_part(self._read(row["path"]), part)
         if text is None:
@@ -271,8 +280,8 @@ class Api:
             "next": end if end < len(text) else None,
         }
 
-    def raw(self, query: Query) -> bytes:
-        return self._bytes(self._episode(query)[1]["path"])
+    def raw(self, query: Query) -> IO[bytes]:
+        return self._opened(self._episode(query)[1]["path"])
 
     # --- finding --------------------------------------------------------------------------------------------
 
@@ -299,6 +308,12 @@ class Api:
         if row is None:
             raise NotFound(f"There is no episode {id[:120]!r} in {collection.id[:120]!r}.", "reload the list.")
         return collection, row
+
+    def _opened(self, path: bytes) -> IO[bytes]:
+        try:
+            return self._folder.open(Path(os.fsdecode(path)))
+        except OSError as error:
+            raise NotFound(f"The file cannot be read: {error.strerror or error}.", "reload the list.") from None
 
     def _bytes(self, path: bytes) -> bytes:
         try:

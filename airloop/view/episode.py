@@ -6,6 +6,7 @@ viewer may rely on, or raises Unreadable with a sentence; nothing in between.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 from airloop.lab.damaged import items, number, table, whole
 from airloop.trajectory_file import READABLE
 from airloop.view.traj import from_traj
+from airloop.view.weight import HEAVIEST, LARGE, one_at_a_time, weight
 
 SAMPLED = b'], "sampled": ['
 ENDED = b"]}\n"
+MOST_TURNS = 5_000  # that are shown: each costs a kilobyte, however little the file says of it
 
 
 class Unreadable(Exception):
@@ -23,7 +26,8 @@ class Unreadable(Exception):
 
 
 def load(data: bytes, path: Path) -> dict[str, Any]:
-    return _shaped(_parsed(data, path))
+    with one_at_a_time if len(data) > LARGE else contextlib.nullcontext():
+        return _shaped(_parsed(data, path))
 
 
 def load_head(data: bytes, path: Path) -> dict[str, Any]:
@@ -32,19 +36,25 @@ def load_head(data: bytes, path: Path) -> dict[str, Any]:
     cut = data.rfind(SAMPLED)
     if cut > 0 and data.endswith(ENDED) and data.find(b"\n") == len(data) - 1:
         try:
-            head = json.loads(data[: cut + 1] + b"}")
+            head = json.loads(_bearable(data[: cut + 1] + b"}"))
             if whole(table(head.get("metrics")).get("sampled_tokens")) is not None and "turns" in head:
                 return _shaped(head)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, Unreadable):
             pass
     return load(data, path)
+
+
+def _bearable(data: bytes) -> bytes:
+    if (needed := weight(data)) > HEAVIEST:
+        raise Unreadable(f"To read this file would take up to {needed >> 20} MiB of memory: it is shown as it is.")
+    return data
 
 
 def _parsed(data: bytes, path: Path) -> dict[str, Any]:
     if not data.strip():
         raise Unreadable("The file is empty, or is still being written.")
     try:
-        found = json.loads(data.decode("utf-8", "replace"))
+        found = json.loads(_bearable(data).decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"This is not JSON, or only a part of it: {str(error)[:200]}.") from None
     if not isinstance(found, dict):
@@ -72,28 +82,33 @@ def _shaped(data: dict[str, Any]) -> dict[str, Any]:
         "error": _text(data.get("error")),
         "reward": _float(data.get("reward")),
         "rewards": _floats(data.get("rewards")),
-        "turn_rewards": [_floats(rewards) for rewards in items(data.get("turn_rewards"))],
+        "turn_rewards": [_floats(rewards) for rewards in items(data.get("turn_rewards"))[:MOST_TURNS]],
         "metrics": _floats(data.get("metrics")),
         "version": _small(data.get("version")),
         "seed": whole(data.get("seed")),
         "started": number(data.get("started")),
         "seconds": number(data.get("seconds")),
-        "tools": [tool for tool in items(data.get("tools")) if isinstance(tool, dict)],
-        "turns": [_turn(table(turn)) for turn in items(data.get("turns"))],
-        "sampled": [_sampled(s) for s in items(data.get("sampled"))],
-        "branches": [_branch(table(b)) for b in items(data.get("branches"))],
+        "tools": _tables(data.get("tools")),
+        "turns": [_turn(table(turn)) for turn in items(data.get("turns"))[:MOST_TURNS]],
+        "sampled": [_sampled(s) for s in _tables(data.get("sampled"))],
+        "branches": [_branch(b) for b in _tables(data.get("branches"))],
     }
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    """What else is in the list is left out: it would cost more here than it does in the file."""
+    return [item for item in items(value) if isinstance(item, dict)]
 
 
 def _turn(turn: dict[str, Any]) -> dict[str, Any]:
     places = items(turn.get("places"))
     return {
-        "shown": [_message(m) for m in items(turn.get("shown"))],
+        "shown": [_message(m) for m in _tables(turn.get("shown"))],
         "places": [p for p in places if isinstance(p, int)] if places else [],
         "thought": turn.get("thought") if isinstance(turn.get("thought"), str) else None,
         "reply": _message(turn.get("reply"))["content"],
-        "actions": [_action(table(a)) for a in items(turn.get("actions"))],
-        "observations": [_observation(table(o)) for o in items(turn.get("observations"))],
+        "actions": [_action(a) for a in _tables(turn.get("actions"))],
+        "observations": [_observation(o) for o in _tables(turn.get("observations"))],
         "times": {k: max(0.0, number(table(turn.get("times")).get(k)) or 0.0) for k in ("queue", "model", "tool")},
     }
 
@@ -123,8 +138,7 @@ def _observation(seen: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sampled(value: Any) -> dict[str, Any]:
-    sampled = table(value)
+def _sampled(sampled: dict[str, Any]) -> dict[str, Any]:
     return {
         "version": _small(sampled.get("version")),
         "stop": _text(sampled.get("stop")),

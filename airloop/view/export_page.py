@@ -21,6 +21,7 @@ from airloop.view.highlight import Highlighter
 from airloop.watch.visible import visible
 
 MOST_TOKENS = 40_000  # spans that a browser still opens at once
+MOST_RAW = 2 << 20  # bytes of a file that is no episode
 FOLDED_LINES = 20
 FOLDED_CHARACTERS = 4_000
 STEPS = 4  # of colour, on either side of zero
@@ -36,7 +37,8 @@ def export(api: Api, query: Mapping[str, list[str]]) -> tuple[str, str]:
         branches = list(_branches(api, query))
     except Unreadable:
         turns, branches = [], []
-        head = {**head, "raw": api.raw(query).decode("utf-8", "replace")}
+        with api.raw(query) as file:
+            head = {**head, "raw": file.read(MOST_RAW).decode("utf-8", "replace")}
     return name, _page({**head, "turns": turns}, branches)
 
 

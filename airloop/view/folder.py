@@ -21,7 +21,7 @@ Kind = Literal["run", "evaluation", "traj"]
 
 DEPTH = 6  # levels below the viewed directory in which runs are looked for
 MOST_DIRECTORIES = 20_000  # looked at in one search: a home directory must not keep a core busy
-LARGEST_FILE = 256 << 20  # bytes of an episode's file; no real one comes near
+LARGEST_FILE = 64 << 20  # bytes of an episode's file; no real one comes near
 SKIPPED = frozenset({"checkpoints", "node_modules", "__pycache__", "site-packages", "wandb", "tensorboard"})
 STEP = re.compile(r"step_(\d{1,15})")
 RUN_FILES = ("status.json", "metrics.jsonl", "trajectories", "evaluations")

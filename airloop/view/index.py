@@ -21,9 +21,11 @@ from airloop.view.parse import Parser
 from airloop.view.records import Records
 from airloop.view.rows import Made, Rows
 from airloop.view.store import Store
+from airloop.view.weight import too_heavy
 
 SETTLED_NS = 3_000_000_000  # a file's time may be this coarse; a directory changed since is looked at again
 BATCH = 256  # episodes per transaction: small enough for readers to see the index grow
+BATCH_BYTES = 32 << 20  # and of their files: the words of a batch are held together
 LAST_STEP = 1 << 62
 # The small files that a run's page is made of.
 WATCHED = (
@@ -153,7 +155,7 @@ class Index:
         """The newest first: whoever watches a run looks at its end."""
         found.sort(key=lambda f: f.mtime, reverse=True)
         self.progress.done, self.progress.total = 0, len(found)
-        parts = [found[start : start + BATCH] for start in range(0, len(found), BATCH)]
+        parts = _batches(found)
         for part, entries in zip(parts, self.parser.stream([[f.path for f in p] for p in parts]), strict=False):
             if self.stopping.is_set():
                 return
@@ -201,6 +203,18 @@ class Index:
             self._with_alarms.add(collection.id)
 
 
+def _batches(found: list[Found]) -> list[list[Found]]:
+    parts: list[list[Found]] = []
+    held = 0
+    for file in found:
+        held += file.size
+        if not parts or len(parts[-1]) >= BATCH or held > BATCH_BYTES:
+            parts.append([])
+            held = file.size
+        parts[-1].append(file)
+    return parts
+
+
 def _made_of(line: dict[str, object]) -> Made:
     advantage, reward = number(line.get("advantage")), number(line.get("reward"))
     return words(line.get("id")), advantage, words(line.get("fate")), reward
@@ -222,7 +236,8 @@ def alarm_spans(collection: Collection) -> list[tuple[str, int, int]]:
     """(id, first step, last step) in which an alarm was up; one that was never cleared lasts."""
     spans: list[tuple[str, int, int]] = []
     up: dict[str, int] = {}
-    for line in map(table, Reader(collection.path).lines("alarms.jsonl")):
+    light = not too_heavy(collection.path, WATCHED)
+    for line in map(table, Reader(collection.path).lines("alarms.jsonl") if light else ()):
         id, step = words(line.get("id")), whole(line.get("step"))
         if id is None or step is None or not 0 <= step < LAST_STEP:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 from airloop.lab.damaged import number, table
 from airloop.view.folder import LARGEST_FILE, Folder
+from airloop.view.weight import HEAVIEST, weight
 
+MOST_LINES = 200_000  # of a step: each has an episode
 NUMBERS = b', "logprobs": ['  # from here on a line holds numbers of every token
 
 
@@ -37,7 +40,9 @@ class Records:
         """Whole ones: the last may still be being written."""
         try:
             with self._folder.open(self._path) as file:
-                while (line := file.readline(LARGEST_FILE)).endswith(b"\n"):
+                for _ in itertools.repeat(None, MOST_LINES):
+                    if not (line := file.readline(LARGEST_FILE)).endswith(b"\n"):
+                        return
                     yield line
         except OSError:
             return
@@ -45,7 +50,7 @@ class Records:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        return table(json.loads(line))
+        return table(json.loads(line)) if weight(line) <= HEAVIEST else {}
     except (ValueError, RecursionError):
         return {}
 

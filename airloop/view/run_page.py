@@ -12,6 +12,7 @@ from airloop.success import NAME, success_in
 from airloop.view.curves import curves
 from airloop.view.folder import Collection
 from airloop.view.index import WATCHED
+from airloop.view.weight import too_heavy
 from airloop.watch.ledger import COLUMNS
 
 LONGEST_TEXT = 4_000  # of an alarm's or a check's sentence
@@ -20,17 +21,21 @@ INTERVAL = ("mean", "low", "high")
 
 
 def results_of(collection: Collection) -> dict[str, Any]:
-    if collection.kind == "run" and not _leads_out(collection.path):
+    closed = not_read(collection.path)
+    if collection.kind == "run" and not closed:
         return run_results(collection.path)
-    found = run_results(Path("/nonexistent")) if _leads_out(collection.path) else run_results(collection.path)
+    found = run_results(Path("/nonexistent")) if closed else run_results(collection.path)
     found |= {"name": words(collection.path.name), "path": words(str(collection.path)), "problems": []}
-    if _leads_out(collection.path):
-        return {**found, "problems": ["files of it are links, which are not followed"]}
+    if closed:
+        return {**found, "problems": [closed]}
     return {**found, **(_evaluation(collection.path) if collection.kind == "evaluation" else {"task": "episodes"})}
 
 
-def _leads_out(path: Path) -> bool:
-    return any((path / name).is_symlink() for name in WATCHED)
+def not_read(path: Path) -> str:
+    """Why the small files of a run or an evaluation are left alone, or nothing."""
+    if any((path / name).is_symlink() for name in WATCHED):
+        return "files of it are links, which are not followed"
+    return too_heavy(path, WATCHED)
 
 
 def _evaluation(path: Path) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def _evaluation(path: Path) -> dict[str, Any]:
 def run_page(collection: Collection, known: dict[str, Collection], facets: dict[str, Any]) -> dict[str, Any]:
     results = results_of(collection)
     reader = Reader(collection.path)
-    inside = collection.kind == "run" and not _leads_out(collection.path)
+    inside = collection.kind == "run" and not not_read(collection.path)
     config = flat_config(reader.toml("config.toml")) if inside else {}
     lines = reader.lines("metrics.jsonl") if inside else []
     steps = _steps(lines)
@@ -94,7 +99,7 @@ def _steps(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 def _parent(collection: Collection, known: dict[str, Collection]) -> Collection | None:
     """The run's parent, if it lies in the viewed directory too. By its place: a name may be there twice."""
     found = find_parent(collection.path)
-    runs = (c for c in known.values() if c.kind == "run" and c.path != collection.path and not _leads_out(c.path))
+    runs = (c for c in known.values() if c.kind == "run" and c.path != collection.path and not not_read(c.path))
     return next((c for c in runs if c.path == found), None)
 
 
@@ -108,7 +113,7 @@ def _ledger(steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _evaluations(collection: Collection, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those within a run, or the one that an `air eval` made."""
-    if collection.kind != "evaluation" or (collection.path / "evaluation.json").is_symlink():
+    if collection.kind != "evaluation" or not_read(collection.path):
         return [_evaluation_line(line) for line in lines if line.get("kind") == "eval"][-MOST_LINES:]
     report = Reader(collection.path).json("evaluation.json")
     lost = len(items(report.get("lost")))
@@ -151,7 +156,7 @@ def alarms(reader: Reader) -> list[dict[str, Any]]:
 def alarms_at(path: Path, step: int) -> list[dict[str, Any]]:
     """Those that were up at a step: raised by then, and not cleared before."""
     up: dict[str, dict[str, Any]] = {}
-    for alarm in alarms(Reader(path)):
+    for alarm in alarms(Reader(path)) if not not_read(path) else []:
         if alarm["step"] is None or alarm["step"] > step:
             continue
         if alarm["event"] == "raised":

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airloop.errors import AirError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parent / "static"
 START_S = 20.0
+QUEUED = 512  # connections that the system holds while we are busy
 MOST_THREADS = 8  # that answer: each keeps a connection to the index, and its last searches
 
 
@@ -73,14 +74,25 @@ class Viewer:
         """Serves until it is told to stop, by Ctrl-C or by stop()."""
         import uvicorn
 
+        from airloop.view.callers import WAITING, Caller, quiet_logs
+
         app = Guard(make_app(self), host=self.host, port=self.port, token=self.token)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, server_header=False, lifespan="off"
+            app,
+            http=Caller,
+            ws="none",
+            backlog=WAITING,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            server_header=False,
+            lifespan="off",
         )
         self._server = _Server(config, self.watch.release, self.index)
         self.watch.start()
         try:
-            self._server.run(sockets=[self._socket])
+            with quiet_logs():
+                self._server.run(sockets=[self._socket])
         finally:
             self.close()
 
@@ -110,6 +122,10 @@ def _Server(config: Any, release: Callable[[], None], index: Index) -> Any:
         async def startup(self, sockets: Any = None) -> None:
             anyio.to_thread.current_default_thread_limiter().total_tokens = MOST_THREADS
             await super().startup(sockets)
+            for listening in (
+                sockets or ()
+            ):  # the system's own queue; the loop takes no more than WAITING from it at once
+                listening.listen(QUEUED)
 
         async def shutdown(self, sockets: Any = None) -> None:
             index.stopping.set()
@@ -165,7 +181,7 @@ def make_app(viewer: Viewer) -> Starlette:
     named = ("about", "runs", "run", "trajectories", "neighbours", "group", "trajectory", "tokens", "names", "text")
     routes: list[Any] = [Route(f"/api/{name}", _json(getattr(api, name))) for name in named]
     routes += [
-        Route("/api/raw", _guarded(lambda query: _file(api.raw(query), "application/json", "trajectory.json"))),
+        Route("/api/raw", _guarded(lambda query: _streamed(api.raw(query), "application/json", "trajectory.json"))),
         Route("/api/events", _events(viewer.watch)),
         Route("/export", _guarded(lambda query: _export(api, query))),
         Route("/plotly.js", _plotly),
@@ -216,8 +232,23 @@ def json_response(value: dict[str, Any], status: int = 200) -> Response:
 def _file(body: bytes, kind: str, name: str) -> Response:
     from starlette.responses import Response
 
-    headers = {"cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}
-    return Response(body, 200, headers, kind)
+    return Response(body, 200, _attached(name), kind)
+
+
+def _streamed(file: IO[bytes], kind: str, name: str) -> Response:
+    """Piece by piece: whoever is slow to take a large file must not have it lie here meanwhile."""
+    from starlette.responses import StreamingResponse
+
+    def pieces() -> Iterator[bytes]:
+        with file:
+            while piece := file.read(1 << 18):
+                yield piece
+
+    return StreamingResponse(pieces(), 200, _attached(name), kind)
+
+
+def _attached(name: str) -> dict[str, str]:
+    return {"cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}
 
 
 def _export(api: Api, query: Query) -> Response:

@@ -9,7 +9,9 @@ from typing import Any
 from airloop.errors import AirError
 from airloop.lab.damaged import Reader, items, number, table, words
 from airloop.view.folder import Collection
+from airloop.view.index import WATCHED
 from airloop.view.vocabulary import Vocabularies
+from airloop.view.weight import too_heavy
 
 MOST = 9_000  # tokens of one answer: what fits, with all their numbers, below its largest size
 RANGES = ("lp", "tlp", "gap", "entropy", "adv")
@@ -27,13 +29,16 @@ class Rules:
 
 def model_of(collection: Collection) -> str | None:
     reader = Reader(collection.path)
+    if too_heavy(collection.path, WATCHED):
+        return None
     if collection.kind == "evaluation":
         return words(reader.json("evaluation.json").get("model"))
     return words(table(_config(reader).get("model")).get("name")) if collection.kind == "run" else None
 
 
 def _config(reader: Reader) -> dict[str, Any]:
-    return {} if (reader.path / "config.toml").is_symlink() else reader.toml("config.toml")
+    closed = (reader.path / "config.toml").is_symlink() or too_heavy(reader.path, WATCHED)
+    return {} if closed else reader.toml("config.toml")
 
 
 def rules_of(collection: Collection) -> Rules:

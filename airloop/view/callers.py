@@ -1,0 +1,165 @@
+"""Connections: how many there may be, how long one may take, and what is said of those that are refused.
+
+uvicorn waits for ever for the end of a request's head, and takes connections until the system has no file left to
+give; then its loop writes a traceback for every one that it cannot take. So a caller has a deadline, there is a bound
+for all and one for each address, and whoever has asked for nothing yet makes room for whoever comes: a crowd that only
+holds the line keeps nobody out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PATIENCE_S = 10.0  # for a request's head to come, and for any byte of an answer to be taken
+MOST = 256  # connections, fewer where the system gives a process few files
+WAITING = 32  # that the system may hold for us, and that are taken in one go before any is looked at
+MINUTE_S = 60.0
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+# What goes wrong when the other side hangs up, or when we do.
+GONE = (OSError, EOFError, h11.ProtocolError, asyncio.CancelledError)
+
+logger = logging.getLogger("airloop.view")
+
+
+def most_connections() -> int:
+    """A quarter of the files that this process may have open: the index, its readers and a burst need the others."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return MOST
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else max(16, min(MOST, soft // 4))
+
+
+class Caller(H11Protocol):
+    """One connection."""
+
+    _began = 0.0
+    _left = 0  # bytes of an answer that were not taken yet when we last looked
+    _looking: asyncio.TimerHandle | None = None
+    _refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._began = self.loop.time()
+        if self._make_room():
+            self._look_later()
+            return
+        self._refused = True
+        self.connections.discard(self)
+        transport.write(BUSY)
+        transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def waits(self) -> bool:
+        """For its request, or for its next one: nothing is lost if it is hung up on."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self.transport.get_write_buffer_size()
+
+    def _make_room(self) -> bool:
+        """False if this one is too many, and nobody else can be asked to leave."""
+        most = most_connections()
+        here = self.client and self.client[0]
+        everyone = [c for c in self.connections if isinstance(c, Caller)]
+        near = [c for c in everyone if (c.client and c.client[0]) == here]
+        for crowd, bound in ((near, max(most // 2, 8)), (everyone, most)):
+            if sum(c in self.connections for c in crowd) > bound and not self._send_away(crowd):
+                return False
+        return True
+
+    def _send_away(self, crowd: Iterable[Caller]) -> bool:
+        """Hangs up on the one that has waited longest."""
+        waiting = [c for c in crowd if c is not self and c in self.connections and c.waits]
+        once_a_minute.say("Too many connections: those that ask for nothing are closed, and others may be refused.")
+        if not waiting:
+            return False
+        min(waiting, key=lambda caller: caller._began).hang_up()
+        return True
+
+    def hang_up(self) -> None:
+        self.connections.discard(self)  # at once: whoever comes next counts
+        self.transport.abort()
+
+    def _look_later(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._left = self.transport.get_write_buffer_size()
+        self._looking = self.loop.call_later(PATIENCE_S, self._look)
+
+    def _look(self) -> None:
+        """An answer that is being made, or taken byte by byte, goes on; a half-sent request and an answer that nobody
+        takes end here."""
+        left = self.transport.get_write_buffer_size()
+        if self.waits or (left and left >= self._left > 0):
+            self.hang_up()
+        else:
+            self._look_later()
+
+
+class OnceAMinute(logging.Filter):
+    """Lets each sentence through once a minute, and no traceback about callers that went away: they can have as many
+    of them as they like, and the log is somebody's disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, GONE):
+            record.exc_info = record.exc_text = None
+            record.msg, record.args = f"{str(record.msg).splitlines()[0]}: {error!r}"[:300], ()
+        return self._is_new(f"{str(record.msg).partition(chr(10))[0]} {type(error).__name__}")
+
+    def say(self, sentence: str) -> None:
+        if self._is_new(sentence):
+            logger.warning(sentence)
+
+    def _is_new(self, sentence: str) -> bool:
+        now = time.monotonic()
+        if now - self._said.get(sentence, -MINUTE_S) < MINUTE_S:
+            return False
+        if len(self._said) >= 100:
+            self._said.clear()
+        self._said[sentence] = now
+        return True
+
+
+once_a_minute = OnceAMinute()
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """While a server runs. asyncio speaks of connections that it could not take."""
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
+    for each in loggers:
+        each.addFilter(once_a_minute)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(once_a_minute)
