@@ -159,7 +159,7 @@ class Api:
         rows = [row for row in rows if not place or group_number(row["id"]) == place]
         if not rows:
             raise NotFound(f"{run[:120]!r} has no episodes of {task[:120]!r} in {source[:120]!r}.", "reload the list.")
-        made = {line.get("id"): line for line in self._records(collection, source).heads()}
+        made = self._records(collection, source).rewards({row["id"] for row in rows})
         prompt, held = "", 0
         members: list[dict[str, Any]] = []
         replies: list[list[str]] = []
@@ -175,7 +175,7 @@ class Api:
             turns = episode["turns"]
             prompt = prompt or "\n\n".join(m["content"] for m in (turns[0]["shown"] if turns else []))
             replies.append([turn["reply"] for turn in turns])
-            members.append(_member(row, episode, made.get(row["id"], {})))
+            members.append(_member(row, episode, made.get(row["id"]) or episode["rewards"]))
         head = {"task": task, "source": source, "diverge": diverging(replies)}
         limit = LONGEST
         while True:
@@ -354,7 +354,7 @@ def _unreadable(problem: str) -> dict[str, Any]:
     }
 
 
-def _member(row: Any, episode: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+def _member(row: Any, episode: dict[str, Any], rewards: dict[str, Any]) -> dict[str, Any]:
     turns = [
         {
             "reply": turn["reply"],
@@ -363,11 +363,10 @@ def _member(row: Any, episode: dict[str, Any], record: dict[str, Any]) -> dict[s
         }
         for place, turn in enumerate(episode["turns"])
     ]
-    rewards = record.get("rewards") if isinstance(record.get("rewards"), dict) else episode["rewards"]
     named = ("id", "success", "reward", "advantage", "fate", "ending", "tokens", "seconds")
     return {
         **{name: row[name] for name in named},
-        "rewards": {str(k): number(v) for k, v in (rewards or {}).items()},
+        "rewards": {str(k): number(v) for k, v in rewards.items()},
         "turns": turns,
     }
 

@@ -26,6 +26,7 @@ from airloop.view.weight import too_heavy
 SETTLED_NS = 3_000_000_000  # a file's time may be this coarse; a directory changed since is looked at again
 BATCH = 256  # episodes per transaction: small enough for readers to see the index grow
 BATCH_BYTES = 32 << 20  # and of their files: the words of a batch are held together
+LONGEST_NAME = 1_000  # signs of an episode's id or fate: all of a step are held together
 LAST_STEP = 1 << 62
 # The small files that a run's page is made of.
 WATCHED = (
@@ -217,7 +218,8 @@ def _batches(found: list[Found]) -> list[list[Found]]:
 
 def _made_of(line: dict[str, object]) -> Made:
     advantage, reward = number(line.get("advantage")), number(line.get("reward"))
-    return words(line.get("id")), advantage, words(line.get("fate")), reward
+    id, fate = words(line.get("id")), words(line.get("fate"))
+    return id and id[:LONGEST_NAME], advantage, fate and fate[:LONGEST_NAME], reward
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:

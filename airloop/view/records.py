@@ -36,6 +36,11 @@ class Records:
             head = _parsed(data[:cut] + b"}") if cut > 0 else {}
             yield head if "fate" in head else _parsed(data)
 
+    def rewards(self, ids: set[str]) -> dict[str, dict[str, Any]]:
+        """Those of these episodes; nothing else of a line is kept."""
+        found = ((line.get("id"), line.get("rewards")) for line in self.heads())
+        return {id: rewards for id, rewards in found if isinstance(id, str) and id in ids and isinstance(rewards, dict)}
+
     def _lines(self) -> Iterator[bytes]:
         """Whole ones: the last may still be being written."""
         try:

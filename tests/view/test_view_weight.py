@@ -142,3 +142,12 @@ def test_records_of_a_step_are_bounded_in_number(tmp_path: Path, monkeypatch: py
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "step_0000.jsonl").write_text('{"id": "a"}\n' * 50)
     assert len(list(Records(Folder(tmp_path), tmp_path, "step_0000").heads())) == 10
+
+
+def test_of_records_only_the_rewards_that_are_asked_for_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    lines = [{"id": "a", "rewards": {"r": 1}, "x": "y"}, {"id": "b", "rewards": {}}, {"id": [], "rewards": {}}]
+    lines += [{"id": "c", "rewards": 7}, {"id": "d"}]
+    (tmp_path / "tokens" / "step_0000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = Records(Folder(tmp_path), tmp_path, "step_0000")
+    assert records.rewards({"a", "c", "d"}) == {"a": {"r": 1}}

@@ -10,9 +10,12 @@ import struct
 from typing import Any
 
 import pytest
-from soup_samples import sample_env
+from soup_samples import RATING, sample_env
 
 from airloop.envs.soup import quiet
+from airloop.envs.soup.rooms import PACKAGES, Rooms, image
+from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.pool import Pool
 from airloop.sandbox.seccomp import AARCH64, ALLOW, CLONE3, EPERM, JUMP_BITS, JUMP_EQUAL, LOAD, RETURN, X86_64
 from airloop.types import Action
 
@@ -133,6 +136,23 @@ print("ok")
 @needs_bubblewrap
 def test_what_honest_code_does_goes_on_working() -> None:
     assert asyncio.run(said_by([HONEST]))[0] == ["rang\nok"]
+
+
+@needs_bubblewrap
+def test_through_the_shell_too_a_call_leaves_nothing() -> None:
+    """As in a container, where there is no warm interpreter."""
+
+    async def through_the_shell() -> list[str]:
+        rooms = Rooms(Pool(Bubblewrap("", PACKAGES, warm_python=False), standby=1), image(512, 20), 2)
+        try:
+            codes = [HONEST, LEFT["a link"], LEFT["a daemon"], "import os; print(os.listdir('.'))"]
+            return [(await rooms.run("me", RATING, RATING.pages["/"], code, 20)).output for code in codes]
+        finally:
+            await rooms.close()
+
+    honest, link, daemon, listed = asyncio.run(through_the_shell())
+    assert honest == "rang\nok\n" and listed == "[]\n"
+    assert "PermissionError" in link and "PermissionError" in daemon
 
 
 def test_the_filter_is_known_for_two_machines_and_names_no_call_twice() -> None:
