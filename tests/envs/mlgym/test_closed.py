@@ -98,7 +98,7 @@ def test_the_best_is_chosen_by_what_validate_shows() -> None:
 def test_a_checkouts_gradings_are_counted_and_the_last_is_kept_for_the_end(tmp_path: Path) -> None:
     """`validate` of what was graded already costs none."""
     root = write_checkout(tmp_path)
-    more = "sed -i '2s/$/1/' submission.csv; validate"
+    more = "sed -i '2s/,/,1/' submission.csv; validate"
 
     async def work(env: MlgymEnv) -> None:
         digests = count_gradings(env)
