@@ -29,6 +29,7 @@ MEASURED: dict[str, tuple[str, str]] = {
     "request_retries": ("count", "requests that were repeated."),
     # research: tune, mlgym
     "score": ("metric", "the score of what was submitted, in the task's own metric."),
+    "validate_score": ("metric", "what `validate` says of it, where that is on other rows than the score (mlgym)."),
     "baseline": ("metric", "the baseline's score in the task's own metric."),
     "reference": ("metric", "the best known score in the task's own metric."),
     "improved": (SHARE, "1 if the baseline was beaten (in mlgym by more than the metric's noise)."),

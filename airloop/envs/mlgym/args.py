@@ -29,6 +29,9 @@ class MlgymArgs(EnvArgs):
     window: int = Field(default=1000, ge=10, description="lines that `open` shows at once")
     command_timeout_s: float = Field(default=25.0, gt=0, description="for a command that runs no training")
     training_timeout_s: float | None = Field(default=None, gt=0, description="for one that does; by default the task's")
+    max_gradings: int = Field(
+        default=10, ge=1, description="gradings of an episode of a checkout's task; the last is kept for the end"
+    )
     score: Literal["last", "best"] = Field(default="last", description="which valid score of an episode counts")
     tool_reward: Literal["mean", "sum"] = Field(default="mean", description="how turns' tool rewards become one")
     metrics: dict[str, Any] = Field(

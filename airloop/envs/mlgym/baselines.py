@@ -75,7 +75,7 @@ class Baselines:
         except InfraError as error:  # an episode is not lost for want of a comparison
             log.warning("the sample submission of %s could not be graded: %s", spec.key, error)
             return None
-        return metrics.pick(grade.scores, spec.yardstick.metric) if grade.scores is not None else None
+        return metrics.pick(grade.counted, spec.yardstick.metric) if grade.counted is not None else None
 
     async def measured(self, spec: TaskSpec) -> Measurement:
         """From the cache, or measured now. What failed once is not tried again: its files have not changed."""
@@ -117,11 +117,11 @@ class Baselines:
                 said = f"`{command}` left no submission" if command else "its starter code is no submission"
                 raise _failure(spec, said, result.output if command else "")
         grade = await self.grader.grade(spec, submission)
-        if grade.scores is None:
+        if grade.counted is None:
             raise _failure(spec, "what it made could not be scored", grade.text)
-        metrics.pick(grade.scores, spec.yardstick.metric)
+        metrics.pick(grade.counted, spec.yardstick.metric)
         today = datetime.now(UTC).isoformat(timespec="seconds")
-        return Measurement(dict(grade.scores), command, ran - began, time.perf_counter() - ran, today)
+        return Measurement(dict(grade.counted), command, ran - began, time.perf_counter() - ran, today)
 
     async def _place(self, spec: TaskSpec) -> Path:
         name = (spec.root, spec.key, spec.variant)

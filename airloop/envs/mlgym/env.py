@@ -53,7 +53,7 @@ class MlgymEnv(Environment):
     # None of these is a success: at these weights they cannot lift who hands in what was there above who has done
     # something.
     shaping: Mapping[str, float] = MappingProxyType({"tool": 0.2, "validated": 0.2, "idle": 1.0})
-    dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
+    dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle", "prober")
 
     args: MlgymArgs
 

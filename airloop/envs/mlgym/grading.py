@@ -19,13 +19,16 @@ import shlex
 import shutil
 import time
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
 from airloop.envs.mlgym.agent_link import TIMED_OUT
+from airloop.envs.mlgym.data import FINAL, VALIDATE
+from airloop.envs.mlgym.halves import has_halves
 from airloop.envs.mlgym.proxy import LIBRARY, WORKER, Wire, stand_ins, without_impostors
+from airloop.envs.mlgym.quality import QUALITY, QUALITY_S, read_quality
 from airloop.envs.mlgym.spec import TaskSpec
 from airloop.envs.mlgym.submissions import Submission, collect
 from airloop.envs.mlgym.workspace import PLAIN, Worlds, grader_image, graders, starter_files, visible_data
@@ -36,7 +39,9 @@ from airloop.sandbox.runtime import RuntimeDirectory
 
 log = logging.getLogger(__name__)
 
-GradeError = Literal["", "submission_not_found", "evaluation_format_error", "evaluation_failed", "evaluation_timeout"]
+GradeError = Literal[
+    "", "submission_not_found", "evaluation_format_error", "evaluation_failed", "evaluation_timeout", "no_gradings_left"
+]  # fmt: skip
 
 CALL_S = 60.0  # one call of the agent's code
 LIBRARY_S = 60.0
@@ -50,12 +55,22 @@ __all__ = ["Grade", "Grader", "Submission", "collect"]
 
 @dataclass(frozen=True)
 class Grade:
-    """`scores` or an `error`; `text` is what the agent may be told."""
+    """`scores` or an `error`; `text` is what the agent may be told.
+
+    `scores` are what `validate` shows. Where they are of one half of the hidden rows, `final` has those of the other,
+    which nobody is told before the end.
+    """
 
     scores: Mapping[str, float] | None
     error: GradeError
     text: str
     seconds: float
+    final: Mapping[str, float] | None = None
+
+    @property
+    def counted(self) -> Mapping[str, float] | None:
+        """What rewards are made of."""
+        return self.final if self.final is not None else self.scores
 
 
 class Grader:
@@ -86,6 +101,16 @@ class Grader:
         except InfraError as error:
             log.warning("grading of %s is tried again: %s", spec.key, error)
             return await evaluate(spec, submission, limit)
+
+    async def quality(self, files: Sequence[bytes]) -> float:
+        """How tidy Python files are, from 0 to 1, said by a world in which nothing of an agent's has ever run."""
+        named = {f"{number}.py": content for number, content in enumerate(files)}
+        image = Image(files=_as_files(named), limits=self.worlds.limits, container=self.worlds.container)
+        try:
+            async with self._world(image) as world:
+                return read_quality(await world.run(QUALITY, QUALITY_S))
+        except WorldLost:  # a text that the compiler cannot bear
+            return 0.0
 
     # --- the entry points ---------------------------------------------------------------------------------
 
@@ -236,13 +261,26 @@ def judge(spec: TaskSpec, result: Result, stdout: str, limit: float, seconds: fl
         text = f"The evaluation failed: {told(spec, result, stdout)}"
         return Grade(None, "evaluation_failed", text, seconds)
     try:
-        scores = read_scores(spec, stdout)
+        scores, final = read_scores(spec, stdout)
     except ValueError as error:
         return Grade(None, "evaluation_format_error", f"The evaluation gave no score: {error}.", seconds)
-    return Grade(scores, "", json.dumps(scores), seconds)
+    return Grade(scores, "", json.dumps(scores), seconds, final)
 
 
-def read_scores(spec: TaskSpec, stdout: str) -> dict[str, float]:
+Numbers = dict[str, float]
+
+
+def read_scores(spec: TaskSpec, stdout: str) -> tuple[Numbers, Numbers | None]:
+    """What `validate` shows and, of a task with halves, the score on the other half."""
+    found = _object(spec, stdout)
+    if not has_halves(spec):
+        return _numbers(found), None
+    if set(found) != {VALIDATE, FINAL}:
+        raise ValueError("its output has not the two halves of the hidden rows")
+    return _numbers(found[VALIDATE]), _numbers(found[FINAL])
+
+
+def _object(spec: TaskSpec, stdout: str) -> dict[str, Any]:
     """By the entry point's rule: the whole output, or its first line that starts with a brace."""
     text = stdout.strip()
     if spec.entry_point in ("ModelSubmissionTasks", "LMSubmissionTasks"):
@@ -251,6 +289,12 @@ def read_scores(spec: TaskSpec, stdout: str) -> dict[str, float]:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("its output is not one JSON object" if text else "it printed none") from None
+    if not isinstance(found, dict):
+        raise ValueError("its output is not a JSON object with scores")
+    return found
+
+
+def _numbers(found: Any) -> Numbers:
     if not isinstance(found, dict) or not found:
         raise ValueError("its output is not a JSON object with scores")
     for name, value in found.items():

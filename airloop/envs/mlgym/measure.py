@@ -1,9 +1,10 @@
 """Baselines and references of the built-in tasks: `python -m airloop.envs.mlgym.measure [task …]` writes scores.json.
 
 Baseline: the task's own (the starter strategy, `baseline.py`). Reference: for a game the value of the best reply,
-computed exactly; for a table or pictures the best score on the test rows among the scripts of the junior, senior
-and oracle researchers, so it is a score that was reached and known to be chosen on those rows; for 3-SAT the
-oracle's solver. A variant whose reference is no more than HEADROOM above its baseline gets no task.
+computed exactly; for a table or pictures the best score on the scored half of the test rows among the scripts of the
+junior, senior and oracle researchers, so it is a score that was reached and known to be chosen on those rows; for 3-SAT
+the oracle's solver. The half that `validate` shows has figures of its own. A variant whose reference is no more than
+HEADROOM above its baseline gets no task.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from airloop.envs.mlgym.data import BUILTIN, EVAL_VARIANTS, TASKS, TRAIN_VARIANTS, prepare
+from airloop.envs.mlgym.data import BUILTIN, EVAL_VARIANTS, FINAL, TASKS, TRAIN_VARIANTS, VALIDATE, prepare
 from airloop.errors import AirError
 from airloop.files import write_atomically
 
@@ -50,6 +51,8 @@ class Measured:
     baseline: Mapping[str, float]  # as the evaluation prints it
     reference: float
     by: str  # what reached the reference
+    oracle: float | None = None  # mean of the oracle's scripts; None where its only one is the reference
+    validate: Measured | None = None  # the same on the half of the rows that `validate` shows, where there are halves
 
 
 # --- what was measured ----------------------------------------------------------------------------------
@@ -69,7 +72,9 @@ def recorded(key: str, variant: int) -> Measured:
             f"Variant {variant} of the built-in task {key!r} has not been measured.",
             f"use one of {', '.join(known) or 'none'}, or run `python -m airloop.envs.mlgym.measure {key}`.",
         )
-    return Measured(**known[str(variant)])
+    facts = known[str(variant)]
+    validate = Measured(**facts["validate"]) if "validate" in facts else None
+    return Measured(**{**facts, "validate": validate})
 
 
 def variants(key: str, split: str) -> tuple[int, ...]:
@@ -106,10 +111,17 @@ def evaluate(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 def scores_of(directory: Path) -> dict[str, float]:
+    """What counts: of tables the scores on the second half."""
+    found = halves_of(directory)
+    return found.get(FINAL, found)
+
+
+def halves_of(directory: Path) -> dict[str, Any]:
+    """All that the evaluation prints."""
     done = evaluate(directory)
     if done.returncode:
         raise AirError(f"The evaluation in {directory} failed: {done.stdout}{done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -199,8 +211,8 @@ def measure_blotto() -> Measured:
     return Measured({"Score": round(start, 6)}, round(float(results.max()), 6), f"{best.tolist()}")
 
 
-def _searched(key: str) -> dict[str, str]:
-    """The scripts of the search, by name."""
+def _searched(key: str) -> tuple[dict[str, str], list[str]]:
+    """The scripts of the search, by name, and which of them are the oracle's."""
     from airloop.envs.mlgym.researchers import pictures, tables
 
     sources: dict[str, tuple[Mapping[Any, str], Mapping[str, Sequence[tuple[str, ...]]]]] = {
@@ -210,23 +222,30 @@ def _searched(key: str) -> dict[str, str]:
     }
     menu, levels = sources[key]
     chosen = [choice for level in ("junior", "senior", "oracle") for choice in levels[level]]
-    return {", ".join(choice): menu[choice] for choice in chosen}
+    return {", ".join(choice): menu[choice] for choice in chosen}, [", ".join(c) for c in levels["oracle"]]
 
 
 def measure_search(key: str, variant: int) -> Measured:
     metric = {"regressionKaggleHousePrice": "r2"}.get(key, "accuracy")
+    scripts, oracles = _searched(key)
     with tempfile.TemporaryDirectory() as folder, chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of models that have not converged
         directory = Path(folder)
         grader_workspace(key, variant, directory)
         runpy.run_path("baseline.py")
-        baseline = scores_of(directory)
-        reached: dict[str, float] = {}
-        for name, script in _searched(key).items():
+        baseline = halves_of(directory)
+        reached: dict[str, dict[str, Any]] = {}
+        for name, script in scripts.items():
             exec(compile(script, "train.py", "exec"), {})
-            reached[name] = scores_of(directory)[metric]
-    best = max(reached, key=reached.__getitem__)
-    return Measured(baseline, reached[best], best)
+            reached[name] = halves_of(directory)
+
+    def on(half: str) -> Measured:
+        scores = {name: found[half][metric] for name, found in reached.items()}
+        best = max(scores, key=scores.__getitem__)
+        oracle = sum(scores[name] for name in oracles) / len(oracles)
+        return Measured(baseline[half], scores[best], best, round(oracle, 6))
+
+    return replace(on(FINAL), validate=on(VALIDATE))
 
 
 def measure_solver(variant: int) -> Measured:
@@ -250,6 +269,11 @@ def measure_variant(key: str, variant: int) -> Measured:
     return measure_solver(variant) if key == "3SATTime" else measure_search(key, variant)
 
 
+def as_json(measured: Measured) -> dict[str, Any]:
+    facts = {name: value for name, value in vars(measured).items() if value is not None}
+    return facts | ({"validate": as_json(measured.validate)} if measured.validate is not None else {})
+
+
 # --- the command ----------------------------------------------------------------------------------------
 
 
@@ -264,7 +288,7 @@ def measure(key: str) -> dict[str, Any]:
         started = time.perf_counter()
         result = measure_variant(key, variant)
         baseline = result.baseline[stick.metric]
-        found[str(variant)] = vars(result)
+        found[str(variant)] = as_json(result)
         if sign * (result.reference - baseline) <= HEADROOM:
             without.append(variant)
         room = "  no room for improvement: no task" if variant in without else ""

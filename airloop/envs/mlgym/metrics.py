@@ -44,6 +44,7 @@ class Override(EnvArgs):
     optimum: bool | None = None
     noise: float | None = None
     floor: float | None = None
+    bound: float | None = None
 
 
 Overrides = Mapping[str, Override | Mapping[str, Any]]
@@ -160,7 +161,7 @@ def yardstick(
         optimum=said.optimum if said.optimum is not None else same.optimum and of_registry,
         noise=said.noise if said.noise is not None else same.noise,
         floor=said.floor if said.floor is not None else trusted.floor,
-        bound=trusted.bound,
+        bound=said.bound if said.bound is not None else trusted.bound,
     )
 
 
@@ -313,8 +314,16 @@ def no_headroom(yardstick: Yardstick, baseline: float) -> str:
 
 
 def too_good(yardstick: Yardstick, score: float) -> bool:
-    """Beyond what can be had: above the optimum by more than noise, or above the metric's bound."""
+    """Beyond what can be had: above the optimum by more than noise, or beyond the bound of the metric or the task."""
+    return exceeded(yardstick, score) is not None
+
+
+def exceeded(yardstick: Yardstick, score: float) -> float | None:
+    """The limit that a score which cannot be lies beyond; None if it can be."""
     slack = STANDARD_ERRORS * yardstick.noise
     limits = [(yardstick.reference, slack)] if yardstick.optimum else []
     limits.append((yardstick.bound, 0.0))
-    return any(limit is not None and gain(yardstick, limit, score) > allowed + 1e-9 for limit, allowed in limits)
+    for limit, allowed in limits:
+        if limit is not None and gain(yardstick, limit, score) > allowed + 1e-9:
+            return limit
+    return None

@@ -57,8 +57,8 @@ class WatchedSession(MlgymSession):
         super().__init__(task, spec, args, places, names)
         self.graded: list[Grade] = []
 
-    async def score(self) -> Grade:
-        grade = await super().score()
+    async def score(self, last: bool = False) -> Grade:
+        grade = await super().score(last)
         self.graded.append(grade)
         return grade
 
@@ -89,6 +89,7 @@ def _args(recording: Recording, task: Task, options: ReplayOptions) -> MlgymArgs
         max_turns=len(recording.steps) + 1,
         observation_chars=WHOLE,
         training_timeout_s=options.timeout_s,
+        max_gradings=len(recording.steps) + 2,  # there nobody counted
         score=_which_counted(recording),
         standby=0,
     )
@@ -101,10 +102,11 @@ def _which_counted(recording: Recording) -> Literal["last", "best"]:
     if not isinstance(final, float) or not recording.steps or not (last := recording.steps[-1].scores):
         return "last"
 
-    def among(values: Sequence[float]) -> bool:
-        return any(abs(value - final) < 1e-4 for value in values)
+    def among(wanted: float, values: Sequence[float]) -> bool:
+        return any(abs(value - wanted) < 1e-4 for value in values)
 
-    return "best" if among(shown) and not among(list(last.values())) else "last"
+    told = recording.shown if recording.shown is not None else final
+    return "best" if among(told, shown) and not among(final, list(last.values())) else "last"
 
 
 # --- which task ---------------------------------------------------------------------------------------------

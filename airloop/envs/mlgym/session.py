@@ -17,9 +17,11 @@ from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.baselines import Baselines
 from airloop.envs.mlgym.commands import clean_output, cut_middle, is_training, prepare, requests
 from airloop.envs.mlgym.grading import Grade, Grader, Submission, collect
+from airloop.envs.mlgym.halves import shown_baseline
 from airloop.envs.mlgym.idle import same_score, same_work
 from airloop.envs.mlgym.prompts import opening, shorten, status
 from airloop.envs.mlgym.spec import TaskSpec
+from airloop.envs.mlgym.submissions import own_code
 from airloop.envs.mlgym.workspace import agent_image
 from airloop.sandbox.base import WORKSPACE, WorldLost
 from airloop.sandbox.pool import Lease, Pool
@@ -28,27 +30,7 @@ from airloop.types import Action, Message, Observation, Score, Task
 log = logging.getLogger(__name__)
 
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
-QUALITY_S = 20.0
-MOST_REQUESTS = 3  # of one command that are answered
-# Compiles every file the agent wrote and counts style errors: run inside, where agents' text can do no harm.
-# By its path and without the shell's variables, because names in the shell are the agent's.
-QUALITY = r"""/usr/bin/env -i PATH=/opt/air/bin:/usr/local/bin:/usr/bin:/bin python3 -I - <<'AIR_END'
-import os
-os.chdir("/home/agent/workspace")
-own = [f for f in sorted(os.listdir(".")) if f.endswith(".py") and os.access(f, os.W_OK)]
-good = total = 0.0
-for name in own:
-    total += 1
-    try:
-        text = open(name, encoding="utf-8").read()
-        compile(text, name, "exec")
-    except Exception:
-        continue
-    lines = max(1, text.count("\n"))
-    long = sum(len(line) > 100 or line != line.rstrip() for line in text.split("\n"))
-    good += 0.5 + 0.5 * max(0.0, 1 - 10 * long / lines)
-print(good / total if total else 0.0)
-AIR_END"""
+MOST_REQUESTS = 3  # of one command that are answered; all of them by one grading
 
 
 @dataclass(frozen=True)
@@ -60,17 +42,30 @@ class Places:
     baselines: Baselines
 
 
+@dataclass(frozen=True)
+class Work:
+    """An artefact that was graded, without its bytes: a trainer holds many episodes."""
+
+    path: str
+    grade: Grade
+    step: int  # in which it was graded
+    score: float | None = None  # what it is worth to who made it here; None: nothing
+    is_given: bool = False  # the starter's work, or the sample's
+
+
 @dataclass
 class Attempt:
     """What the episode has produced so far. All scores are from grading."""
 
     first: str = ""  # digest of a submission that lay there before the agent did anything
-    submission: Submission | None = None  # the last one that was graded
-    grade: Grade | None = None
-    step: int = 0  # in which it was made
-    scores: list[float] = field(default_factory=list)  # of every valid grading of a new artefact, in order
+    works: dict[str, Work] = field(default_factory=dict)  # by digest, in the order in which they were graded
+    last: Work | None = None  # that was handed in
     too_good: float | None = None  # a score that cannot be: withheld
     ending: str = ""  # submitted, forfeited, or empty while it goes on
+
+    @property
+    def grade(self) -> Grade | None:
+        return self.last.grade if self.last is not None else None
 
 
 class MlgymSession(Session):
@@ -87,6 +82,7 @@ class MlgymSession(Session):
         self.failed_commands = 0
         self.validated = False
         self.lost = False  # the agent ended its own world
+        self._answer: Grade | None = None  # to this command's requests
         self._delta = 0.0  # what this turn's validations gained
         self._lease: Lease | None = None
 
@@ -109,7 +105,7 @@ class MlgymSession(Session):
     async def begin(self) -> Opening:
         there = await collect(self.spec, self.world)
         self.attempt.first = there.digest if there is not None else ""
-        system, user = opening(self.spec, self.baseline, self.args)
+        system, user = opening(self.spec, self._shown_baseline(), self.args)
         return Opening((Message(role="system", content=system), Message(role="user", content=user)))
 
     def view(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -145,13 +141,13 @@ class MlgymSession(Session):
 
     async def _run(self, command: str) -> tuple[str, bool]:
         """The command's output with what `validate` or `submit` had to say in its place, and whether it failed."""
-        self._delta = 0.0
+        self._delta, self._answer = 0.0, None
         timeout = self._timeout(command)
         result = await self.world.run(prepare(command.strip("\n")), timeout)
         parts: list[str] = []
         failed = result.exit_code != 0 or result.timed_out or bool(TRACEBACK.search(result.output))
         at = 0
-        for wish in requests(result.output)[:MOST_REQUESTS]:  # each may cost an evaluation
+        for wish in requests(result.output)[:MOST_REQUESTS]:
             parts.append(self._readable(result.output[at : wish.start]))
             at = wish.end
             said, good = await self._request(wish.kind)
@@ -188,29 +184,41 @@ class MlgymSession(Session):
         if kind in ("skip", "exit_forfeit"):
             self.attempt.ending = "forfeited"
             return "The task was given up.", True
-        before = self.attempt.submission
-        grade = await self.score()
-        if kind == "submit":
+        ends = kind == "submit"
+        # A command is over when its requests are read, so they all ask about the same files: these are collected once.
+        if self._answer is None or (ends and self._answer.error == "no_gradings_left"):
+            self._answer = await self.score(last=ends)
+        if ends:
             self.attempt.ending = "submitted"
-            return self._said(grade, unchanged=False), grade.scores is not None
-        self.validated = self.validated or grade.scores is not None
-        unchanged = before is not None and self.attempt.submission is before and grade.scores is not None
-        return self._said(grade, unchanged), grade.scores is not None
+            return self._said(self._answer, final=True), self._answer.scores is not None
+        self.validated = self.validated or self._answer.scores is not None
+        return self._said(self._answer), self._answer.scores is not None
 
-    async def score(self) -> Grade:
+    async def score(self, last: bool = False) -> Grade:
         """Grades the artefact that is there now, if it is new; an artefact has one score (D15)."""
         found = await self._collected()
-        attempt = self.attempt
-        untouched = found is not None and found.digest == attempt.first
-        if found is None or (untouched and not self._starts_valid()):
+        if found is None or (found.digest == self.attempt.first and not self._starts_valid()):
             return Grade(None, "submission_not_found", NOT_FOUND, 0.0)
-        if attempt.submission is not None and attempt.grade is not None and found.digest == attempt.submission.digest:
-            return attempt.grade
+        work = self.attempt.works.get(found.digest)
+        if work is None:
+            if not last and self._gradings_left() <= 0:
+                return Grade(None, "no_gradings_left", NONE_LEFT.format(self.args.max_gradings), 0.0)
+            work = self.attempt.works[found.digest] = await self._graded(found)
+        self.attempt.last = work
+        return work.grade
+
+    def _gradings_left(self) -> float:
+        """For `validate`; the last one is kept for the end. Our own tasks need no limit: see halves.py."""
+        return math.inf if self.spec.builtin else self.args.max_gradings - 1 - len(self.attempt.works)
+
+    async def _graded(self, found: Submission) -> Work:
         grade = await self.grader.grade(self.spec, found)
-        attempt.submission, attempt.grade, attempt.step = found, grade, self.step
-        if grade.scores is not None and not untouched:  # starter code has a score, but nobody here has earned it
-            self._take(grade)
-        return grade
+        untouched = found.digest == self.attempt.first  # it may have a score, but nobody here has earned it
+        score = self._take(grade) if not untouched else None
+        is_given = untouched
+        if not untouched and not self._improved(score):
+            is_given = await asyncio.to_thread(same_work, self.spec, found)
+        return Work(found.path, grade, self.step, score, is_given)
 
     async def _collected(self) -> Submission | None:
         if self.lost:
@@ -225,68 +233,90 @@ class MlgymSession(Session):
         """Tasks whose submission is code start with one; a table that lay there was made by nobody here."""
         return self.spec.entry_point in ("PythonSubmissionTasks", "LMSubmissionTasks")
 
-    def _take(self, grade: Grade) -> None:
-        assert grade.scores is not None
-        value = metrics.pick(grade.scores, self.spec.yardstick.metric)
-        if metrics.too_good(self.spec.yardstick, value):
+    def _take(self, grade: Grade) -> float | None:
+        """The score of a new artefact, if it has one that can be."""
+        if grade.counted is None:
+            return None
+        value = metrics.pick(grade.counted, self.spec.yardstick.metric)
+        limit = metrics.exceeded(self.spec.yardstick, value)
+        if limit is not None:
             self.attempt.too_good = value
             log.warning(
                 "too good to be true: task %s scored %s = %g where %g is the best there is; the score is withheld",
-                self.task.id, self.spec.yardstick.metric, value, self.spec.yardstick.reference,
+                self.task.id, self.spec.yardstick.metric, value, limit,
             )  # fmt: skip
-            return
-        before = self.attempt.scores[-1] if self.attempt.scores else self.baseline
-        self._delta += metrics.gain(self.spec.yardstick, before, value)
-        self.attempt.scores.append(value)
+            return None
+        scores = [work.score for work in self.attempt.works.values() if work.score is not None]
+        self._delta += metrics.gain(self.spec.yardstick, scores[-1] if scores else self.baseline, value)
+        return value
 
-    def _said(self, grade: Grade, unchanged: bool) -> str:
-        if grade.scores is None:
+    def _shown_baseline(self) -> float:
+        """On the rows that `validate` looks at."""
+        shown = shown_baseline(self.spec)
+        return self.baseline if shown is None else metrics.pick(shown, self.spec.yardstick.metric)
+
+    def _said(self, grade: Grade, final: bool = False) -> str:
+        numbers = grade.counted if final else grade.scores
+        if numbers is None:
             return grade.text
-        path = self.attempt.submission.path if self.attempt.submission else ""
-        baseline = {self.spec.yardstick.metric: round(self.baseline, 5)}
-        scores = {name: round(value, 5) for name, value in grade.scores.items()}
-        old = f" (the same as in step {self.attempt.step})" if unchanged else ""
-        return f"valid submission: {path}{old}\nbaseline: {baseline}\nscore: {scores}"
+        work = self.attempt.last
+        assert work is not None
+        value = self.baseline if final else self._shown_baseline()
+        baseline = {self.spec.yardstick.metric: round(value, 5)}
+        scores = {name: round(value, 5) for name, value in numbers.items()}
+        old = f" (the same as in step {work.step})" if work.step < self.step and not final else ""
+        return f"valid submission: {work.path}{old}\nbaseline: {baseline}\nscore: {scores}"
 
     # --- the end ------------------------------------------------------------------------------------------
 
     async def finish(self) -> Score:
-        """However it ended, what is there counts; who gave up or lost the machine has what was graded before."""
-        if self.attempt.ending in ("", "submitted") and not self.lost:
-            last = await self.score()
+        """However it ended, what is there counts; who gave up or lost the machine has what was graded before. What was
+        submitted is not collected again: it may be another file by now."""
+        if self.attempt.ending == "submitted" and self._answer is not None:
+            last = self._answer
+        elif not self.attempt.ending and not self.lost:
+            last = await self.score(last=True)
         else:
             last = self.attempt.grade or Grade(None, "submission_not_found", NOT_FOUND, 0.0)
-        score = self._counted(last)
+        work = self._counted(last)
+        score = work.score if work is not None else None
         quality = await self._code_quality() if "code_quality" in self.names and self._improved(score) else 0.0
         idle = await self._idle(score)
         given = rewards.for_episode(
             self.names, self.spec.yardstick, self.baseline, score, self.validated, quality, idle
         )
-        return Score(given, {**self._metrics(score, last), "idle": float(idle)})
+        return Score(given, {**self._metrics(work, last), "idle": float(idle)})
 
     async def _idle(self, score: float | None) -> bool:
         """Whether what counts is the starter's work or the sample's, and so nobody's here."""
-        handed_in = self.attempt.submission
+        handed_in = self.attempt.last
         if handed_in is None or self._improved(score):
             return False
-        if score is None or self.args.score != "best":
-            untouched = handed_in.digest == self.attempt.first
-            if untouched or await asyncio.to_thread(same_work, self.spec, handed_in):
-                return True
+        if handed_in.is_given and (score is None or self.args.score != "best"):
+            return True
         sample = await self.places.baselines.of_sample(self.spec) if score is not None else None
         return score is not None and same_score(self.spec, score, (self.baseline, sample))
 
-    def _counted(self, last: Grade) -> float | None:
-        scores = self.attempt.scores
-        if not scores or self.attempt.ending == "forfeited" or self.attempt.too_good is not None:
+    def _counted(self, last: Grade) -> Work | None:
+        """The artefact whose score counts. The best one is the best by what `validate` shows: who chooses among many
+        by the score itself would choose its luck."""
+        if self.attempt.ending == "forfeited" or self.attempt.too_good is not None:
             return None
         if self.args.score == "best":
-            return max(scores) if self.spec.yardstick.direction == "up" else min(scores)
-        untouched = self.attempt.submission is not None and self.attempt.submission.digest == self.attempt.first
-        return scores[-1] if last.scores is not None and not untouched else None
+            works = [work for work in self.attempt.works.values() if work.score is not None]
+            return max(works, key=self._worth, default=None)
+        work = self.attempt.last
+        return work if work is not None and work.score is not None and last.scores is not None else None
 
-    def _metrics(self, score: float | None, last: Grade) -> dict[str, float]:
+    def _worth(self, work: Work) -> float:
+        return self._shown_score(work) * (1 if self.spec.yardstick.direction == "up" else -1)
+
+    def _shown_score(self, work: Work) -> float:
+        return metrics.pick(work.grade.scores or {}, self.spec.yardstick.metric)
+
+    def _metrics(self, work: Work | None, last: Grade) -> dict[str, float]:
         yardstick = self.spec.yardstick
+        score = work.score if work is not None else None
         ending = self.attempt.ending
         shown = {
             "baseline": self.baseline,
@@ -303,6 +333,8 @@ class MlgymSession(Session):
         }
         if score is not None:
             shown["score"] = score
+        if work is not None and work.grade.final is not None:
+            shown["validate_score"] = self._shown_score(work)
         if yardstick.reference is not None and not metrics.no_headroom(yardstick, self.baseline):
             shown["reference"] = yardstick.reference
             shown["headroom"] = (
@@ -319,10 +351,14 @@ class MlgymSession(Session):
         if self.lost:
             return 0.0
         try:
-            result = await self.world.run(QUALITY, QUALITY_S)
-            return min(1.0, max(0.0, float(result.output.strip().splitlines()[-1])))
-        except (WorldLost, ValueError, IndexError):  # the agent has seen to it that nothing can be measured
+            files = await own_code(self.spec, self.world)
+        except WorldLost:  # the agent has seen to it that nothing can be read
             return 0.0
+        return await self.grader.quality(files) if files else 0.0
 
 
+NONE_LEFT = (
+    "Not graded: an episode has {} gradings, and the last one is kept for the end. Go on without, or submit; what is "
+    "there at the end is scored."
+)
 NOT_FOUND = "No submission found: make the one that the task describes, then validate again."

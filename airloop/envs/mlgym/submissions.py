@@ -1,10 +1,14 @@
-"""What an agent hands in: a copy, made once, of what the task's entry point needs."""
+"""What an agent hands in: a copy, made once, of what the task's entry point needs.
+
+The copy is in the trainer's memory while it is graded, beside those of other episodes, so it has a limit that fits
+what the task asks for; afterwards only its digest is kept.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Protocol
@@ -12,9 +16,12 @@ from typing import Protocol
 from airloop.envs.mlgym.spec import TaskSpec
 from airloop.envs.mlgym.workspace import ANSWERS, SUBMISSION, graders, starter_files
 
-LARGEST_TABLE = 256 << 20  # bytes
+LARGEST_TABLE = 32 << 20  # bytes, where no sample says how large a table is
+TIMES_SAMPLE = 20  # numbers may have more digits than the sample's
+LEAST_TABLE = 1 << 20
 LARGEST_WORKSPACE = 1 << 30
-LARGEST_CODE = 64 << 20
+LARGEST_CODE = 16 << 20
+LARGEST_READ = 1 << 20  # of all files together whose tidiness is looked at
 LARGEST_OTHER = 1 << 20  # of one file that code may read
 MOST_FILES = 2000
 AT_ONCE = 16
@@ -46,7 +53,7 @@ async def collect(spec: TaskSpec, world: Place) -> Submission | None:
     """None if there is nothing to grade."""
     match spec.entry_point:
         case "CSVSubmissionTasks":
-            return await _table(world)
+            return await _table(spec, world)
         case "PythonSubmissionTasks":
             return await _code(spec, world)
         case "ModelSubmissionTasks":
@@ -56,13 +63,30 @@ async def collect(spec: TaskSpec, world: Place) -> Submission | None:
             return _submission("", files, problem)
 
 
-async def _table(world: Place) -> Submission | None:
-    content = await world.get(SUBMISSION, LARGEST_TABLE)
+async def own_code(spec: TaskSpec, world: Place) -> Sequence[bytes]:
+    """The Python files in the workspace's root that are the agent's; none if they are too many or too large."""
+    is_graders = graders(spec)
+    names = [name for name in await world.list("*.py") if not is_graders(name)]
+    files, _ = await _copy(world, names, LARGEST_READ)
+    return list(files.values())
+
+
+async def _table(spec: TaskSpec, world: Place) -> Submission | None:
+    limit = largest_table(spec)
+    content = await world.get(SUBMISSION, limit)
     if content is not None:
         return _submission(SUBMISSION, {SUBMISSION: content})
     if await world.list(SUBMISSION):
-        return _submission(SUBMISSION, {}, f"{SUBMISSION} is larger than {LARGEST_TABLE >> 20} MB.")
+        problem = f"{SUBMISSION} is larger than {limit / (1 << 20):.3g} MB, the most that is graded in this task."
+        return _submission(SUBMISSION, {}, problem)
     return None
+
+
+def largest_table(spec: TaskSpec) -> int:
+    sample = spec.sample_submission
+    if sample is None or not sample.is_file():
+        return LARGEST_TABLE
+    return max(LEAST_TABLE, TIMES_SAMPLE * sample.stat().st_size)
 
 
 async def _code(spec: TaskSpec, world: Place) -> Submission | None:

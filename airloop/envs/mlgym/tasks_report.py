@@ -12,6 +12,7 @@ from airloop.envs.mlgym import baselines, metrics
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.checkout import find_root, load_checkout
 from airloop.envs.mlgym.env import MlgymEnv
+from airloop.envs.mlgym.halves import asks_for_labels
 from airloop.envs.mlgym.imports import not_installed
 from airloop.envs.mlgym.library import Library, builtin_keys
 from airloop.envs.mlgym.replay_report import tolerance
@@ -159,6 +160,12 @@ async def check_task(
     task = Task("mlgym", key, "train", {"task": key, "variant": env.library.variant(key, 0, "train")}, family=key)
     spec = env.spec(task)
     check = Check(describe(spec), warnings=list(spec.warnings), problems=list(spec.problems))
+    if asks_for_labels(spec):
+        check.warnings.append(
+            "`validate` is scored on the rows that count in the end, so an agent that asks often learns their labels: "
+            f"it gets at most {env.args.max_gradings} gradings an episode (args.max_gradings), and small gains over "
+            "many of them prove nothing."
+        )
     if check.problems:
         return check
     trial = Trial(check, env, watcher, count_tokens)
@@ -220,11 +227,11 @@ class Trial:
         with self._timed("validating"):
             seen = await session.act(Action("command", "validate"))
         grade = session.attempt.grade
-        if seen.failed or grade is None or grade.scores is None:
+        if seen.failed or grade is None or grade.counted is None:
             check.problems.append(f"{check.tried} was given no score: {_last_lines(seen.text)}")
             return
-        check.scores = dict(grade.scores)
-        check.score = metrics.pick(grade.scores, spec.yardstick.metric)
+        check.scores = dict(grade.counted)
+        check.score = metrics.pick(grade.counted, spec.yardstick.metric)
         self._judge(spec, check.score, ran_baseline=not check.tried.startswith("the sample"))
 
     def _judge(self, spec: TaskSpec, score: float, ran_baseline: bool) -> None:

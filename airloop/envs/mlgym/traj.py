@@ -52,6 +52,7 @@ class Recording:
     task: Task | None = None  # of air's own
     rewards: Mapping[str, float] = field(default_factory=dict)  # of air's own, of the whole episode
     turn_rewards: tuple[Mapping[str, float], ...] = ()
+    shown: float | None = None  # what `validate` says of what counted, where that is not the score itself
 
 
 def read_recording(path: Path) -> Recording:
@@ -174,6 +175,7 @@ def _from_air(path: Path, trajectory: Trajectory) -> Recording:
         task=trajectory.task,
         rewards=trajectory.rewards,
         turn_rewards=trajectory.turn_rewards,
+        shown=trajectory.metrics.get("validate_score"),
     )
 
 

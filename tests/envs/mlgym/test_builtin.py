@@ -249,6 +249,38 @@ def test_the_gender_rule_and_the_sample_score_what_they_should(tmp_path: Path) -
     assert scores_of(folder)["accuracy"] < recorded("titanic", 0).baseline["accuracy"] - 0.1
 
 
+@pytest.mark.parametrize("key", TABLES)
+def test_the_hidden_rows_are_two_halves_alike_and_the_same_every_time(key: str) -> None:
+    target = TABLES[key][1]
+    prepared = prepare(key, 0)
+    assert prepared.answers and prepared.agent
+    rows = read_rows(prepared.answers / "answers.csv")
+    parts = {half: [row for row in rows if row["half"] == half] for half in (data.VALIDATE, data.FINAL)}
+    assert abs(len(parts["validate"]) - len(parts["final"])) <= 1 and sum(map(len, parts.values())) == len(rows)
+    means = [np.mean([float(row[target]) for row in part]) for part in parts.values()]
+    assert means[0] == pytest.approx(means[1], rel=0.03)
+    assert "half" not in (prepared.agent / "test.csv").read_text()[:2000]
+    # Neither an id nor a place says which half a row is in.
+    place = np.array([row["half"] == "final" for row in rows])
+    assert abs(np.corrcoef(np.arange(len(rows)), place)[0, 1]) < 0.12
+
+
+def test_what_is_done_to_the_half_that_validate_shows_changes_no_score(tmp_path: Path) -> None:
+    folder = workspace("titanic", tmp_path)
+    truth = read_rows(folder / "answers" / "answers.csv")
+    sample = {line.split(",")[0]: "0" for line in titanic_lines()[1:]}
+    before = write_and_grade(folder, sample)
+    known = {row["PassengerId"]: row["Survived"] for row in truth if row["half"] == "validate"}
+    after = write_and_grade(folder, {**sample, **known})
+    assert after["validate"]["accuracy"] == 1.0 and after["final"] == before["final"]
+
+
+def write_and_grade(folder: Path, answers: dict[str, str]) -> dict[str, dict[str, float]]:
+    lines = [f"{key},{value}\n" for key, value in answers.items()]
+    (folder / "submission.csv").write_text("PassengerId,Survived\n" + "".join(lines))
+    return measure.halves_of(folder)
+
+
 def titanic_lines() -> list[str]:
     return (BUILTIN / "data/titanic/sample_submission.csv").read_text().splitlines()
 
@@ -421,7 +453,10 @@ def grade(spec: TaskSpec, agent_home: Path, grader_home: Path) -> str:
         if (agent_home / name).exists():
             shutil.copy(agent_home / name, grader_home)
     done = evaluate(grader_home)
-    return done.stdout if done.returncode else f"valid submission: x\nbaseline: {{}}\nscore: {json.loads(done.stdout)}"
+    if done.returncode:
+        return done.stdout
+    found = json.loads(done.stdout)
+    return f"valid submission: x\nbaseline: {{}}\nscore: {found.get(data.VALIDATE, found)}"
 
 
 @pytest.mark.parametrize("key", GAMES)

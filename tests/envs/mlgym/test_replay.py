@@ -22,7 +22,7 @@ from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.env import MlgymEnv
 from airloop.envs.mlgym.metrics import yardstick
 from airloop.envs.mlgym.older_files import older_files
-from airloop.envs.mlgym.replay import name_task
+from airloop.envs.mlgym.replay import ReplayOptions, _args, name_task
 from airloop.envs.mlgym.replay_report import Compared, tolerance
 from airloop.envs.mlgym.traj import Step, read_recording, read_view
 from airloop.errors import AirError
@@ -263,6 +263,35 @@ def test_our_own_trajectories_are_replayed_with_their_rewards(air: Any, root: Pa
     path.write_text(json.dumps(data))
     code, _, problem = air("replay", path, "--mlgym-root", root)
     assert code == 2 and "only those of 'mlgym'" in problem
+
+
+ZEROS = "(echo PassengerId,Survived; tail -n +2 data/test.csv | cut -d, -f1 | sed 's/$/,0/') > submission.csv"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ["last", "best"])
+def test_a_table_of_ours_has_the_same_score_on_both_halves_again(air: Any, tmp_path: Path, score: Any) -> None:
+    async def episode() -> dict[str, Any]:
+        env = MlgymEnv(MlgymArgs(task_configs=["titanic"], source="builtin", standby=0, score=score))
+        try:
+            commands = ["python baseline.py; validate", f"{ZEROS}; validate", "submit"]
+            return to_json(await run_episode(env, env.tasks("train")[0], Script(commands), id="e", seed=0))
+        finally:
+            await env.close()
+
+    data = asyncio.run(episode())
+    assert (data["metrics"]["score"] > 0.7) == (score == "best")
+    path = tmp_path / "e.json"
+    path.write_text(json.dumps(data))
+    code, text, _ = air("replay", path, "--json")
+    assert code == 0 and {row["what"] for row in json.loads(text)["compared"]} >= {"validate", "submit", "headroom"}
+
+
+def test_a_replay_has_as_many_gradings_as_there_were(root: Path, game: Any, tmp_path: Path) -> None:
+    steps = [{"action": "validate", "observation": ""}] * 30
+    recording = read_recording(write_traj(tmp_path / "x.traj", steps, [], "submitted"))
+    args = _args(recording, Task("mlgym", "x", "replay", {"task": "prisonersDilemma"}), ReplayOptions(str(root)))
+    assert args.max_gradings > 31
 
 
 # --- parts --------------------------------------------------------------------------------------------------

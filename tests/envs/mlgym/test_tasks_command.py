@@ -68,7 +68,8 @@ def test_what_is_odd_about_a_task_is_said(air: Any, root: Path) -> None:
     code, text, errors = air("tasks", "check", "titanic.yaml", "--mlgym-root", root, "--json")
     told = json.loads(text)
     assert code == 0 and told["runnable"] and told["score"] == 1.0 and "sample submission" in told["tried"]
-    assert len(told["warnings"]) == 4 and "ground_truth.csv" in told["warnings"][0] and not errors
+    assert len(told["warnings"]) == 5 and "ground_truth.csv" in told["warnings"][0] and not errors
+    assert "learns their labels: it gets at most 10 gradings" in told["warnings"][4]
     assert told["protections"]["files"] and told["prompt_characters"] > 1000
 
 

@@ -1,5 +1,5 @@
-"""Scripted researchers for the built-in tasks: demonstrations of several levels of skill, and three that keep
-an environment honest (a no-op, a cheat, an oracle). They act by commands and on what they read, nothing else."""
+"""Scripted researchers for the built-in tasks: demonstrations of several levels of skill, and some that keep an
+environment honest (a no-op, a cheat, a prober, an oracle). They act by commands and on what they read, nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from airloop.envs.mlgym.researchers.cheats import attempts
 from airloop.envs.mlgym.researchers.games import battle_of_sexes, blotto, prisoners_dilemma
 from airloop.envs.mlgym.researchers.pictures import fashion
+from airloop.envs.mlgym.researchers.probes import Prober
 from airloop.envs.mlgym.researchers.solvers import sat
 from airloop.envs.mlgym.researchers.tables import house_prices, titanic
 from airloop.envs.mlgym.researchers.work import Draft, Lines, Researcher, say
@@ -18,7 +19,7 @@ from airloop.types import Agent, Message
 
 LEVELS = ("novice", "junior", "senior", "oracle")
 WEAK = ("junior", "junior")  # who is honest and weak: two drafts, of which the better one beats the baseline a little
-NAMES = (*LEVELS, "weak", "demo", "noop", "idle", "cheat")
+NAMES = (*LEVELS, "weak", "demo", "noop", "idle", "cheat", "prober")
 
 # Who gives a demonstration: good work is there to be found and is not what is seen most.
 DEMO_WEIGHTS: Mapping[str, float] = {"novice": 0.55, "junior": 0.27, "senior": 0.13, "oracle": 0.05}
@@ -57,6 +58,8 @@ def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
         return Lines([Message(role="assistant", content=NOOP)])
     if name == "idle":
         return Lines(idle(spec.key))
+    if name == "prober":  # where no labels are hidden there is nothing to ask for, and it is as idle as that one
+        return Prober(spec.key, spec.yardstick, rng, max_turns) if spec.key in TABLES else Lines(idle(spec.key))
     if name == "cheat":
         tried = attempts(spec.key)
         start = rng.randrange(len(tried))

@@ -1,25 +1,27 @@
-"""Times solver.solve on unseen instances. The starter solver is timed in turns with it, and Time is
-given in seconds of a machine on which the starter takes STARTER_SECONDS: so a faster or busier machine does not
-look like a better solver."""
+"""Times solver.solve on instances that are drawn anew in every grading, so that what one grading has shown is worth
+nothing in the next. The starter solver is timed in turns with it, and Time is given in seconds of a machine on which
+the starter takes STARTER_SECONDS: so a faster or busier machine does not look like a better solver, nor do easier
+instances. The starter is complete: what it cannot solve has no solution."""
 
 from __future__ import annotations
 
-import json
+import random
 import runpy
 import time
-from pathlib import Path
 from typing import Any
 
 from agent_code import agent_function, results
+from instances import NUM_VARS, draw
 from verdict import Invalid, report
 
+INSTANCES = 30
 STARTER_SECONDS = 2.0
 PENALTY = 1.0  # seconds for each wrong answer
 PATIENCE = 5  # times the starter's time so far and a second: then the instances that are left count as wrong
 
 
-def is_solution(assignment: Any, num_vars: int, clauses: list[list[int]]) -> bool:
-    return len(assignment) == num_vars and all(any(assignment[abs(x) - 1] is (x > 0) for x in c) for c in clauses)
+def is_solution(assignment: Any, clauses: list[list[int]]) -> bool:
+    return len(assignment) == NUM_VARS and all(any(assignment[abs(x) - 1] is (x > 0) for x in c) for c in clauses)
 
 
 def checked(answer: Any) -> Any:
@@ -42,24 +44,24 @@ class Clock:
 
 
 def evaluate() -> dict[str, float]:
-    instances = json.loads(Path("answers/instances.json").read_text())
+    rng = random.Random()  # seeded by the system
     starter_solve = runpy.run_path("answers/starter_solver.py")["solve"]  # solver.py here is the agent's
     solve = agent_function("solver", "solve")
     clock = Clock()
     seconds, starter, correct = 0.0, 0.0, 0
-    for instance in instances:  # in turns, so that both meet the same moods of the machine
-        num_vars, clauses = instance["num_vars"], instance["clauses"]
+    for _ in range(INSTANCES):  # in turns, so that both meet the same moods of the machine
+        clauses = draw(rng)
         if seconds > PATIENCE * (starter + 1):
             break
         before = time.process_time()
-        starter_solve(num_vars, [[*c] for c in clauses])
+        satisfiable = starter_solve(NUM_VARS, [[*c] for c in clauses]) is not None
         starter += time.process_time() - before
         before = clock.now()
-        (answer,) = results(solve, [(num_vars, [[*c] for c in clauses])], "solve")
+        (answer,) = results(solve, [(NUM_VARS, [[*c] for c in clauses])], "solve")
         seconds += clock.now() - before
         told = checked(answer)
-        correct += is_solution(told, num_vars, clauses) if told is not None else not instance["satisfiable"]
-    wrong = len(instances) - correct
+        correct += is_solution(told, clauses) if told is not None else not satisfiable
+    wrong = INSTANCES - correct
     return {"Time": round(STARTER_SECONDS * seconds / starter + PENALTY * wrong, 4), "Correct": correct}
 
 

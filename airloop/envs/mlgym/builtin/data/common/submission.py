@@ -12,9 +12,17 @@ from verdict import Invalid
 Value = TypeVar("Value")
 
 
-def read_answers(id_column: str, value_column: str) -> dict[str, str]:
+def read_answers(id_column: str, value_column: str) -> dict[str, dict[str, str]]:
+    """The answers of each half, by id: `validate` shows the score on one half, the other is the final score."""
+    halves: dict[str, dict[str, str]] = {}
     with Path("answers/answers.csv").open(newline="") as file:
-        return {row[id_column]: row[value_column] for row in csv.DictReader(file)}
+        for row in csv.DictReader(file):
+            halves.setdefault(row["half"], {})[row[id_column]] = row[value_column]
+    return halves
+
+
+def all_ids(halves: dict[str, dict[str, str]]) -> set[str]:
+    return {key for answers in halves.values() for key in answers}
 
 
 def read_submission(

@@ -1,17 +1,19 @@
-"""How an evaluation ends: one JSON object, or a sentence that says what is wrong with the submission."""
+"""How an evaluation ends: one JSON object (of tables one for each half of the hidden rows), or a sentence that says
+what is wrong with the submission."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 
 class Invalid(Exception):
     """What the agent handed in cannot be scored, and why."""
 
 
-def report(evaluate: Callable[[], dict[str, float]]) -> None:
+def report(evaluate: Callable[[], Mapping[str, Any]]) -> None:
     try:
         scores = evaluate()
     except Invalid as error:

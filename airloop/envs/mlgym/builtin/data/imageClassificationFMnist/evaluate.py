@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import argparse
 
-from submission import read_answers, read_submission
+from submission import all_ids, read_answers, read_submission
 from verdict import report
 
 LABELS = {str(label) for label in range(10)}
@@ -14,9 +14,13 @@ def label(text: str) -> str:
     return text
 
 
-def evaluate(path: str) -> dict[str, float]:
-    answers = read_answers("id", "label")
-    guesses = read_submission(path, "id", "label", set(answers), label)
+def evaluate(path: str) -> dict[str, dict[str, float]]:
+    halves = read_answers("id", "label")
+    guesses = read_submission(path, "id", "label", all_ids(halves), label)
+    return {half: scores(guesses, answers) for half, answers in halves.items()}
+
+
+def scores(guesses: dict[str, str], answers: dict[str, str]) -> dict[str, float]:
     return {"accuracy": round(sum(guesses[i] == answers[i] for i in answers) / len(answers), 6)}
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from submission import read_answers, read_submission
+from submission import all_ids, read_answers, read_submission
 from verdict import report
 
 
@@ -17,9 +17,14 @@ def price(text: str) -> float:
     return value
 
 
-def evaluate(path: str) -> dict[str, float]:
-    answers = {key: float(value) for key, value in read_answers("Id", "SalePrice").items()}
-    guesses = read_submission(path, "Id", "SalePrice", set(answers), price)
+def evaluate(path: str) -> dict[str, dict[str, float]]:
+    halves = read_answers("Id", "SalePrice")
+    guesses = read_submission(path, "Id", "SalePrice", all_ids(halves), price)
+    return {half: scores(guesses, answers) for half, answers in halves.items()}
+
+
+def scores(guesses: dict[str, float], texts: dict[str, str]) -> dict[str, float]:
+    answers = {key: float(value) for key, value in texts.items()}
     mean = math.fsum(answers.values()) / len(answers)
     wrong = math.fsum((guesses[i] - answers[i]) ** 2 for i in answers)
     spread = math.fsum((value - mean) ** 2 for value in answers.values())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import argparse
 
-from submission import read_answers, read_submission
+from submission import all_ids, read_answers, read_submission
 from verdict import report
 
 
@@ -12,9 +12,13 @@ def survived(text: str) -> int:
     return int(text)
 
 
-def evaluate(path: str) -> dict[str, float]:
-    answers = read_answers("PassengerId", "Survived")
-    guesses = read_submission(path, "PassengerId", "Survived", set(answers), survived)
+def evaluate(path: str) -> dict[str, dict[str, float]]:
+    halves = read_answers("PassengerId", "Survived")
+    guesses = read_submission(path, "PassengerId", "Survived", all_ids(halves), survived)
+    return {half: scores(guesses, answers) for half, answers in halves.items()}
+
+
+def scores(guesses: dict[str, int], answers: dict[str, str]) -> dict[str, float]:
     return {"accuracy": round(sum(guesses[i] == int(answers[i]) for i in answers) / len(answers), 6)}
 
 
