@@ -206,7 +206,12 @@ class MlgymSession(Session):
             return Grade(None, "submission_not_found", NOT_FOUND, 0.0)
         if attempt.submission is not None and attempt.grade is not None and found.digest == attempt.submission.digest:
             return attempt.grade
-        grade = await self.grader.grade(self.spec, found)
+        try:
+            async with self.world.frozen():  # what graded code sees must not reach a process the agent has left behind
+                grade = await self.grader.grade(self.spec, found)
+        except WorldLost:  # nothing can stop them
+            self.lost = True
+            return Grade(None, "submission_not_found", NOT_FOUND, 0.0)
         attempt.submission, attempt.grade, attempt.step = found, grade, self.step
         if grade.scores is not None and not untouched:  # starter code has a score, but nobody here has earned it
             self._take(grade)
