@@ -51,7 +51,15 @@ def row_strategy(history):
 OWN = "import lock, time; held = lock.lock(77); time.sleep(0.3)"
 
 
-def test_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running(episodes: Episodes) -> None:
+@pytest.mark.parametrize("files", ["own", "shared"])
+def test_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running(
+    episodes: Episodes, monkeypatch: pytest.MonkeyPatch, files: str
+) -> None:
+    """Shared: as where no overlays can be made."""
+    running = episodes.env._running
+    assert running is not None
+    if files == "shared":
+        monkeypatch.setattr(running.places.pool.backend, "layered", False)
     start = "(setsid python spy.py > seen.txt 2>&1 &); sleep 1"
     played = episodes.play(
         "prisonersDilemma",
