@@ -115,7 +115,8 @@ class Bubblewrap(Backend):
         if not self.layered:
             return None
         runtime = self.runtime.path
-        return Layers.of(runtime / "layers", runtime.parent, sources(self, image))
+        data = [source for source, _ in image.binds]
+        return Layers.of(runtime / "layers", runtime.parent, sources(self), data)
 
     def open_doors(self) -> list[Door]:
         return [door for door in self._doors.values() if door.alive]

@@ -46,10 +46,9 @@ PROXY_PORT = 3128
 Seen = Callable[[str], str]  # a path of the host as bwrap is told it
 
 
-def sources(backend: Bubblewrap, image: Image) -> list[str]:
-    """What of the host is shown, as far as it may lie on a file system of its own."""
-    shared = ["/usr", "/etc", *backend.interpreter.shown, str(backend.runtime.path)]
-    return [*shared, *(source for source, _ in image.binds)]
+def sources(backend: Bubblewrap) -> list[str]:
+    """What of the host every world is shown, as far as it may lie on a file system of its own."""
+    return ["/usr", "/etc", *backend.interpreter.shown]
 
 
 def command_line(
@@ -63,8 +62,9 @@ def command_line(
     line += ["--gid", "1000", "--cap-drop", "ALL", "--clearenv"]
     line += _system(backend.runtime.path, seen)
     line += ["--proc", "/proc", *_proc(layers), "--dev", "/dev"]
-    for name in DEVICES if layers else ():
-        line += ["--dev-bind", layers.device(name), f"/dev/{name}"]  # type: ignore[union-attr]
+    if layers:
+        for name in DEVICES:
+            line += ["--dev-bind", layers.device(name), f"/dev/{name}"]
     line += ["--size", disk, "--perms", "1777", "--tmpfs", "/dev/shm"]
     for device in _devices(image):
         line += ["--dev-bind", device, device]
@@ -75,7 +75,7 @@ def command_line(
     line += ["--ro-bind", seen(str(backend.runtime.path / "bin")), "/opt/air/bin"]
     line += ["--ro-bind", str(directory), "/opt/air/run"]
     for source, place in image.binds:
-        line += ["--ro-bind", seen(source), place]
+        line += ["--ro-bind", layers.seen_now(source) if layers else source, place]
     line += ["--remount-ro", "/", "--chdir", WORKSPACE]
     for name, value in {**environment(image), "AIR_MARK": mark}.items():
         line += ["--setenv", name, value]

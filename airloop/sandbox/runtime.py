@@ -30,7 +30,7 @@ class RuntimeDirectory:
         reap(root)
         self.token = secrets.token_hex(3)  # a process may have several
         self.path = root / f"{os.getpid()}-{_started(os.getpid())}-{self.token}"
-        for name in ("bin", "etc", "layers", "worlds"):
+        for name in ("bin", "etc", "worlds"):
             (self.path / name).mkdir(parents=True)
         for name, text in ETC.items():
             (self.path / "etc" / name).write_text(text)
