@@ -14,14 +14,21 @@ def make_backend(
     preload: tuple[str, ...] = PRELOAD,
     rehearsal: str = "",
     warm_python: bool = True,
+    syscalls: str = "",
 ) -> Backend:
     """`packages` are those that agents see, `preload` what their warm Python has imported, `rehearsal` what it has
-    run once. A container has what its image has. Without a warm Python worlds start sooner, and scripts later."""
+    run once. A container has what its image has. Without a warm Python worlds start sooner, and scripts later.
+    `syscalls`: "strict" allows only those that are known to be used; else only those of escapes are refused."""
+    if syscalls not in ("", "strict"):
+        raise AirError(f"There is no filter of system calls {syscalls!r}.", 'leave it out, or use "strict".')
     if name == "bubblewrap":
         from airloop.sandbox.bubblewrap import Bubblewrap
 
-        return Bubblewrap(python, packages, warm_python, preload, rehearsal)
+        return Bubblewrap(python, packages, warm_python, preload, rehearsal, syscalls)
     if name == "container":
+        if syscalls:
+            problem = "The container sandbox has its engine's filter of system calls, and none of its own."
+            raise AirError(problem, 'leave out syscalls, or use sandbox = "bubblewrap".')
         from airloop.sandbox.container import Container
 
         return Container()

@@ -8,8 +8,10 @@ is left, which is nothing) or the machine (then it is an InfraError and never sc
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +46,8 @@ class Limits:
     file_mb: int = 1024  # one file
     disk_mb: int = 2048  # workspace and home together; /tmp has as much again
     cpu_s: int = 3600  # of one process
+    cpus: float = 4.0  # cores' worth of time that all its processes have together
+    signals: int = 256  # that wait to be delivered: the kernel counts them for all worlds and the host together
     output_bytes: int = 1_000_000  # of one command that are kept: the first and the last half
 
 
@@ -89,6 +93,26 @@ class Snapshot:
 
 class WorldLost(Exception):
     """The world has ended under the agent's own command (it killed or broke what carries it)."""
+
+
+class Clock:
+    """Seconds of a world's own time: it stands still while the world is frozen."""
+
+    def __init__(self) -> None:
+        self._frozen_s = 0.0
+        self._since: float | None = None
+
+    def now(self) -> float:
+        return (time.monotonic() if self._since is None else self._since) - self._frozen_s
+
+    def stop(self) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def go_on(self) -> None:
+        if self._since is not None:
+            self._frozen_s += time.monotonic() - self._since
+            self._since = None
 
 
 class World(ABC):
@@ -137,6 +161,26 @@ class World(ABC):
     @abstractmethod
     def alive(self) -> bool: ...
 
+    @abstractmethod
+    async def freeze(self) -> None:
+        """Stops every process of this world, what it left in the background too: when this returns none of them runs,
+        until thaw(). The time does not count against a command's deadline. Nothing can be run meanwhile, and not every
+        backend can read files. WorldLost when the agent has seen to it that its world cannot be stopped."""
+
+    @abstractmethod
+    async def thaw(self) -> None:
+        """Never raises; may be called for a world that is not frozen."""
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[None]:
+        """Whatever runs elsewhere in the meantime, nobody here can watch it: what worlds share (locks on files of the
+        system, load, caches) would else carry a message from one to the other."""
+        try:
+            await self.freeze()
+            yield
+        finally:
+            await self.thaw()
+
     def cpu_seconds(self) -> float | None:
         """What everything in this world has used, counted from outside; None where nobody counts."""
         return None
@@ -178,6 +222,7 @@ __all__ = [
     "HOME",
     "WORKSPACE",
     "Backend",
+    "Clock",
     "Image",
     "InfraError",
     "Limits",

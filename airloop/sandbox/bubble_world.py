@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from airloop.errors import InfraError
 from airloop.interrupts import default_signals
 from airloop.sandbox import cgroups, processes
-from airloop.sandbox.base import HOME, WORKSPACE, Image, Result, Snapshot, World, WorldLost, inside
+from airloop.sandbox.base import HOME, WORKSPACE, Clock, Image, Result, Snapshot, World, WorldLost, inside
 from airloop.sandbox.bubblewrap_command import PROXY_PORT, command_line, environment
-from airloop.sandbox.doorkeeper import FILES_LIMIT, archive
+from airloop.sandbox.doorkeeper import FILES_LIMIT, Door, archive
 from airloop.sandbox.network import Proxy
 from airloop.sandbox.shell import KILLED, Shell
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 START_S = 20.0
 CLOSE_S = 5.0
+FREEZE_S, FREEZE_LOOK_S = 10.0, 0.0005  # for everything to stand still, and between looks
 
 
 class BubbleWorld(World):
@@ -51,6 +52,9 @@ class BubbleWorld(World):
         self._unsent = b""
         self._ended = asyncio.Event()
         self._command_started = 0.0
+        self._clock = Clock()
+        self._frozen = False
+        self._stopped: set[int] = set()  # by a signal, where no control group can freeze
         self._closed = False
 
     # --- opening ------------------------------------------------------------------------------------------
@@ -66,7 +70,6 @@ class BubbleWorld(World):
         try:
             async with asyncio.timeout(START_S):
                 self.first = await _child_pid(info)
-            cgroups.enter(self.groups, self.first)
             import resource  # Linux alone has its prlimit; this module is imported everywhere
 
             for name, value in self._rlimits().items():
@@ -79,7 +82,7 @@ class BubbleWorld(World):
             os.close(release)
         process = self.process
         assert process is not None and process.stdout is not None and process.stdin is not None
-        self.shell = Shell(self._send, self._interrupt, mark, self.image.limits.output_bytes)
+        self.shell = Shell(self._send, self._interrupt, mark, self.image.limits.output_bytes, self._clock)
         loop.add_reader(process.stdout, self._read)
         try:
             await self.shell.begin(WORKSPACE, "")
@@ -89,7 +92,7 @@ class BubbleWorld(World):
         await self._register()
         await self._fill(saved)
         if self.image.network:
-            listening = self.backend.door("files").listen_inside(self.name, PROXY_PORT)
+            listening = (await self._files()).listen_inside(self.name, PROXY_PORT)
             self.proxy = await Proxy.start(listening, self.image.network)
         if self.image.setup:
             await self.shell.prepare(WORKSPACE, self.image.setup)
@@ -104,8 +107,10 @@ class BubbleWorld(World):
         os.lseek(rules, 0, os.SEEK_SET)
         fds = {"info": info_write, "block": block_read} | ({"seccomp": rules} if self.backend.filter else {})
         try:
+            layers = self.backend.layers(self.image)
+            around = [*cgroups.entering(self.groups), *default_signals(), *(layers.around() if layers else ())]
             self.process = subprocess.Popen(
-                [*default_signals(), *command_line(self.backend, self.image, self.directory, mark, fds)],
+                [*around, *command_line(self.backend, self.image, self.directory, mark, fds, layers)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
@@ -133,6 +138,8 @@ class BubbleWorld(World):
             "RLIMIT_FSIZE": limits.file_mb << 20,
             "RLIMIT_CPU": limits.cpu_s,
             "RLIMIT_CORE": 0,
+            "RLIMIT_SIGPENDING": limits.signals,
+            "RLIMIT_MSGQUEUE": 0,
         }
         if not self.backend.groups.pids and os.geteuid() != 0:
             values["RLIMIT_NPROC"] = limits.processes
@@ -141,6 +148,17 @@ class BubbleWorld(World):
         return values
 
     async def _register(self) -> None:
+        await self._files()
+        if self.backend.warm_python:  # importing takes seconds the first time: until then python starts cold
+            self._warming = asyncio.create_task(self._register_with(self.backend.door("python")))
+
+    async def _files(self) -> Door:
+        """The door that moves files, which knows this world: one that has ended has taken along what it knew."""
+        return await self._register_with(self.backend.door("files"))
+
+    async def _register_with(self, door: Door) -> Door:
+        if self.name in door.worlds:
+            return door
         facts: dict[str, object] = {
             "id": self.name,
             "pid": self.first,
@@ -148,17 +166,18 @@ class BubbleWorld(World):
             "limits": self._rlimits(),
             "filter": base64.b64encode(self.backend.filter or b"").decode(),
         }
-        await self.backend.door("files").ask("register", facts)
-        if self.backend.warm_python:  # importing takes seconds the first time: until then python starts cold
-            own: dict[str, object] = {"python_socket": str(self.directory / "python.sock")}
-            self._warming = asyncio.create_task(self.backend.door("python").ask("register", facts | own))
+        if door.name == "python":
+            facts["python_socket"] = str(self.directory / "python.sock")
+        await door.ask("register", facts)
+        door.worlds.add(self.name)
+        return door
 
     async def _fill(self, saved: Snapshot | None) -> None:
         if saved is not None:
-            await self.backend.door("files").ask("put", {"id": self.name, "keep_times": True}, saved.archive)
+            await (await self._files()).ask("put", {"id": self.name, "keep_times": True}, saved.archive)
         elif self.image.files:
             files = archive((inside(path), content, mode) for path, content, mode in self.image.files)
-            await self.backend.door("files").ask("put", {"id": self.name}, files)
+            await (await self._files()).ask("put", {"id": self.name}, files)
 
     # --- the shell's pipes --------------------------------------------------------------------------------
 
@@ -243,7 +262,7 @@ class BubbleWorld(World):
         return cgroups.cpu_seconds(self.groups)
 
     async def run(self, command: str, timeout: float) -> Result:
-        self._check_open()
+        self._check_running()
         assert self.shell is not None
         self._command_started = processes.now()
         self._listen()
@@ -255,12 +274,12 @@ class BubbleWorld(World):
             self._pause()
 
     async def python(self, source: str, given: bytes, timeout: float) -> Result:
-        self._check_open()
+        self._check_running()
         if self._warming is None:
             return await super().python(source, given, timeout)
         await asyncio.shield(self._warming)
         started = time.monotonic()
-        door = self.backend.door("python")
+        door = await self._register_with(self.backend.door("python"))
         place = {"id": self.name, "cwd": WORKSPACE, "env": environment(self.image)}
         try:
             ran = await door.call(place, source, given, timeout, self.image.limits.output_bytes)
@@ -274,6 +293,11 @@ class BubbleWorld(World):
     def _check_open(self) -> None:
         if not self.alive:
             raise InfraError(f"the sandbox {self.name} is closed")
+
+    def _check_running(self) -> None:
+        self._check_open()
+        if self._frozen:
+            raise InfraError(f"the sandbox {self.name} is frozen and can run nothing")
 
     async def _cause(self, lost: WorldLost) -> Exception:
         """Nothing inside can send its first process a deadly signal: one that died of a signal died from outside."""
@@ -289,18 +313,18 @@ class BubbleWorld(World):
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
         self._check_open()
-        await self.backend.door("files").ask("put", {"id": self.name}, archive([(inside(path), content, mode)]))
+        await (await self._files()).ask("put", {"id": self.name}, archive([(inside(path), content, mode)]))
 
     async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
         self._check_open()
         asked = {"id": self.name, "path": inside(path), "limit": limit_bytes}
-        facts, content = await self.backend.door("files").ask("get", asked)
+        facts, content = await (await self._files()).ask("get", asked)
         return content if facts["found"] else None
 
     async def list(self, pattern: str) -> list[str]:
         self._check_open()
         asked = {"id": self.name, "root": WORKSPACE, "pattern": pattern, "limit": 10_000}
-        _, found = await self.backend.door("files").ask("list", asked)
+        _, found = await (await self._files()).ask("list", asked)
         return [str(name) for name in json.loads(found)]
 
     async def snapshot(self) -> Snapshot:
@@ -308,12 +332,47 @@ class BubbleWorld(World):
         skip = [place for _, place in self.image.binds]
         limit = min(FILES_LIMIT, self.image.limits.disk_mb << 20)
         asked = {"id": self.name, "paths": [HOME], "skip": skip, "limit": limit}
-        _, packed = await self.backend.door("files").ask("pack", asked)
+        _, packed = await (await self._files()).ask("pack", asked)
         return Snapshot(replace(self.image, files=()), packed)
+
+    async def freeze(self) -> None:
+        if not self.alive or self._frozen:
+            return
+        self._frozen = True
+        self._clock.stop()
+        deadline = time.monotonic() + FREEZE_S
+        by_group = cgroups.freeze(self.groups, True)
+        while not (cgroups.is_frozen(self.groups) if by_group else self._stop_running()):
+            if time.monotonic() > deadline:
+                self._thaw()
+                raise WorldLost("the agent's processes could not be stopped")
+            await asyncio.sleep(FREEZE_LOOK_S)
+
+    async def thaw(self) -> None:
+        self._thaw()
+
+    def _thaw(self) -> None:
+        if not self._frozen:
+            return
+        self._frozen = False
+        with contextlib.suppress(OSError):
+            cgroups.freeze(self.groups, False)
+        processes.send(self._stopped, signal.SIGCONT)
+        self._stopped.clear()
+        self._clock.go_on()
+
+    def _stop_running(self) -> bool:
+        """Stops what runs, but for what the agent itself has stopped; True when nothing did."""
+        found = [p.pid for p in processes.of_namespace(self.namespace, self._candidates())]
+        running = {pid for pid in found if not processes.is_stopped(pid)}
+        processes.send(running, signal.SIGSTOP)
+        self._stopped |= running
+        return not running
 
     async def close(self) -> None:
         if self._closed:
             return
+        self._thaw()  # what is frozen cannot end
         self._closed = True
         self.backend.worlds.discard(self)
         if self.proxy is not None:
@@ -328,6 +387,7 @@ class BubbleWorld(World):
         """As close(), when there is no event loop any more to wait with."""
         if self._closed:
             return
+        self._thaw()
         self._closed = True
         self.backend.worlds.discard(self)
         if self.process is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -20,9 +21,10 @@ from airloop.errors import AirError
 from airloop.sandbox import cgroups, seccomp
 from airloop.sandbox.base import Backend, Image, Snapshot, World
 from airloop.sandbox.bubble_world import BubbleWorld
-from airloop.sandbox.bubblewrap_command import check_gpus
+from airloop.sandbox.bubblewrap_command import check_gpus, sources
 from airloop.sandbox.doorkeeper import Door
 from airloop.sandbox.interpreter import PACKAGES, PRELOAD, interpreter
+from airloop.sandbox.layers import Layers, work_here
 from airloop.sandbox.runtime import RuntimeDirectory
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,19 @@ NO_NAMESPACES = (
     "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`; in Docker `--security-opt seccomp=unconfined`), "
     'or choose another backend yourself: args = { sandbox = "container" }.'
 )
+
+NO_PIDS = (
+    "weaker: a limit per user, whom all worlds and the host share (no control group is writable)",
+    "weaker: no limit on processes, because root has none (no control group is writable)",
+)
+NO_MEMORY = (
+    "weaker: no limit on what a world's processes use together, only on each of them (no control group is writable); "
+    "memory that is no process's, as of memfd_create and shmget, is refused"
+)
+NO_FAIR_CPU = "weaker: no limit on a world's share, only on each process's time, and a deadline per command"
+STOP = "stop the agent's world while its work is graded"
+OWN_FILES = "every world has its own view of the system's files, so that no lock is seen in another"
+SHARED_FILES = "weaker: other worlds share the system's files with the grader's, and locks on them can be seen"
 
 
 def check() -> str:
@@ -63,15 +78,18 @@ class Bubblewrap(Backend):
         warm_python: bool = True,
         preload: tuple[str, ...] = PRELOAD,
         rehearsal: str = "",
+        syscalls: str = "",
     ) -> None:
         self.bwrap = check()
         cgroups.reap()
         self.runtime = RuntimeDirectory()
         self.groups = cgroups.find()
-        self.filter = seccomp.program()
+        self.filter = seccomp.program(self.groups.memory is not None, syscalls == "strict")
+        self.filtered = "filter: only calls that are known to be used" if syscalls == "strict" else "filter"
         self.interpreter = interpreter(python, packages)
         self.runtime.install_python(self.interpreter.executable)
         self.runtime.install_first()
+        self.layered = work_here(self.runtime.path / "layers")
         self._doors: dict[str, Door] = {}
         self.warm_python = warm_python
         self.warming_up = (preload, rehearsal)  # of the Python that agents' scripts are forked from
@@ -93,6 +111,13 @@ class Bubblewrap(Backend):
             door = self._doors[name] = Door(self.runtime.path, name, self.interpreter.executable, *warming_up)
         return door
 
+    def layers(self, image: Image) -> Layers | None:
+        if not self.layered:
+            return None
+        runtime = self.runtime.path
+        data = [source for source, _ in image.binds]
+        return Layers.of(runtime / "layers", runtime.parent, sources(self), data)
+
     def open_doors(self) -> list[Door]:
         return [door for door in self._doors.values() if door.alive]
 
@@ -109,16 +134,17 @@ class Bubblewrap(Backend):
         return world
 
     def protections(self) -> Mapping[str, str]:
-        memory = "control group" if self.groups.memory else "weaker: a limit per process (no control group is writable)"
-        pids = "control group" if self.groups.pids else "weaker: a limit per user namespace, none for root"
-        calls = "filter" if self.filter else "weaker: no filter is known for this architecture"
+        groups = self.groups
+        fair = "control group: every world weighs the same and has a number of cores; a limit per process"
         return {
             "files": "own mount namespace, system read-only, workspace in memory with a size",
             "network": "own network namespace, no way out unless a host is named",
-            "processes": pids,
-            "memory": memory,
-            "cpu": "limit per process, deadline per command",
-            "system calls": calls,
+            "processes": "control group" if groups.pids else NO_PIDS[os.geteuid() == 0],
+            "memory": "control group" if groups.memory else NO_MEMORY,
+            "cpu": f"{fair}, a deadline per command" if groups.fair else NO_FAIR_CPU,
+            "collusion": f"{'control group' if groups.freezer else 'weaker: signals'} {STOP}; "
+            + (OWN_FILES if self.layered else SHARED_FILES),
+            "system calls": self.filtered if self.filter else "weaker: no filter is known for this architecture",
         }
 
     async def close(self) -> None:

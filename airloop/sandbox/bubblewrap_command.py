@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airloop.errors import AirError
 from airloop.sandbox.base import ENVIRONMENT, HOME, WORKSPACE, Image
 from airloop.sandbox.interpreter import Interpreter
+from airloop.sandbox.layers import DEVICES, Layers
 from airloop.sandbox.shell import SUPERVISOR
 
 if TYPE_CHECKING:
@@ -33,33 +34,48 @@ ETC = (
 )
 # Root inside may own these as far as the kernel is concerned: without this, it could set the host's parameters.
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "driver")
+# Of `locks` those of every world are shown, whosever they are: a way to pass messages.
 PROC_HIDDEN = (
+    *("locks", "cmdline", "modules", "partitions"),
     *("kcore", "keys", "key-users", "timer_list", "sched_debug", "kallsyms", "config.gz", "kmsg"),
     *("kpagecgroup", "kpagecount", "kpageflags", "slabinfo", "vmallocinfo", "pagetypeinfo", "mtrr"),
 )
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 PATH = "/opt/air/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROXY_PORT = 3128
+Seen = Callable[[str], str]  # a path of the host as bwrap is told it
 
 
-def command_line(backend: Bubblewrap, image: Image, directory: Path, mark: str, fds: Mapping[str, int]) -> list[str]:
+def sources(backend: Bubblewrap) -> list[str]:
+    """What of the host every world is shown, as far as it may lie on a file system of its own."""
+    return ["/usr", "/etc", *backend.interpreter.shown]
+
+
+def command_line(
+    backend: Bubblewrap, image: Image, directory: Path, mark: str, fds: Mapping[str, int], layers: Layers | None = None
+) -> list[str]:
     """`directory` is the world's own on the host, shown as /opt/air/run."""
+    seen: Seen = layers.seen if layers else str
     disk = str(image.limits.disk_mb << 20)
     line = [backend.bwrap, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     line += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--hostname", "air", "--uid", "1000"]
     line += ["--gid", "1000", "--cap-drop", "ALL", "--clearenv"]
-    line += _system(backend.runtime.path)
-    line += ["--proc", "/proc", *_proc(), "--dev", "/dev", "--size", disk, "--perms", "1777", "--tmpfs", "/dev/shm"]
+    line += _system(backend.runtime.path, seen)
+    line += ["--proc", "/proc", *_proc(layers), "--dev", "/dev"]
+    if layers:
+        for name in DEVICES:
+            line += ["--dev-bind", layers.device(name), f"/dev/{name}"]
+    line += ["--size", disk, "--perms", "1777", "--tmpfs", "/dev/shm"]
     for device in _devices(image):
         line += ["--dev-bind", device, device]
     line += ["--remount-ro", "/dev", "--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
     line += ["--perms", "0755", "--dir", "/home", "--size", disk, "--perms", "0755", "--tmpfs", HOME]
     line += ["--perms", "0755", "--dir", WORKSPACE]
-    line += _python(backend.interpreter)  # after /tmp: a virtual environment may lie there
-    line += ["--ro-bind", str(backend.runtime.path / "bin"), "/opt/air/bin"]
+    line += _python(backend.interpreter, seen)  # after /tmp: a virtual environment may lie there
+    line += ["--ro-bind", seen(str(backend.runtime.path / "bin")), "/opt/air/bin"]
     line += ["--ro-bind", str(directory), "/opt/air/run"]
     for source, place in image.binds:
-        line += ["--ro-bind", source, place]
+        line += ["--ro-bind", layers.seen_now(source) if layers else source, place]
     line += ["--remount-ro", "/", "--chdir", WORKSPACE]
     for name, value in {**environment(image), "AIR_MARK": mark}.items():
         line += ["--setenv", name, value]
@@ -69,10 +85,10 @@ def command_line(backend: Bubblewrap, image: Image, directory: Path, mark: str, 
     return [*line, "--", "/opt/air/bin/first", "-c", SUPERVISOR]
 
 
-def _system(runtime: Path) -> list[str]:
-    line = ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/share"]
+def _system(runtime: Path, seen: Seen) -> list[str]:
+    line = ["--ro-bind", seen("/usr"), "/usr", "--tmpfs", "/usr/share"]
     for name in SHARE:
-        line += ["--ro-bind-try", f"/usr/share/{name}", f"/usr/share/{name}"]
+        line += ["--ro-bind-try", seen(f"/usr/share/{name}"), f"/usr/share/{name}"]
     line += ["--remount-ro", "/usr/share"]
     for hidden in ("/usr/src", "/usr/local/share", "/usr/lib/R", "/usr/local/lib/R"):
         if os.path.isdir(hidden):
@@ -81,15 +97,15 @@ def _system(runtime: Path) -> list[str]:
         if os.path.islink(place):
             line += ["--symlink", os.readlink(place), place]
         elif os.path.isdir(place):
-            line += ["--ro-bind", place, place]
+            line += ["--ro-bind", seen(place), place]
     for name in ETC:
-        line += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        line += ["--ro-bind-try", seen(f"/etc/{name}"), f"/etc/{name}"]
     for file in sorted((runtime / "etc").iterdir()):
-        line += ["--ro-bind", str(file), f"/etc/{file.name}"]
+        line += ["--ro-bind", seen(str(file)), f"/etc/{file.name}"]
     return line
 
 
-def _python(python: Interpreter) -> list[str]:
+def _python(python: Interpreter, seen: Seen) -> list[str]:
     """Directories that hold packages are covered first, then what may be seen is put back.
 
     A cover needs a directory below it: one that is not shown already needs none.
@@ -100,11 +116,11 @@ def _python(python: Interpreter) -> list[str]:
     packages = [s for s in python.shown if any(s.startswith(h + "/") for h in python.hidden)]
     for path in python.shown:
         if path not in packages and not path.startswith("/usr/"):
-            line += ["--ro-bind", path, path]
+            line += ["--ro-bind", seen(path), path]
     for path in dict.fromkeys([*covered, *inner]):
         line += ["--tmpfs", path]
     for path in packages:
-        line += ["--ro-bind", path, path]
+        line += ["--ro-bind", seen(path), path]
     for path in dict.fromkeys([*covered, *inner]):
         line += ["--remount-ro", path]
     if python.executable != python.real and not python.executable.startswith("/usr/"):
@@ -114,14 +130,15 @@ def _python(python: Interpreter) -> list[str]:
     return line
 
 
-def _proc() -> list[str]:
+def _proc(layers: Layers | None) -> list[str]:
     line: list[str] = []
     for name in PROC_READ_ONLY:
         if os.path.exists(f"/proc/{name}"):
-            line += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+            line += ["--ro-bind", layers.proc(name) if layers else f"/proc/{name}", f"/proc/{name}"]
+    nothing = layers.device("null") if layers else "/dev/null"
     for name in PROC_HIDDEN:
         if os.path.exists(f"/proc/{name}"):
-            line += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+            line += ["--ro-bind", nothing, f"/proc/{name}"]
     return line
 
 

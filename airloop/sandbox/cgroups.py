@@ -1,7 +1,8 @@
 """Limits on a whole world, by the kernel's control groups, where this process may make them.
 
 Version 2 where its controllers are handed down to us, else version 1. Where neither can be written, worlds fall
-back to limits per process, and `Backend.protections` says so.
+back to limits per process, and `Backend.protections` says so. Stopping a world needs no controller of version 2, so
+its tree is used for that wherever there is one: unlike version 1's, its frozen processes can be killed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from airloop.sandbox.base import Limits
 MOUNT = Path("/sys/fs/cgroup")
 PREFIX = "air-"
 SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
+FREEZE, FREEZE_OLD = "cgroup.freeze", "freezer.state"
+ENTER = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit; shift; done; shift; exec "$@"'
+PERIOD_US = 100_000  # in which a world may use its share of CPU time
+WEIGHT, SHARES = "100", "1024"  # of every world alike, however many processes it has; as much as one of the host's
 
 
 @dataclass(frozen=True)
@@ -28,39 +33,81 @@ class Groups:
     pids: Path | None
     version: int
     cpu: Path | None = None  # where CPU time is counted
+    fair: Path | None = None  # where it is divided
+    freezer: Path | None = None
+
+    def parents(self) -> list[Path]:
+        found = (self.memory, self.pids, self.cpu, self.fair, self.freezer)
+        return list(dict.fromkeys(parent for parent in found if parent))
 
     def make(self, name: str, limits: Limits) -> list[Path]:
-        """The new groups of one world; the pid of its first process goes into each one's cgroup.procs."""
-        made = []
-        for parent in dict.fromkeys(p for p in (self.memory, self.pids, self.cpu) if p):
-            group = parent / f"{PREFIX}{os.getpid()}-{name}"
-            group.mkdir()
-            made.append(group)
-        if self.memory:
-            group = self.memory / made[0].name
-            value = str(limits.memory_mb << 20)
-            _write(group / ("memory.max" if self.version == 2 else "memory.limit_in_bytes"), value)
-            with contextlib.suppress(OSError):  # machines without swap accounting have no such file
-                _write(group / SWAP_FILES[self.version == 1], "0" if self.version == 2 else value)
-        if self.pids:
-            _write(self.pids / made[0].name / "pids.max", str(limits.processes))
+        """The new groups of one world; what is to be in it goes into each one's cgroup.procs."""
+        name = f"{PREFIX}{os.getpid()}-{name}"
+        made: list[Path] = []
+        try:
+            for parent in self.parents():
+                (parent / name).mkdir()
+                made.append(parent / name)
+            self._limit(name, limits)
+        except OSError:
+            remove(made)
+            raise
         return made
+
+    def _limit(self, name: str, limits: Limits) -> None:
+        if self.memory:
+            value = str(limits.memory_mb << 20)
+            _write(self.memory / name / ("memory.max" if self.version == 2 else "memory.limit_in_bytes"), value)
+            with contextlib.suppress(OSError):  # machines without swap accounting have no such file
+                _write(self.memory / name / SWAP_FILES[self.version == 1], "0" if self.version == 2 else value)
+        if self.pids:
+            _write(self.pids / name / "pids.max", str(limits.processes + 1))  # bwrap itself is one of them
+        if self.fair:
+            quota = int(limits.cpus * PERIOD_US)
+            if self.version == 2:
+                _write(self.fair / name / "cpu.weight", WEIGHT)
+                _write(self.fair / name / "cpu.max", f"{quota} {PERIOD_US}")
+            else:
+                _write(self.fair / name / "cpu.shares", SHARES)
+                _write(self.fair / name / "cpu.cfs_period_us", str(PERIOD_US))
+                _write(self.fair / name / "cpu.cfs_quota_us", str(quota))
 
 
 def find() -> Groups:
-    own = dict(_own())
+    own = {name: path.resolve() for name, path in _own()}  # version 1 may have one place under two names
     if "" in own:  # version 2: one tree for all controllers
         for place in (own[""], own[""].parent):
             controllers = _read(place / "cgroup.subtree_control").split()
             if {"memory", "pids"} <= set(controllers) and os.access(place, os.W_OK):
-                return Groups(place, place, 2, place)
-    usable = {name: own[name] for name in ("memory", "pids", "cpuacct") if name in own and _usable(own[name])}
-    return Groups(usable.get("memory"), usable.get("pids"), 1, usable.get("cpuacct"))
+                return Groups(place, place, 2, place, place if "cpu" in controllers else None, place)
+    wanted = {"memory": "", "pids": "", "cpuacct": "", "cpu": "cpu.cfs_quota_us", "": FREEZE, "freezer": FREEZE_OLD}
+    usable = {name: own[name] for name, file in wanted.items() if name in own and _usable(own[name], file)}
+    freezer = usable.get("") or usable.get("freezer")
+    return Groups(usable.get("memory"), usable.get("pids"), 1, usable.get("cpuacct"), usable.get("cpu"), freezer)
 
 
-def enter(groups: Iterable[Path], pid: int) -> None:
+def entering(groups: Iterable[Path]) -> list[str]:
+    """What to put in front of a command that is to start inside: then its own view of the tree begins there, and no
+    name of ours is seen in /proc/self/cgroup."""
+    places = [str(group / "cgroup.procs") for group in groups]
+    return ["/bin/sh", "-c", ENTER, "sh", *places, "--"] if places else []
+
+
+def freeze(groups: Iterable[Path], frozen: bool) -> bool:
+    """Asks for it; False where there is nothing to ask. `is_frozen` says when it has come about."""
     for group in groups:
-        _write(group / "cgroup.procs", str(pid))
+        for name, words in ((FREEZE, "01"), (FREEZE_OLD, ("THAWED", "FROZEN"))):
+            if (group / name).exists():
+                _write(group / name, words[frozen])
+                return True
+    return False
+
+
+def is_frozen(groups: Iterable[Path]) -> bool:
+    return any(
+        "frozen 1" in _read(group / "cgroup.events") or _read(group / FREEZE_OLD).strip() == "FROZEN"
+        for group in groups
+    )
 
 
 def members(group: Path) -> list[int]:
@@ -105,10 +152,11 @@ def reap() -> int:
     """Removes groups whose maker is gone, with what still runs in them. Returns how many there were."""
     found = find()
     count = 0
-    for parent in dict.fromkeys(p for p in (found.memory, found.pids, found.cpu) if p):
+    for parent in found.parents():
         for group in parent.glob(f"{PREFIX}*-*"):
             maker = group.name.removeprefix(PREFIX).split("-")[0]
             if maker.isdigit() and not Path(f"/proc/{maker}").exists():
+                freeze([group], False)  # version 1 lets nothing frozen die
                 for pid in members(group):
                     with contextlib.suppress(OSError):
                         os.kill(pid, 9)
@@ -127,15 +175,16 @@ def _own() -> list[tuple[str, Path]]:
     return places
 
 
-def _usable(parent: Path) -> bool:
-    """Whether groups can be made here, found out by making one."""
+def _usable(parent: Path, file: str) -> bool:
+    """Whether groups that have such a file can be made here, found out by making one."""
     trial = parent / f"{PREFIX}{os.getpid()}-trial"
     try:
         trial.mkdir(exist_ok=True)
+        there = not file or os.access(trial / file, os.W_OK)
         trial.rmdir()
     except OSError:
         return False
-    return True
+    return there
 
 
 def _removed(group: Path) -> bool:

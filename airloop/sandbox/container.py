@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 
 from airloop.errors import AirError, InfraError
 from airloop.sandbox import container_request as request
-from airloop.sandbox.base import HOME, WORKSPACE, Backend, Image, Result, Snapshot, World, WorldLost, inside
+from airloop.sandbox.base import HOME, WORKSPACE, Backend, Clock, Image, Result, Snapshot, World, WorldLost, inside
 from airloop.sandbox.container_leftovers import maker_labels, reap, remove
 from airloop.sandbox.container_signaller import Signaller
 from airloop.sandbox.docker_api import STDOUT, Done, Engine, Refused, Stream, find_socket
@@ -32,6 +32,8 @@ START_S = 120.0  # many may start at once
 LISTED_BYTES = 16 << 20
 LISTED = 10_000
 KILLED = 137
+FAIR_CPU = "control group: every container weighs the same and has a number of cores; a limit per process"
+NO_FAIR_CPU = "weaker: no limit on a container's share (the engine cannot set one), only on each process's time"
 NOT_RUN = 125  # and above: engines' codes for what could not be started, and shells' for what was killed
 
 
@@ -42,6 +44,7 @@ class Container(Backend):
         self.socket = find_socket()
         self.engine: Engine | None = None
         self.worlds: set[ContainerWorld] = set()
+        self.fair_cpu = True  # until the engine says that it cannot divide CPU time
         self._opening = asyncio.Lock()
         self._present: set[str] = set()
 
@@ -54,7 +57,17 @@ class Container(Backend):
                 'use args = { sandbox = "bubblewrap" }, or put what is needed into the image and name no hosts.',
             )
         engine = await self._ready(plain.container)
-        world = ContainerWorld(self, engine, plain)
+        try:
+            return await self._open(engine, plain, saved)
+        except Refused as refused:
+            if not self.fair_cpu or "cpu" not in refused.message.lower():
+                raise
+            log.warning("containers get no share of the CPU each: %s", refused.message)
+            self.fair_cpu = False
+        return await self._open(engine, plain, saved)
+
+    async def _open(self, engine: Engine, image: Image, saved: Snapshot | None) -> World:
+        world = ContainerWorld(self, engine, image)
         self.worlds.add(world)
         try:
             await world.open(saved)
@@ -79,7 +92,9 @@ class Container(Backend):
             "network": "own network namespace, no way out",
             "processes": "control group",
             "memory": "control group, no swap",
-            "cpu": "limit per process, deadline per command",
+            "cpu": FAIR_CPU if self.fair_cpu else NO_FAIR_CPU,
+            "collusion": "the engine stops the agent's container while its work is graded; weaker: other containers of "
+            "the same image share its files, and locks on them can be seen",
             "system calls": "the engine's own filter; no capabilities, no new privileges",
         }
 
@@ -111,13 +126,15 @@ class ContainerWorld(World):
         self._command_started = 0.0
         self._over = False
         self._given_up = False
+        self._clock = Clock()
+        self._frozen = ""  # "engine" or "signals", by which
         self._closed = False
 
     # --- opening ------------------------------------------------------------------------------------------
 
     async def open(self, saved: Snapshot | None) -> None:
         mark = Shell.new_mark()
-        body = request.create_body(self.image, mark, maker_labels(), self.engine.podman)
+        body = request.create_body(self.image, mark, maker_labels(), self.engine.podman, self.backend.fair_cpu)
         made = await self.engine.ask("POST", "/containers/create", body, START_S)
         self.id = str(made["Id"])
         try:
@@ -139,7 +156,7 @@ class ContainerWorld(World):
 
     async def _attach(self, mark: str) -> None:
         self._stream = await self.engine.raw(f"/containers/{self.id}/attach?stream=1&stdin=1&stdout=1&stderr=1")
-        self.shell = Shell(self._stream.write, self._interrupt, mark, self.image.limits.output_bytes)
+        self.shell = Shell(self._stream.write, self._interrupt, mark, self.image.limits.output_bytes, self._clock)
         self._reading = asyncio.create_task(self._read(self._stream, self.shell))
 
     async def _read(self, stream: Stream, shell: Shell) -> None:
@@ -267,6 +284,8 @@ class ContainerWorld(World):
 
     async def run(self, command: str, timeout: float) -> Result:
         self._check_open()
+        if self._frozen:
+            raise InfraError(f"the sandbox {self.id[:12]} is frozen and can run nothing")
         assert self.shell is not None
         self._command_started = time.monotonic()
         try:
@@ -320,9 +339,36 @@ class ContainerWorld(World):
             raise InfraError(f"no snapshot could be made: {done.stderr or 'it is larger than its limit'}")
         return Snapshot(replace(self.image, files=()), done.stdout)
 
+    async def freeze(self) -> None:
+        if not self.alive or self._frozen:
+            return
+        self._clock.stop()
+        self._frozen = "engine"
+        try:
+            await self.engine.ask("POST", f"/containers/{self.id}/pause")
+        except Refused as refused:  # without root and with control groups of version 1, Podman cannot
+            log.info("container %s cannot be paused (%s): signals stop it", self.id[:12], refused.message)
+            self._frozen = "signals"
+            for _ in range(2):  # what the first missed was started by what it met
+                if not await self._signal("stop", 0):
+                    await self.thaw()
+                    raise WorldLost("the agent's processes could not be stopped") from None
+
+    async def thaw(self) -> None:
+        if not self._frozen:
+            return
+        by, self._frozen = self._frozen, ""
+        with contextlib.suppress(InfraError):
+            if by == "engine":
+                await self.engine.ask("POST", f"/containers/{self.id}/unpause")
+            else:
+                await self._signal("go", 0)
+        self._clock.go_on()
+
     async def close(self) -> None:
         if self._closed:
             return
+        await self.thaw()  # not every engine can remove what it has paused
         self._closed = True
         self.backend.worlds.discard(self)
         if self._signaller is not None:

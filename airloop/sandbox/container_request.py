@@ -18,6 +18,7 @@ USER = "1000:1000"
 TOOLS = "bash tar find head stat mkdir rm"
 SCRATCH = ("/tmp", "/var/tmp", "/run")
 ALL_PROCESSES = 32768  # of one user on a host, at most: the kernel's own default
+CPU_PERIOD_US = 100_000
 NO_TOOL = 100  # exit code of a container whose image lacks the first of them; 101 the second, and so on
 
 # The first process. What the image lacks is said before anything else is tried.
@@ -44,6 +45,8 @@ while IFS=' ' read -r how since shell; do
     interrupt) kill -INT "$shell" "${new[@]}" ;;
     kill) kill -KILL "${new[@]}"; kill -INT "$shell" ;;
     others) kill -KILL "${new[@]}" ;;
+    stop) kill -STOP "$shell" "${new[@]}" ;;
+    go) kill -CONT "${new[@]}" "$shell" ;;
     shell) kill -KILL "${new[@]}" "$shell" ;;
   esac; } 2>/dev/null
   echo done
@@ -80,7 +83,9 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def create_body(image: Image, mark: str, labels: Mapping[str, str], podman: bool) -> dict[str, Any]:
+def create_body(
+    image: Image, mark: str, labels: Mapping[str, str], podman: bool, fair_cpu: bool = True
+) -> dict[str, Any]:
     """The body of POST /containers/create."""
     limits = image.limits
     disk = limits.disk_mb << 20
@@ -116,6 +121,7 @@ def create_body(image: Image, mark: str, labels: Mapping[str, str], podman: bool
             "Memory": limits.memory_mb << 20,
             "MemorySwap": limits.memory_mb << 20,
             "PidsLimit": limits.processes,
+            **(cpu_share(image) if fair_cpu else {}),
             "ShmSize": disk,
             "Ulimits": ulimits(image, podman),
             "Tmpfs": dict.fromkeys((HOME, *SCRATCH), own),
@@ -123,6 +129,11 @@ def create_body(image: Image, mark: str, labels: Mapping[str, str], podman: bool
             "DeviceRequests": gpu_requests(image, podman),
         },
     }
+
+
+def cpu_share(image: Image) -> dict[str, int]:
+    """As a quota: a number of CPUs that is larger than the machine's, Docker refuses."""
+    return {"CpuShares": 1024, "CpuPeriod": CPU_PERIOD_US, "CpuQuota": int(image.limits.cpus * CPU_PERIOD_US)}
 
 
 def environment(image: Image) -> dict[str, str]:
@@ -133,6 +144,7 @@ def environment(image: Image) -> dict[str, str]:
 def ulimits(image: Image, podman: bool) -> list[dict[str, Any]]:
     limits = image.limits
     values = {"nofile": limits.open_files, "fsize": limits.file_mb << 20, "cpu": limits.cpu_s, "core": 0}
+    values |= {"sigpending": limits.signals, "msgqueue": 0}
     if podman:
         # Where Podman may not raise its own limit it fails unless told less. A world is limited by its control group;
         # this counts all processes of the user on the host, so it has to be large.

@@ -33,7 +33,7 @@ import door_script
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NS_GET_USERNS = 0xB701
-KINDS = ("net", "ipc", "uts", "pid", "mnt")
+KINDS = ("cgroup", "net", "ipc", "uts", "pid", "mnt")
 MAX_CHILDREN = 64  # per world, at one time
 PR_SET_DUMPABLE = 4
 REQUEST_S = 60  # for a request to arrive in full
@@ -48,23 +48,31 @@ class World:
         self.limits = facts["limits"]  # resource name -> value
         self.filter = base64.b64decode(facts["filter"])
         base = f"/proc/{facts['pid']}/ns/"
-        self.spaces = [os.open(base + kind, os.O_RDONLY | os.O_CLOEXEC) for kind in KINDS]
+        kinds = KINDS if is_other(base + "cgroup") else KINDS[1:]
+        self.spaces = [os.open(base + kind, os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
+        # It belongs to the host's user namespace: it has to be entered from there.
+        self.time = os.open(base + "time", os.O_RDONLY | os.O_CLOEXEC) if is_other(base + "time") else None
         self.inner = os.open(base + "user", os.O_RDONLY | os.O_CLOEXEC)
         # Mounts may belong to a user namespace around the one that processes live in.
         self.outer = fcntl.ioctl(self.spaces[-1], NS_GET_USERNS)
         self.python = facts.get("python_socket")
         self.listener: socket.socket | None = None
         if self.python:
+            with contextlib.suppress(FileNotFoundError):  # of a door that has ended
+                os.unlink(self.python)
             self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.listener.bind(self.python)
             os.chmod(self.python, 0o777)
             self.listener.listen(64)
 
     def close(self) -> None:
-        for fd in [*self.spaces, self.inner, self.outer]:
+        for fd in [*self.spaces, self.inner, self.outer, *self.own_time()]:
             os.close(fd)
         if self.listener:
             self.listener.close()
+
+    def own_time(self) -> list[int]:
+        return [] if self.time is None else [self.time]
 
     def enter(self, limited: bool) -> None:
         """`limited`: also its control groups, for what runs an agent's code. Our own work inside must not fail
@@ -74,7 +82,7 @@ class World:
             with open(group + "/cgroup.procs", "w") as file:
                 file.write("0")
         same = os.fstat(self.outer).st_ino == os.fstat(self.inner).st_ino
-        for fd in [self.outer, *self.spaces, *([] if same else [self.inner])]:
+        for fd in [*self.own_time(), self.outer, *self.spaces, *([] if same else [self.inner])]:
             if LIBC.setns(fd, 0) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
 
@@ -148,6 +156,7 @@ class Server:
                 answer(connection, {"error": f"{type(error).__name__}: {error}"})
 
     def register(self, facts: dict[str, Any]) -> None:
+        self.forget(facts["id"])  # two requests at once may both have found that we do not know it
         world = World(facts)
         self.worlds[world.id] = world
         if world.listener:
@@ -196,6 +205,14 @@ class Child(BaseException):
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__()
         self.work = work
+
+
+def is_other(space: str) -> bool:
+    """Not every kernel gives a world its own; and into our own none can be entered again."""
+    try:
+        return os.stat(space).st_ino != os.stat("/proc/self/ns/" + os.path.basename(space)).st_ino
+    except OSError:
+        return False
 
 
 def drain(fd: int) -> None:
@@ -331,6 +348,7 @@ def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int
 
 
 def main() -> None:
+    door_script.call_oneself(["python"])  # before any world could see where on the host this program lies
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in filter(None, sys.argv[2].split(",")):
         try:

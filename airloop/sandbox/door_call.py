@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 CHUNK = 1 << 16
+LOOK_S = 0.25  # a wait that took much longer than this was one of a frozen world: that time is not the script's
 
 
 class Output:
@@ -73,16 +74,18 @@ def watch(child: int, timeout: float, limit: int) -> tuple[dict[str, Any], bytes
     ending = os.pidfd_open(child)
     os.set_blocking(4, False)
     output = Output(limit)
-    deadline = time.monotonic() + timeout
+    left = timeout
     waiting = [ending, 3, 4]
     timed_out = False
     while True:
-        ready, _, _ = select.select(waiting, [], [], max(deadline - time.monotonic(), 0.0))
+        before = time.monotonic()
+        ready, _, _ = select.select(waiting, [], [], max(min(left, LOOK_S), 0.0))
+        left -= min(time.monotonic() - before, 2 * LOOK_S)
         if 4 in ready and not drain(output):
             waiting.remove(4)
         if ending in ready:
             break
-        if 3 in ready or not ready:  # nobody waits any more, or the time is up
+        if 3 in ready or left <= 0:  # nobody waits any more, or the time is up
             timed_out = 3 not in ready
             signal.pidfd_send_signal(ending, signal.SIGKILL)
             select.select([ending], [], [])

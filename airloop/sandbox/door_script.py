@@ -58,6 +58,16 @@ def prepare_process(limits: dict[str, int], rules: bytes) -> None:
     LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # from here on it may be looked at: it is the agent's own
 
 
+def call_oneself(words: list[str]) -> None:
+    """What `ps` and /proc/self/cmdline show, as far as there is room where the kernel has put our arguments."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = b"\0".join(word.encode("utf-8", "replace") for word in words)[: end - start - 1]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
+
+
 def drop_rights() -> None:
     """Whoever enters a user namespace has every right in it until it gives them up."""
     for capability in range(64):  # numbers the kernel does not know are refused
@@ -82,6 +92,9 @@ def run_script(request: dict[str, Any]) -> int:
     first = os.path.dirname(os.path.realpath(argv[0])) if request["kind"] == "file" else ""
     sys.path[:0] = [first, *extra]
     sys.argv[:] = argv
+    given = [request["source"]] if request["kind"] == "-c" else []
+    sys.orig_argv[:] = [sys.executable, *argv[:1], *given, *argv[1:]]
+    call_oneself(["python", *sys.orig_argv[1:]])
     sys.dont_write_bytecode = False
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins

@@ -27,6 +27,7 @@ DOOR = Path(__file__).with_name("door.py")
 ANSWER_S = 60.0
 END_S, END_LOOKS = 0.5, 25  # for the system to say that a door that hung up has ended
 WORDS_BYTES = 1000  # of the end of what it wrote, in an error or the log
+NOBODY = 65534
 FILES_LIMIT = 1 << 30  # bytes of one archive
 Facts = Mapping[str, Any]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -40,6 +41,7 @@ class Door:
         self, directory: Path, name: str, python: str, preload: Sequence[str] = (), rehearsal: str = ""
     ) -> None:
         self.name = name
+        self.worlds: set[str] = set()  # that it knows
         self.address = str(directory / f"{name}.sock")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.address)
@@ -170,7 +172,9 @@ def sealed_copy(program: str) -> int:
     import fcntl  # Linux alone seals files; this module is imported everywhere
 
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-    os.fchmod(fd, 0o555)
+    if os.geteuid() == 0:  # nobody's, and not to be read: a lock on what all scripts share could be seen by all
+        os.fchown(fd, NOBODY, NOBODY)
+    os.fchmod(fd, 0o111 if os.geteuid() == 0 else 0o555)
     return fd
 
 

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -186,6 +187,9 @@ class Lease:
 
     async def snapshot(self) -> Snapshot:
         return await self.world.snapshot()
+
+    def frozen(self) -> AbstractAsyncContextManager[None]:
+        return self.world.frozen()
 
     async def restore(self, snapshot: Snapshot | None = None) -> None:
         """Back to a snapshot, or to the very beginning: with fresh processes, whatever happened."""

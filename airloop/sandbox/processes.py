@@ -44,13 +44,23 @@ def namespace_of(pid: int) -> int:
 def look(pid: int) -> Process | None:
     stat = Path(f"/proc/{pid}/stat").read_text()
     fields = stat[stat.rindex(")") + 2 :].split()
-    if fields[0] in "ZX":
+    if fields[0] in "ZX" and int(fields[17]) <= 1:  # its first thread may have ended, and others run on
         return None
     inside = pid
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             inside = int(line.split()[-1])
     return Process(pid, inside, int(fields[19]) / TICKS)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of it runs, or it has ended."""
+    states = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
+            states.append(stat[stat.rindex(")") + 2])
+    return all(state in "TtZX" for state in states)
 
 
 def now() -> float:

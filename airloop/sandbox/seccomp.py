@@ -1,13 +1,20 @@
 """A filter of system calls for sandboxed processes: what no experiment needs and an escape might.
 
-Built by hand because it is forty instructions and spares a compiled dependency. Refused calls fail with EPERM
+Built by hand because it is a hundred instructions and spares a compiled dependency. Refused calls fail with EPERM
 (clone3 with ENOSYS, so that libraries fall back to clone, whose flags can be looked at).
+
+What the kernel counts per user is counted for all worlds and for the host together, so what has such a quota and is
+needed by no experiment is refused too: watches on files, larger pipes.
+
+The strict filter is the other way round: what is not on a list (syscalls.py) does not exist.
 """
 
 from __future__ import annotations
 
 import platform
 import struct
+
+from airloop.sandbox.syscalls import USED
 
 # audit architecture, and the number of each call that is refused; clone is looked into.
 X86_64 = 0xC000003E
@@ -24,6 +31,7 @@ _NEW_API = {  # the same numbers everywhere since they were added in 2019
     "io_uring_setup": 425,
     "io_uring_enter": 426,
     "io_uring_register": 427,
+    "memfd_secret": 447,
 }
 _X86_64 = {
     "ptrace": 101,
@@ -61,6 +69,10 @@ _X86_64 = {
     "setdomainname": 171,
     "iopl": 172,
     "ioperm": 173,
+    "inotify_init": 253,
+    "inotify_init1": 294,
+    "fanotify_init": 300,
+    "fanotify_mark": 301,
 }
 _AARCH64 = {
     "ptrace": 117,
@@ -96,6 +108,14 @@ _AARCH64 = {
     "clock_adjtime": 266,
     "sethostname": 161,
     "setdomainname": 162,
+    "inotify_init1": 26,
+    "fanotify_init": 262,
+    "fanotify_mark": 263,
+}
+# Memory that belongs to no process: where a world as a whole has no limit, nothing would limit it.
+_LOOSE = {
+    "x86_64": {"memfd_create": 319, "shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240},
+    "aarch64": {"memfd_create": 279, "shmget": 194, "msgget": 186, "semget": 190, "mq_open": 180},
 }
 # Calls that are looked into: clone, fcntl, socket.
 ARCHITECTURES = {
@@ -103,6 +123,9 @@ ARCHITECTURES = {
     "aarch64": (AARCH64, _AARCH64 | _NEW_API, (220, 25, 198)),
 }
 F_SETLEASE = 1024  # on a file that worlds share, a lease makes the others wait
+F_NOTIFY = 1026  # watches a directory
+F_SETPIPE_SZ = 1031
+REFUSED_FCNTL = (F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ)
 FAMILIES = (1, 2, 10, 16)  # sockets that can be made: unix, IPv4, IPv6, netlink
 CLONE3 = 435
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
@@ -114,12 +137,15 @@ ENOSYS = 0x00050026
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 
 
-def program() -> bytes | None:
-    """The filter for this machine as an array of struct sock_filter; None where it is not known."""
-    known = ARCHITECTURES.get(platform.machine())
-    if known is None:
+def program(bounded_memory: bool = True, strict: bool = False) -> bytes | None:
+    """The filter for this machine as an array of struct sock_filter; None where it is not known. `bounded_memory`: all
+    that a world uses is counted together, memory that is no process's too. `strict`: only calls that are known to be
+    used."""
+    machine = platform.machine()
+    if machine not in ARCHITECTURES:
         return None
-    audit, refused, (clone, fcntl, socket) = known
+    audit, always, (clone, fcntl, socket) = ARCHITECTURES[machine]
+    refused = always if bounded_memory else always | _LOOSE[machine]
     code = [
         (LOAD, 0, 0, 4),  # the architecture: a call made in another ABI has other numbers
         (JUMP_EQUAL, 1, 0, audit),
@@ -133,20 +159,28 @@ def program() -> bytes | None:
     for number in sorted(refused.values()):
         code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM)]
     code += [
-        (JUMP_EQUAL, 0, 3, fcntl),
+        (JUMP_EQUAL, 0, len(REFUSED_FCNTL) + 3, fcntl),
         (LOAD, 0, 0, 24),  # the low half of its second argument
-        (JUMP_EQUAL, 0, 1, F_SETLEASE),
+        *((JUMP_EQUAL, len(REFUSED_FCNTL) - i, 0, wish) for i, wish in enumerate(REFUSED_FCNTL)),
+        (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, EPERM),
-        (LOAD, 0, 0, 0),
         (JUMP_EQUAL, 0, len(FAMILIES) + 3, socket),
         (LOAD, 0, 0, 16),
         *((JUMP_EQUAL, len(FAMILIES) - i, 0, family) for i, family in enumerate(FAMILIES)),
         (RETURN, 0, 0, EPERM),
         (RETURN, 0, 0, ALLOW),
-        (JUMP_EQUAL, 0, 3, clone),
+        (JUMP_EQUAL, 0, 4, clone),
         (LOAD, 0, 0, 16),  # the low half of clone's flags
         (JUMP_BITS, 0, 1, NEW_NAMESPACES),
         (RETURN, 0, 0, EPERM),
         (RETURN, 0, 0, ALLOW),
     ]
+    for number in sorted(used(machine)) if strict else ():
+        code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    code.append((RETURN, 0, 0, ENOSYS if strict else ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def used(machine: str) -> set[int]:
+    column = list(ARCHITECTURES).index(machine)
+    return {number for numbers in USED.values() if (number := numbers[column]) is not None}

@@ -12,11 +12,10 @@ import asyncio
 import contextlib
 import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 
 from airloop.errors import InfraError
-from airloop.sandbox.base import Result, WorldLost
+from airloop.sandbox.base import Clock, Result, WorldLost
 
 # Runs as the first process of a world and starts bash again whenever it ends. fd 8 keeps the channel for marks.
 # What an ended bash had not read is dropped up to the line that begins a new one.
@@ -36,6 +35,8 @@ AGAIN_S = 5.0
 MOST_MARKS = 100  # that may wait to be read: more are an agent's
 INTERRUPT_S = 1.0  # from SIGINT until it is SIGKILL
 KILL_S = 3.0  # from SIGKILL until the shell itself is given up
+FROZEN_S = 0.05  # between looks at a clock that stands still
+CLOCK_S = 0.005  # a timer may be early by
 KILLED = 137  # exit code reported when the shell had to be replaced
 
 # What bash says when a command dies of a signal and there is no terminal to mend.
@@ -89,12 +90,15 @@ def quoted(command: str) -> bytes:
 class Shell:
     """The protocol, whatever carries it. The carrier calls `received` with what comes and `ended` at the end."""
 
-    def __init__(self, send: Send, interrupt: Interrupt, mark: str, output_bytes: int) -> None:
+    def __init__(
+        self, send: Send, interrupt: Interrupt, mark: str, output_bytes: int, clock: Clock | None = None
+    ) -> None:
         self._send = send
         self._interrupt = interrupt
         self._sync = mark.encode() + b"\n"
         self._mark = b"\x1e" + mark.encode() + b" "
         self._limit = output_bytes
+        self._now = (clock or Clock()).now
         self._count = 0
         self._last_code = 0
         self._pending = b""
@@ -151,7 +155,7 @@ class Shell:
         line = PRELUDE.encode() + b"; cd " + quoted(cwd) + b" || cd /; "
         line += b"eval " + quoted(setup) + b" </dev/null >/dev/null 8>&-; " if setup else b""
         self._send(line + self._report(b"$$"))
-        mark = await self._wait(self._count, time.monotonic() + timeout, starting=True)
+        mark = await self._wait(self._count, self._now() + timeout, starting=True)
         if mark is None:
             raise InfraError(f"the sandbox's shell did not start within {timeout:g} s")
         self.pid = int(mark[0])
@@ -162,7 +166,7 @@ class Shell:
         """`setup` is what a new shell needs should this one be lost."""
         if "\0" in command:
             return Result("bash: a command cannot hold a NUL character\n", 2, self.cwd, 0.0)
-        started = time.monotonic()
+        started = self._now()
         kept = self._kept = Kept(self._limit)
         self._count += 1
         status = b"" if self._last_code == 0 else b"__air_status %d; " % self._last_code
@@ -187,7 +191,7 @@ class Shell:
             code, self.cwd = int(mark[0]) & 0xFF, mark[1]
         self._last_code = code = 124 if timed_out else code
         text, cut = kept.text()
-        return Result(text, code, self.cwd, time.monotonic() - started, timed_out, cut, restarted)
+        return Result(text, code, self.cwd, self._now() - started, timed_out, cut, restarted)
 
     async def _begin_again(self, setup: str) -> None:
         """After a shell has ended under a command. If that fails, the command has seen to it."""
@@ -211,7 +215,7 @@ class Shell:
             self._send(
                 b"\n\n" + self._report(b"130")
             )  # bash may notice the interrupt one character late, and drop that
-            mark = await self._wait(self._count, time.monotonic() + patience)
+            mark = await self._wait(self._count, self._now() + patience)
             if mark is not None:
                 return mark
         await self._kill()
@@ -221,18 +225,22 @@ class Shell:
         """Ends bash, and waits until it has ended: it reads ahead, and would take what is meant for the next one."""
         await self._interrupt("shell")
         with contextlib.suppress(_Ended):
-            await self._wait(-1, time.monotonic() + KILL_S)
+            await self._wait(-1, self._now() + KILL_S)
 
     async def _wait(self, number: int, deadline: float, starting: bool = False) -> tuple[str, str] | None:
         """The mark of command `number`; None at the deadline. _Ended when bash has ended, unless it is starting."""
         while True:
             if self.over and self._marks.empty():
                 raise WorldLost("the world ended under the command")
+            left = deadline - self._now()
             try:
-                async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
+                async with asyncio.timeout(max(left, 0.0)):
                     raw = await self._marks.get()
             except TimeoutError:
-                return None
+                if deadline - self._now() < CLOCK_S:
+                    return None
+                await asyncio.sleep(FROZEN_S)  # the world was frozen for a while, or still is
+                continue
             if raw is None:
                 raise WorldLost("the world ended under the command")
             fields = raw.decode(errors="replace").split(" ", 2)

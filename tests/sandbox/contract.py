@@ -244,6 +244,44 @@ def running(text: str) -> list[int]:
     return found
 
 
+# --- standing still ----------------------------------------------------------------------------------------------
+
+COUNTING = "((while :; do echo x >> counted; sleep 0.02; done) &); sleep 0.5; wc -l < counted"
+
+
+@contract()
+async def test_a_frozen_world_stands_still_and_goes_on(world, backend):
+    before = int(await output(world, COUNTING))
+    async with world.frozen():
+        with pytest.raises(InfraError):
+            await world.run("true", 5)
+        await asyncio.sleep(2.0)
+    still = int(await output(world, "wc -l < counted"))
+    assert 0 < before <= still < before + 60  # in two seconds it would have counted a hundred
+    await asyncio.sleep(0.5)
+    assert int(await output(world, "wc -l < counted")) > still
+
+
+@contract()
+async def test_frozen_time_is_not_a_commands_own(world, backend):
+    running = asyncio.create_task(world.run("sleep 0.5; echo done", 2.0))
+    await asyncio.sleep(0.2)
+    async with world.frozen():
+        await asyncio.sleep(2.5)
+    result = await running
+    assert result.output == "done\n" and not result.timed_out and result.seconds < 2.0
+
+
+@contract()
+async def test_a_frozen_world_can_be_closed(world, backend):
+    await world.run("sleep 100 &", 5)
+    await world.freeze()
+    started = time.monotonic()
+    await world.close()
+    assert time.monotonic() - started < 15
+    await world.thaw()  # as the end of `async with frozen()` does
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 

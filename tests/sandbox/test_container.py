@@ -34,7 +34,7 @@ def body(podman: bool = False, **image: object) -> dict[str, object]:
 
 
 def test_a_container_has_no_rights_no_network_and_limits() -> None:
-    limits = Limits(memory_mb=100, processes=7, open_files=8, file_mb=9, disk_mb=10, cpu_s=11)
+    limits = Limits(memory_mb=100, processes=7, open_files=8, file_mb=9, disk_mb=10, cpu_s=11, cpus=1.5, signals=12)
     asked = body(limits=limits, env=(("A", "b"),))
     host = asked["HostConfig"]
     assert isinstance(host, dict)
@@ -44,7 +44,15 @@ def test_a_container_has_no_rights_no_network_and_limits() -> None:
     assert host["SecurityOpt"] == ["no-new-privileges"] and host["LogConfig"] == {"Type": "none"}
     assert host["Memory"] == host["MemorySwap"] == 100 << 20 and host["PidsLimit"] == 7
     values = {one["Name"]: (one["Soft"], one["Hard"]) for one in host["Ulimits"]}
-    assert values == {"nofile": (8, 8), "fsize": (9 << 20, 9 << 20), "cpu": (11, 11), "core": (0, 0)}
+    assert values == {
+        "nofile": (8, 8),
+        "fsize": (9 << 20, 9 << 20),
+        "cpu": (11, 11),
+        "core": (0, 0),
+        "sigpending": (12, 12),
+        "msgqueue": (0, 0),
+    }
+    assert host["CpuQuota"] == 150_000 and host["CpuPeriod"] == 100_000 and host["CpuShares"] == 1024
     assert f"size={10 << 20}" in host["Tmpfs"][HOME] and "DeviceRequests" in host and host["DeviceRequests"] == []
 
 

@@ -203,7 +203,11 @@ class MlgymSession(Session):
         if work is None:
             if not last and self._gradings_left() <= 0:
                 return Grade(None, "no_gradings_left", NONE_LEFT.format(self.args.max_gradings), 0.0)
-            work = self.attempt.works[found.digest] = await self._graded(found)
+            try:
+                work = self.attempt.works[found.digest] = await self._graded(found)
+            except WorldLost:  # nothing can stop what the agent has left running there
+                self.lost = True
+                return Grade(None, "submission_not_found", NOT_FOUND, 0.0)
         self.attempt.last = work
         return work.grade
 
@@ -212,7 +216,8 @@ class MlgymSession(Session):
         return math.inf if self.spec.builtin else self.args.max_gradings - 1 - len(self.attempt.works)
 
     async def _graded(self, found: Submission) -> Work:
-        grade = await self.grader.grade(self.spec, found)
+        async with self.world.frozen():  # what graded code sees must not reach a process that the agent has left behind
+            grade = await self.grader.grade(self.spec, found)
         untouched = found.digest == self.attempt.first  # it may have a score, but nobody here has earned it
         score = self._take(grade) if not untouched else None
         is_given = untouched

@@ -322,3 +322,23 @@ def test_closing_does_not_wait_for_stopped_scripts(arena: Arena) -> None:
         return time.monotonic() - started
 
     assert arena.do(work()) < 3.0
+
+
+def test_a_door_that_was_killed_knows_the_living_worlds_again(arena: Arena) -> None:
+    """Both doors, under two worlds: files that are asked for at once, a script, and `python` in the agent's shell."""
+
+    async def work() -> None:
+        worlds = [await arena.world(), await arena.world()]
+        for name in ("files", "python"):
+            arena.backend.door(name).process.kill()
+            arena.backend.door(name).process.wait()
+        for world in worlds:
+            assert await asyncio.gather(*(world.get("a.txt") for _ in range(3))) == [b"as it was\n"] * 3
+            await world.put("b.txt", b"new")
+            assert await world.list("*") == ["a.txt", "b.txt"]
+            assert (await world.python("print(1 + 1)", b"", 30)).output == "2\n"
+            check = "python -c 'import sys; print(\"sklearn\" in sys.modules)'"  # only a forked one has it
+            assert (await world.run(check, 20)).output == "True\n"
+            await world.close()
+
+    arena.do(work())

@@ -147,3 +147,27 @@ def test_the_workspace_of_another_world_cannot_be_found(arena: Arena) -> None:
         return output
 
     assert "needle" not in arena.do(work())
+
+
+SELF = "cat /proc/1/cmdline /proc/self/cmdline /proc/$$/cmdline /proc/self/cgroup /proc/cmdline; env"
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_where_on_the_host_a_world_is_made_is_not_told(arena: Arena, cold: bool) -> None:
+    look = """
+import os, sys
+said = "".join(open(f"/proc/self/{name}").read() for name in ("cmdline", "cgroup", "environ"))
+said += " ".join(sys.orig_argv) + open("/proc/1/cmdline").read() + open(f"/proc/{os.getppid()}/cmdline").read()
+print(said.replace("\\0", " "))"""
+    said = arena.python(look, cold=cold) + arena.attack(SELF).output.replace("\0", " ")
+    assert f"{REPOSITORY}/airloop" not in said and "door.py" not in said and "bwrap" not in said
+    assert f"air-{os.getpid()}" not in said and str(arena.backend.runtime.path) not in said
+    paths = {line.split(":", 2)[2] for line in said.splitlines() if line[:1].isdigit() and line.count(":") == 2}
+    assert paths <= {"/"}
+
+
+def test_a_script_is_called_as_its_agent_called_it(arena: Arena) -> None:
+    said = arena.attack(
+        "echo 'import time; time.sleep(2)' > t.py; python t.py --a 1 & sleep 1; pgrep -fc '^python t.py --a 1$'"
+    )
+    assert said.output.split()[-1] == "1"

@@ -107,7 +107,7 @@ def test_the_interpreters_file_cannot_be_changed_through_proc(arena: Arena) -> N
 
 HOLD = """python -c 'import time; time.sleep(20)' &
 sleep 0.5
-for p in /proc/[0-9]*; do grep -qs door.py $p/cmdline && exec 7<$p/exe; done
+for p in /proc/[0-9]*; do case $(readlink $p/exe) in *memfd:python*) exec 7<$p/exe;; esac; done
 kill %1; readlink /proc/$$/fd/7"""
 
 

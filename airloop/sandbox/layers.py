@@ -1,0 +1,135 @@
+"""A world's own view of the files that all worlds are shown, so that a lock on one of them is seen in no other world.
+
+A lock lies on an inode, and to take one or to see it needs no more than the right to read. An overlay without an upper
+layer shows the same files through inodes of its own, at the cost of one mount for each file system that they lie on.
+bwrap 0.8 makes none: it is started in a mount namespace that has them already, and that ends with it. Devices and what
+is shown of the host's /proc are made anew there, and the namespace of time, whose file in /proc all would share, is
+unshared too.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+TRIAL_S = 20.0
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+MOST = 8  # file systems
+# What cannot be a layer is shown as it is: then its locks are seen, and nothing else is different. -in: mount is not to
+# look for helpers, nor to write down what it did.
+MOUNT = """cd "$1" || exit; shift; number=0
+while [ "$1" != -- ]; do
+  mount -in -t overlay -o "ro,lowerdir=$1" air $number 2>/dev/null || mount --bind "${1%:*}" $number || exit
+  number=$((number + 1)); shift
+done
+shift; cd /; exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of one world: `places` are mount points of the host, whose files are shown below `base`/number."""
+
+    base: str
+    places: tuple[str, ...]
+    direct: str  # what worlds have of their own lies below: sockets, which cannot be reached through an overlay
+    points: frozenset[str]  # all mount points of the host
+
+    @classmethod
+    def of(cls, base: Path, direct: Path, sources: Sequence[str], data: Sequence[str] = ()) -> Layers:
+        """`sources` are looked up once and for all; `data` may be links that lead elsewhere tomorrow."""
+        points = mount_points()
+        found = [_found(source, points) for source in (str(base), *sources)]
+        found += [_found.__wrapped__(source, points) for source in data]
+        usable = [point for point, _ in found if not set(point) & set(':,\\\n"')]
+        return cls(os.path.realpath(base), tuple(dict.fromkeys(usable))[:MOST], os.path.realpath(direct), points)
+
+    def seen(self, source: str) -> str:
+        """Where the world's own view of a file of the host lies, for bwrap."""
+        return self._view(source, *_found(source, self.points))
+
+    def seen_now(self, source: str) -> str:
+        return self._view(source, *_found.__wrapped__(source, self.points))
+
+    def _view(self, source: str, point: str, real: str) -> str:
+        own = real.startswith(self.direct) and "/worlds/" in real
+        if own or not real or point not in self.places:
+            return source
+        return f"{self.base}/{self.places.index(point)}/{real.removeprefix(point).lstrip('/')}"
+
+    def device(self, name: str) -> str:
+        return f"{self.base}/{self.places.index(point_of(self.base, self.points))}/{name}"
+
+    def proc(self, name: str) -> str:
+        return f"{self.base}/proc/{name}"
+
+    def around(self) -> list[str]:
+        """What to put in front of bwrap's command line."""
+        # Two layers are the least, and must not lie within one another. So where `base` lies the second is /dev, whose
+        # few names are none of a file system's own, and which makes its devices this world's own as well.
+        home = point_of(self.base, self.points)
+        lower = [f"{place}:{'/dev' if place == home else 'empty'}" for place in self.places]
+        spaces = ["unshare", "--time", "--mount", f"--mount-proc={self.base}/proc"]
+        return [*spaces, "sh", "-c", MOUNT, "sh", self.base, *lower, "--"]
+
+
+def make_places(base: Path) -> None:
+    """Where to mount: the same for all worlds, because each has a mount namespace of its own."""
+    for name in ("empty", "proc", *map(str, range(MOST))):
+        (base / name).mkdir(parents=True, exist_ok=True)
+
+
+def mount_points() -> frozenset[str]:
+    return _points(Path("/proc/self/mountinfo").read_bytes())
+
+
+@functools.lru_cache(maxsize=2)
+def _points(table: bytes) -> frozenset[str]:
+    places = (line.split(b" ")[4].replace(b"\\040", b" ") for line in table.splitlines())
+    return frozenset(place.decode("utf-8", "surrogateescape") for place in places)
+
+
+@functools.lru_cache(maxsize=1024)
+def _found(source: str, points: frozenset[str]) -> tuple[str, str]:
+    """The mount point and the real place of a file; no place if there is none, or if something is mounted further down,
+    which an overlay would not show."""
+    real = os.path.realpath(source)
+    within = real.rstrip("/") + "/"
+    whole = os.path.exists(real) and not any(other.startswith(within) for other in points)
+    return point_of(real, points), real if whole else ""
+
+
+def point_of(path: str, points: frozenset[str]) -> str:
+    while path not in points and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def work_here(base: Path) -> bool:
+    """Whether such views can be made, and hide locks: tried once, because kernels and containers differ."""
+    if os.geteuid() != 0:
+        return False
+    make_places(base)
+    shell = os.path.realpath("/bin/sh")
+    layers = Layers.of(base, base, [shell])
+    if layers.seen(shell) == shell or layers.seen("/usr") == "/usr":
+        return False
+    script = f'exec 8<"$1"; flock -s 8 && flock -xn "{layers.seen(shell)}" true && : > "{layers.device("null")}"'
+    try:
+        tried = subprocess.run(
+            [*layers.around(), "sh", "-c", script, "sh", shell], capture_output=True, text=True, timeout=TRIAL_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("worlds share the system's files: %s", error)
+        return False
+    if tried.returncode != 0:
+        log.info("worlds share the system's files: %s", tried.stderr.strip() or "a lock is seen through an overlay")
+        return False
+    return True
