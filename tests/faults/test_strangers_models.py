@@ -138,6 +138,29 @@ def test_a_gguf_with_absurd_lengths_is_refused_within_a_second(
         check_header(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize("order", ["LITTLE", "BIG"])
+def test_a_gguf_as_it_should_be_passes(order: str, tmp_path: Path) -> None:
+    import gguf as library
+    import numpy as np
+
+    writer = library.GGUFWriter(tmp_path / "m.gguf", "llama", endianess=library.GGUFEndian[order])
+    writer.add_block_count(2)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_key_length(16)
+    writer.add_vocab_size(300)
+    writer.add_token_list([f"token{i}" for i in range(300)])
+    writer.add_token_scores([0.5] * 300)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for name, shape in {"token_embd.weight": (300, 64), "blk.0.w": (64, 64), "blk.1.w": (64, 64)}.items():
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    check_header(tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("name", ["an array", "layers"])
 def test_plans_and_conversions_look_at_a_ggufs_header_first(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
