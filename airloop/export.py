@@ -222,6 +222,9 @@ def write_whole(directory: Path, base: Path, checkpoint: Checkpoint, dtype: str,
 def merge(model: Any, adapter: Path) -> Any:
     from peft import PeftModel
 
+    from airloop.learn.lora import check_patterns
+
+    check_patterns(adapter)
     return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
 
 

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from airloop.errors import AirError
+from airloop.files import read_object
+from airloop.patterns import is_quick
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,12 +79,26 @@ def load_lora(model: PreTrainedModel, path: Path) -> PeftModel:
             f"{path} is not a PEFT adapter: it has no adapter_config.json.",
             "give the directory that holds adapter_config.json and adapter_model.safetensors.",
         )
+    check_patterns(path)
     config = LoraConfig.from_pretrained(str(path))
     config.inference_mode = False
     config._register_custom_module({nn.Linear: LoraLinear})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return PeftModel.from_pretrained(model, str(path), is_trainable=True, config=config)
+
+
+def check_patterns(path: Path) -> None:
+    """PEFT matches what an adapter says of its layers with the name of every module."""
+    said = read_object(path / "adapter_config.json")
+    for key in ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern"):
+        found = said.get(key) or ()
+        for pattern in [found] if isinstance(found, str) else list(found) if isinstance(found, list | dict) else ():
+            if not is_quick(str(pattern), repeats=4, optional=8, longest=2000):
+                raise AirError(
+                    f"{path / 'adapter_config.json'}: {key} has {str(pattern)[:80]!r}, which could take for ever.",
+                    "write the names of the layers there.",
+                )
 
 
 def use_fp32_adapters(model: nn.Module) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from airloop.errors import AirError
@@ -14,6 +16,7 @@ from airloop.errors import AirError
 PROBE_S = 0.7  # for a few words, the compiling included; a long template takes 0.05 s
 RENDER_S = 10.0  # for a chat of millions of characters
 EVERY_S = 0.05
+IDLE_LOOKS = 100
 # A template counts messages. Larger numbers, and powers, make one step of it last for ever: nothing can stop that.
 LARGEST = 1_000_000
 
@@ -22,27 +25,64 @@ class _TooLongError(Exception):
     pass
 
 
+@dataclass(eq=False)
+class _Limit:
+    thread: int
+    clock: Callable[[], float]
+    until: float
+
+
+class _Watch:
+    """One thread for all templates that are being rendered; it ends when there are none for a while."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.limits: set[_Limit] = set()
+        self.thread: threading.Thread | None = None
+
+    def add(self, limit: _Limit) -> None:
+        with self.lock:
+            self.limits.add(limit)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._look, daemon=True, name="template-time")
+                self.thread.start()
+
+    def remove(self, limit: _Limit) -> None:
+        with self.lock:
+            self.limits.discard(limit)
+
+    def _look(self) -> None:
+        idle = 0
+        while idle < IDLE_LOOKS:
+            time.sleep(EVERY_S)
+            with self.lock:
+                idle = 0 if self.limits else idle + 1
+                for limit in [limit for limit in self.limits if limit.clock() > limit.until]:
+                    self.limits.remove(limit)
+                    thread, error = ctypes.c_ulong(limit.thread), ctypes.py_object(_TooLongError)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+                if idle == IDLE_LOOKS:
+                    self.thread = None
+
+
+_watch = _Watch()
+# A process that is forked has neither the thread nor, perhaps, a free lock.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_watch.__init__)  # type: ignore[misc]
+
+
 @contextlib.contextmanager
 def at_most(seconds: float, name: str) -> Iterator[None]:
     """Stops the Python code inside after so many seconds of this thread's processor time: those that it waited for
     others do not count."""
-    thread, clock = threading.get_ident(), _clock()
-    until, lock, done = clock() + seconds, threading.Lock(), threading.Event()
-
-    def watch() -> None:
-        while not done.wait(EVERY_S):
-            with lock:
-                if not done.is_set() and clock() > until:
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooLongError))
-                    return
-
-    threading.Thread(target=watch, daemon=True, name="template-time").start()
+    clock = _clock()
+    limit = _Limit(threading.get_ident(), clock, clock() + seconds)
     try:
+        _watch.add(limit)
         try:
             yield
         finally:
-            with lock:
-                done.set()
+            _watch.remove(limit)
     except _TooLongError:
         raise AirError(
             f"the chat template of {name} did not end within {seconds:g} s of computing",

@@ -18,10 +18,11 @@ from airloop.envs.mlgym.traj import read_recording
 from airloop.envs.rows import read_rows
 from airloop.errors import AirError
 from airloop.files import parse_json, read_lines, read_object
+from airloop.learn.lora import attach_lora, check_patterns, load_lora
 from airloop.models.chat import CHATML, ChatTokenizer
 from airloop.models.gguf_header import check_header
 from airloop.models.template_time import at_most
-from airloop.models.tiny import save_tiny, tiny_tokenizer
+from airloop.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from airloop.plan.model_shape import find_shape
 from airloop.rollout.actions import parse
 from airloop.rollout.agents import _as_text
@@ -138,6 +139,29 @@ def test_a_gguf_with_absurd_lengths_is_refused_within_a_second(
         check_header(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize("order", ["LITTLE", "BIG"])
+def test_a_gguf_as_it_should_be_passes(order: str, tmp_path: Path) -> None:
+    import gguf as library
+    import numpy as np
+
+    writer = library.GGUFWriter(tmp_path / "m.gguf", "llama", endianess=library.GGUFEndian[order])
+    writer.add_block_count(2)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_key_length(16)
+    writer.add_vocab_size(300)
+    writer.add_token_list([f"token{i}" for i in range(300)])
+    writer.add_token_scores([0.5] * 300)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for name, shape in {"token_embd.weight": (300, 64), "blk.0.w": (64, 64), "blk.1.w": (64, 64)}.items():
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    check_header(tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("name", ["an array", "layers"])
 def test_plans_and_conversions_look_at_a_ggufs_header_first(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +188,18 @@ def test_a_config_with_absurd_sizes_is_refused_within_a_second(key: str, value: 
     ):
         with within(), pytest.raises(AirError, match=f"{key} = {value}"):
             look()
+
+
+@pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "rank_pattern"])
+def test_an_adapter_whose_patterns_would_take_for_ever_is_refused_within_a_second(key: str, tmp_path: Path) -> None:
+    model = tiny_model().model
+    attach_lora(model, 2, 4, ["q_proj"]).save_pretrained(str(tmp_path))
+    check_patterns(tmp_path)
+    file, slow = tmp_path / "adapter_config.json", "([a-z_.0-9]+)+!"
+    said = {**json.loads(file.read_text()), key: {slow: 2} if key == "rank_pattern" else slow}
+    file.write_text(json.dumps(said))
+    with within(), pytest.raises(AirError, match=f"{key} has .* for ever"):
+        load_lora(tiny_model().model, tmp_path)
 
 
 # --- brackets without end -----------------------------------------------------------------------------------

@@ -16,10 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
 from fixture_checkout import write_checkout
 
 from airloop.envs.mlgym.checkout import load_checkout, load_task
+from airloop.envs.mlgym.grading import told
 from airloop.envs.mlgym.leaks import fits
 from airloop.envs.mlgym.spec import TaskSpec
 from airloop.envs.mlgym.workspace import agent_image, grader_image
 from airloop.errors import AirError
+from airloop.sandbox.base import Result
 
 SECRET = b"the owner's key"
 
@@ -226,9 +228,9 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_yaml_file_that_would_grow_without_end_is_named_within_a_second(name: str, where: str, root: Path) -> None:
     (root / where).write_text(BOMBS[name])
-    began = time.monotonic()
+    began = time.process_time()
     task = load_task(root, "titanic")
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert task.problems and all(len(problem) < 1000 for problem in (*task.problems, *task.warnings))
 
 
@@ -256,9 +258,9 @@ def test_a_pattern_that_would_take_for_ever_is_refused_within_a_second(pattern: 
     for number in range(20):
         (root / "data/titanic" / ("a" * 200 + f"!{number}")).write_text("")
     change(root / "configs/datasets/titanic.yaml", train_split={"name": "train", "file_regex": pattern})
-    began = time.monotonic()
+    began = time.process_time()
     task = load_task(root, "titanic")
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert any("titanic.yaml: train_split: file_regex" in problem for problem in task.problems), task.problems
 
 
@@ -271,7 +273,7 @@ def test_a_script_with_an_endless_name_or_a_deep_expression_is_named_within_a_se
     script = root / "data/titanic/evaluate.py"
     said = script.read_text()
     script.write_text(f"NAME = '{'a' * 200_000}/b.csv'\n{said}")
-    began = time.monotonic()
+    began = time.process_time()
     assert load_task(root, "titanic").runnable
     for deep in (
         "(" * 50_000,
@@ -282,7 +284,18 @@ def test_a_script_with_an_endless_name_or_a_deep_expression_is_named_within_a_se
     ):
         script.write_text(f"{said}\n{deep}\n")
         load_task(root, "titanic")
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
+
+
+def test_a_long_line_of_an_evaluation_is_told_within_a_second(root: Path) -> None:
+    task = load_task(root, "regressionKaggleHousePrice")
+    said = f"{'a' * 300_000}\nno 'x/data/prices.csv', no y_answers/z and no /w/answers/truth.csv"
+    began = time.process_time()
+    assert told(task, Result(said, 1, "/", 0.0), "").startswith("a" * 100)
+    assert time.process_time() - began < 1
+    assert (
+        told(task, Result(said.partition("\n")[2], 1, "/", 0.0), "") == "no '(hidden)', no y_answers/z and no (hidden)"
+    )
 
 
 def test_a_bomb_in_one_task_leaves_the_others_to_be_listed(root: Path) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from airloop.envs.mlgym.fields import Fields, read_mapping, sentence, short
-from airloop.envs.mlgym.leaks import MOST_REPEATS, fits, is_quick
+from airloop.envs.mlgym.leaks import fits
 from airloop.envs.mlgym.paths import within
 from airloop.envs.mlgym.spec import Dataset, Split
 from airloop.errors import AirError
+from airloop.patterns import MOST_REPEATS, is_quick
 
 ROOT_VARIABLE = "AIR_MLGYM_ROOT"
 LFS_POINTER = b"version https://git-lfs"

@@ -18,14 +18,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from airloop.envs.mlgym.spec import TaskSpec
+from airloop.patterns import is_quick
 
 LARGEST_TABLE = 4 << 20  # bytes: larger ones are not label files, and listing tasks has to stay quick
 FEWEST_ROWS = 20  # fewer rows follow some rule by chance
 ROWS_PER_VALUE = 4  # a column with fewer rows per value is a name, not a rule
 MOST_LABELS = 20
-LONGEST_PATTERN = 200  # characters of a regular expression for names of files
-MOST_REPEATS, MOST_OPTIONAL = 2, 3  # in it
-LONGEST_NAME = 255  # that is matched with one
+LONGEST_NAME = 255  # that is matched with a regular expression
 
 Rows = list[dict[str, str]]
 
@@ -143,18 +142,6 @@ def fits(pattern: str, name: str) -> bool:
     except (re.error, RecursionError, OverflowError):
         pass
     return fnmatch.fnmatchcase(name, pattern)
-
-
-def is_quick(pattern: str) -> bool:
-    """Whether the pattern, taken as a regular expression, is sure to be matched in no time: few repetitions, and none
-    of a group. `(a+)+$` takes longer than the world is old, on a name of its author's choice."""
-    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern, flags=re.DOTALL)  # signs that are escaped or in a class
-    return (
-        len(pattern) <= LONGEST_PATTERN
-        and len(re.findall(r"[*+{]", plain)) <= MOST_REPEATS
-        and len(re.findall(r"(?<![(*+}])\?", plain)) <= MOST_OPTIONAL
-        and not re.search(r"\)[*+{]|\(\?(?!:|i\))", plain)  # (?x) would let a comment hide the rest
-    )
 
 
 def _has_features_only(name: str, visible: Mapping[str, Path]) -> bool:
