@@ -50,7 +50,9 @@ NO_MEMORY = (
 )
 NO_FAIR_CPU = "weaker: no limit on a world's share, only on each process's time, and a deadline per command"
 STOP = "stop the agent's world while its work is graded"
-OWN_FILES = "every world has its own view of the system's files, so that no lock is seen in another"
+OWN_FILES = (
+    "every world has its own view of the system's files, so that no lock is seen in another; weaker: load and caches"
+)
 SHARED_FILES = "weaker: other worlds share the system's files with the grader's, and locks on them can be seen"
 
 

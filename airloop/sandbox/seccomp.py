@@ -4,7 +4,8 @@ Built by hand because it is a hundred instructions and spares a compiled depende
 (clone3 with ENOSYS, so that libraries fall back to clone, whose flags can be looked at).
 
 What the kernel counts per user is counted for all worlds and for the host together, so what has such a quota and is
-needed by no experiment is refused too: watches on files, larger pipes.
+needed by no experiment is refused too: watches on files, larger pipes. And what tells which pages of a file anybody has
+read lately (mincore, cachestat).
 
 The strict filter is the other way round: what is not on a list (syscalls.py) does not exist.
 """
@@ -32,6 +33,7 @@ _NEW_API = {  # the same numbers everywhere since they were added in 2019
     "io_uring_enter": 426,
     "io_uring_register": 427,
     "memfd_secret": 447,
+    "cachestat": 451,
 }
 _X86_64 = {
     "ptrace": 101,
@@ -73,6 +75,7 @@ _X86_64 = {
     "inotify_init1": 294,
     "fanotify_init": 300,
     "fanotify_mark": 301,
+    "mincore": 27,
 }
 _AARCH64 = {
     "ptrace": 117,
@@ -111,6 +114,7 @@ _AARCH64 = {
     "inotify_init1": 26,
     "fanotify_init": 262,
     "fanotify_mark": 263,
+    "mincore": 232,
 }
 # Memory that belongs to no process: where a world as a whole has no limit, nothing would limit it.
 _LOOSE = {

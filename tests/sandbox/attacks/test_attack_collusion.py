@@ -143,7 +143,7 @@ print("done")
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_no_lock_of_one_world_is_seen_in_another(arena: Arena, tmp_path: Path, cold: bool) -> None:
     """Agents that play at the same time could else tell each other what their graded code has seen."""
-    if "weaker" in arena.backend.protections()["collusion"]:
+    if not arena.backend.layered:
         pytest.skip(arena.backend.protections()["collusion"])
     (tmp_path / "x.csv").write_text("1\n")
     image = replace(IMAGE, binds=((str(tmp_path), "/home/agent/data"),))
@@ -165,6 +165,22 @@ def test_no_lock_of_one_world_is_seen_in_another(arena: Arena, tmp_path: Path, c
     taken, own, other = arena.do(work())
     assert int(taken) > 40 and own.count("held:") > 20, (taken, own)
     assert other == "done\n"
+
+
+CACHED = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+fd = os.open("/usr/bin/env", os.O_RDONLY)
+libc.mmap.restype = ctypes.c_void_p
+place = libc.mmap(None, ctypes.c_size_t(4096), 1, 1, fd, ctypes.c_long(0))
+print(libc.mincore(ctypes.c_void_p(place), ctypes.c_size_t(4096), ctypes.create_string_buffer(1)),
+      libc.syscall(451, fd, ctypes.create_string_buffer(16), ctypes.create_string_buffer(64), 0))
+"""
+
+
+def test_which_pages_of_a_file_were_read_is_not_told(arena: Arena) -> None:
+    """Told after a grading, it would be what graded code wrote there. How long a read takes still tells it."""
+    assert arena.python(CACHED) == "-1 -1\n"
 
 
 # --- nothing escapes being stopped ------------------------------------------------------------------------------

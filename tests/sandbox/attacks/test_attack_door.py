@@ -330,8 +330,9 @@ def test_a_door_that_was_killed_knows_the_living_worlds_again(arena: Arena) -> N
     async def work() -> None:
         worlds = [await arena.world(), await arena.world()]
         for name in ("files", "python"):
-            arena.backend.door(name).process.kill()
-            arena.backend.door(name).process.wait()
+            process = arena.backend.door(name).process
+            process.kill()
+            process.wait()
         for world in worlds:
             assert await asyncio.gather(*(world.get("a.txt") for _ in range(3))) == [b"as it was\n"] * 3
             await world.put("b.txt", b"new")
