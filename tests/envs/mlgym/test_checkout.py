@@ -232,7 +232,7 @@ def test_any_broken_file_is_a_row(own: Path, content: bytes) -> None:
         ({"training_timeout": -5}, "write a number of seconds above 0"),
         ({"training_timeout": "soon"}, "write a number of seconds above 0"),
         ({"evaluation_read_only": "yes please"}, "write true or false"),
-        ({"starter_code": {"a": 1}}, "write a list of names"),
+        ({"starter_code": {"a": 1}}, "write a list of at most 1000 names"),
         ({"baseline_scores": "0.7"}, "write a list with one `metric: number` mapping"),
         ({"description": ...}, "has no description"),
         ({"evaluation_paths": ["data/titanic/evaluate.py"]}, "write evaluation_paths: [evaluate.py]"),
