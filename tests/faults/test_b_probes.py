@@ -175,8 +175,8 @@ def test_B7_an_empty_list_of_tools_that_changes_the_prompt_is_caught(
         assert [f.verdict for f in ask(case, "template_is_stable")] == ["pass"]  # by design: empty is left out
     original = ChatTokenizer._apply
 
-    def careless(self: ChatTokenizer, chat: Any, tools: Any, prompt: bool = False) -> str:
-        return original(self, chat, tools or [], prompt)
+    def careless(self: ChatTokenizer, chat: Any, tools: Any, *others: Any) -> str:
+        return original(self, chat, tools or [], *others)
 
     monkeypatch.setattr(ChatTokenizer, "_apply", careless)
     with case_of(flags) as case:
