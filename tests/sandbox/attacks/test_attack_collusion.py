@@ -51,6 +51,7 @@ def row_strategy(history):
 OWN = "import lock, time; held = lock.lock(77); time.sleep(0.3)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", ["own", "shared"])
 def test_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running(
     episodes: Episodes, monkeypatch: pytest.MonkeyPatch, files: str
@@ -140,6 +141,7 @@ print("done")
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
 def test_no_lock_of_one_world_is_seen_in_another(arena: Arena, tmp_path: Path, cold: bool) -> None:
     """Agents that play at the same time could else tell each other what their graded code has seen."""

@@ -324,6 +324,7 @@ def test_closing_does_not_wait_for_stopped_scripts(arena: Arena) -> None:
     assert arena.do(work()) < 3.0
 
 
+@pytest.mark.slow
 def test_a_door_that_was_killed_knows_the_living_worlds_again(arena: Arena) -> None:
     """Both doors, under two worlds: files that are asked for at once, a script, and `python` in the agent's shell."""
 

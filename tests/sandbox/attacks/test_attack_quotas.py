@@ -36,6 +36,7 @@ async def timed_job(arena: Arena) -> float:
     return seconds
 
 
+@pytest.mark.slow
 def test_forty_spinners_leave_a_neighbour_its_share(arena: Arena) -> None:
     if "weaker" in arena.backend.protections()["cpu"]:
         pytest.skip(arena.backend.protections()["cpu"])
@@ -128,6 +129,7 @@ def test_pipes_do_not_grow(arena: Arena) -> None:
     assert grown == "0" and int(held) > 50
 
 
+@pytest.mark.slow
 def test_a_neighbours_pipes_work_beside_a_hoarder(arena: Arena) -> None:
     """All worlds' pipes have one quota: beyond it new ones are small, and as quick as the machine makes them."""
 
@@ -238,6 +240,7 @@ def strict(everything: Arena) -> Iterator[Bubblewrap]:
     everything.do(backend.close())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("syscalls", ["usual", "strict"])
 def test_ordinary_tools_work(
