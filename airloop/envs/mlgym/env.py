@@ -131,7 +131,8 @@ class MlgymEnv(Environment):
         """What each task's code imports, looked for in a world of that task."""
         args, found = self.args, []
         async with looking(args.sandbox, args.python, self._packages()) as backend:
-            for spec in self.library.chosen():
+            for chosen in self.library.chosen():
+                spec = self.library.spec(chosen.key, chosen.variant)
                 image, modules = agent_image(spec, args.worlds()), needed_modules(spec)
                 if modules and (lost := await missing_modules(backend, image, modules)):
                     who = f"The task {spec.key!r}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.checkout import find_root, load_checkout, load_task
-from airloop.envs.mlgym.data import BUILTIN, prepare
+from airloop.envs.mlgym.data import BUILTIN, located, prepare
 from airloop.envs.mlgym.measure import recorded, variants
 from airloop.envs.mlgym.metrics import check_overrides, pick
 from airloop.envs.mlgym.spec import TaskSpec
@@ -35,16 +35,9 @@ class Library:
         self._specs: dict[tuple[str, int], TaskSpec] = {}
         self._keys: dict[str, tuple[Path, str]] = {}
 
-    def everything(self) -> list[TaskSpec]:
-        """All tasks that can be named here, runnable or not."""
-        theirs = load_checkout(self.root, self.args.metrics) if self.root else []
-        ours = [] if self.args.source == "checkout" else [self.builtin(key) for key in builtin_keys()]
-        keys = {spec.key for spec in theirs}
-        return theirs + [spec for spec in ours if spec.key not in keys]
-
     def chosen(self) -> Sequence[TaskSpec]:
         """Those the config names, each fit to run; otherwise an error that says what is missing."""
-        specs = [self.spec(name, self.variant(name, 0, "train")) for name in self.args.task_configs]
+        specs = [self.known(name, self.variant(name, 0, "train")) for name in self.args.task_configs]
         for spec in specs:
             if spec.problems:
                 raise AirError(
@@ -63,6 +56,14 @@ class Library:
         return offered[example % len(offered)]
 
     def spec(self, name: str, variant: int) -> TaskSpec:
+        """A task to be opened: its data is made now, if it was not yet."""
+        found = self.known(name, variant)
+        if found.builtin and not found.problems:
+            prepare(found.key, variant)
+        return found
+
+    def known(self, name: str, variant: int) -> TaskSpec:
+        """What there is to say of a task before it is opened. Making its data takes seconds, and is not needed."""
         root, key = self.locate(name)
         if (key, variant) not in self._specs:
             found = self.builtin(key, variant) if root == BUILTIN else load_task(root, key, self.args.metrics)
@@ -88,10 +89,10 @@ class Library:
         return self._keys[name]
 
     def builtin(self, key: str, variant: int = 0) -> TaskSpec:
-        """One of ours, with the data and the yardstick of one draw of its rows."""
+        """One of ours, with the place of its data and the yardstick of one draw of its rows."""
         spec = load_task(BUILTIN, key, self.args.metrics)
         try:
-            data = prepare(key, variant)
+            data = located(key, variant)
         except AirError as error:
             return replace(spec, builtin=True, variant=variant, problems=(str(error),))
         found = recorded(key, variant)
