@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from airloop import assemble
+from airloop import assemble, train
 from airloop.config import load_config
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError, InfraError
@@ -38,7 +38,6 @@ from airloop.lab.faults import cut_off_engine, replaced
 from airloop.learn.optimiser import Optimiser
 from airloop.rollout.episode import _Episode
 from airloop.run import Run
-from airloop.train import start
 from airloop.types import Score
 from airloop.watch.display import Display
 
@@ -63,8 +62,17 @@ def _never_published() -> Iterator[None]:
 
 @contextmanager
 def _moves_nothing() -> Iterator[None]:
-    original = Optimiser.step
-    with replaced(Optimiser, "step", lambda self, rate: {**original(self, 0.0), "lr": rate}):
+    """From the first step on; the supervised start before it is as it should be."""
+    step, begin = Optimiser.step, train.warmstart
+
+    async def begun(*args: Any, **named: Any) -> Any:
+        with replaced(Optimiser, "step", step):
+            return await begin(*args, **named)
+
+    with (
+        replaced(train, "warmstart", begun),
+        replaced(Optimiser, "step", lambda self, rate: {**step(self, 0.0), "lr": rate}),
+    ):
         yield
 
 
@@ -97,6 +105,8 @@ def _scores(change: Callable[[str, Score], Score], weights: Mapping[str, float])
 
     async def score(self: Any, session: Any, finish_s: float) -> Score:
         found = await original(self, session, finish_s)
+        if set(self.env.reward_weights) != set(weights):
+            return found  # an episode of the supervised start, which is as it should be
         return change(self.turns[-1].reply["content"] if self.turns else "", found)
 
     def weighed(config: Any) -> Any:
@@ -160,7 +170,7 @@ def play(sick: Sick | None, options: argparse.Namespace, model: str, seed: int) 
     ):
         config = load_config([*options.config, *options.flags, *words, "--output_dir", folder])
         try:
-            start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True)
+            train.start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True)
         except AirError as error:
             ended = error.problem
         if not (made := next(Path(folder).glob("exp*"), None)):

@@ -95,7 +95,7 @@ def _why(found: Arrival) -> str:
 
 
 def _changed(case: Case) -> Arrival:
-    from airloop.doctor.ground import aside, change, first_prompts, gap, heated, serve, undone
+    from airloop.doctor.ground import aside, change, first_prompts, gap, heated, second_look, serve, undone
     from airloop.learn.optimiser import assign
     from airloop.learn.rounding import distances, mean_distance
 
@@ -109,6 +109,8 @@ def _changed(case: Case) -> Arrival:
         rows = [answer.row(i) for i, answer in enumerate(after)]
         new = learner.logprobs(rows)
         measured = aside(case, lambda: distances(learner, rows, new))
+        if not measured.healthy:
+            measured = second_look(case, prompts)
         assign(learner.optimiser.weights, start["weights"])
         old = learner.logprobs(rows)
     served = max(change(a, b) for a, b in zip(before, after, strict=True))

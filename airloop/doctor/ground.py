@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.doctor.case import Case
     from airloop.learn.learner import Report
+    from airloop.learn.rounding import Distances
 
 T = TypeVar("T")
 # A mean gap between the engine's and the trainer's log-probs of the same tokens that nobody need look into. In float32
@@ -43,6 +44,8 @@ HOT = 3.0
 # A reply of a proof: a few tokens show what a hundred would.
 REPLY_TOKENS = 8
 PROMPTS = 4
+# Replies of a second look.
+SECOND_LOOK = 16
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,17 @@ def first_prompts(case: Case, count: int = PROMPTS) -> list[tuple[int, ...]]:
     there are none, nothing need be undone."""
     rows = [b for t in case.replies.trajectories for b in t.branches[:1] if any(b.train)] or case.replies.rows
     return list(dict.fromkeys(row.tokens[: row.train.index(True)] for row in rows))[:count]
+
+
+def second_look(case: Case, prompts: Sequence[tuple[int, ...]]) -> Distances:
+    """Before anything is refused for what may be rounding: new replies, after prompts that begin elsewhere. A fault
+    is in all of them."""
+    from airloop.learn.rounding import distances, other_beginnings
+
+    learner = case.parts.learner
+    answers = serve(case, other_beginnings(prompts, SECOND_LOOK), seed=len(prompts))
+    rows = [answer.row(i) for i, answer in enumerate(answers)]
+    return aside(case, lambda: distances(learner, rows, learner.logprobs(rows)))
 
 
 def update(case: Case, rows: Sequence[Row]) -> Report:

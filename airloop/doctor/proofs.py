@@ -171,7 +171,8 @@ def _stuck(push: Push, lr: float) -> Finding | None:
 
 
 def _push(case: Case, scale: float) -> Push:
-    from airloop.doctor.ground import aside, first_prompts, gap, heated, quiet_gap, serve, undone, update
+    from airloop.doctor import ground
+    from airloop.doctor.ground import aside, first_prompts, gap, heated, quiet_gap, serve, undone
     from airloop.learn.rounding import distances
 
     learner, prompts = case.parts.learner, first_prompts(case)
@@ -184,13 +185,15 @@ def _push(case: Case, scale: float) -> Push:
         old, masters = learner.logprobs(rows), [m.detach().clone() for m in learner.optimiser.masters]
         learner.updates = learner.settings.warmup_steps  # at the full rate
         learner.settings = replace(learner.settings, lr=learner.settings.lr * scale)
-        report = update(case, rows)
+        report = ground.update(case, rows)
         new, after = learner.logprobs(rows), [a.row(i) for i, a in enumerate(serve(case, prompts))]
         own = learner.logprobs(after)
         apart, rise = gap(after, own), statistics.fmean(b - a for k in old for a, b in zip(old[k], new[k], strict=True))
         measured = None
         if apart > quiet_gap(case.parts) or rise < -_least(case):
-            measured = aside(case, lambda: distances(case.parts.learner, after, own))
+            measured = aside(case, lambda: distances(learner, after, own))
+        if measured is not None and not measured.healthy:
+            measured = ground.second_look(case, prompts)
         shares = [float((a != b).float().mean()) for a, b in zip(masters, learner.optimiser.masters, strict=True)]
     return Push(
         rise,

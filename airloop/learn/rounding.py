@@ -70,6 +70,16 @@ class Distances:
         return " and ".join(wrong) or "the model itself"
 
 
+def other_beginnings(prompts: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """Ends of the prompts, each of another length. What rounding does to the first tokens is in all that follow, so
+    rows that begin alike err alike, and however many of them are no more than one measurement."""
+    found = []
+    for i in range(count):
+        prompt = prompts[i % len(prompts)]
+        found.append(prompt[-max(1, len(prompt) * (i + 1) // count) :])
+    return found
+
+
 def distances(learner: Learner, rows: Sequence[Row], trainer: dict[str, list[float]]) -> Distances:
     """Of the engine's log-probs, which the rows hold, and the trainer's, at the learner's temperature. Of a long row
     its beginning: what comes later changes nothing before it, and wide numbers take memory."""

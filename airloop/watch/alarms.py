@@ -97,7 +97,7 @@ def rules() -> list[Rule]:
     """All that are looked at in every step."""
     from airloop.watch import watches, watches_learner, watches_success  # noqa: F401 - they register themselves
 
-    return sorted(_RULES, key=lambda rule: rule.id)
+    return sorted(_RULES, key=lambda rule: (rule.id, rule.name))  # whatever was imported first
 
 
 class Halted(AirError):

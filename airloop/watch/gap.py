@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 # Sampler and trainer differ by 0.002 to 0.02 a token in bf16 and 4e-7 in fp32. At 0.1 the typical token's probability
 # differs by a tenth.
 SUSPICIOUS = 0.1
-# Replies of so many tokens, after the ends of so many of the step's prompts: wide numbers take memory.
-REPLY_TOKENS, PROMPTS, PROMPT_TOKENS = 32, 4, 256
+# So many replies of so many tokens, after the ends of so many of the step's prompts: wide numbers take memory.
+REPLIES, REPLY_TOKENS, PROMPTS, PROMPT_TOKENS = 16, 8, 4, 256
 MEASURE_S = 600.0
 
 
@@ -57,11 +57,11 @@ async def judge_gap(parts: Parts, rows: Sequence[Row], report: Report) -> dict[s
 
 async def _measured(parts: Parts, rows: Sequence[Row]) -> Distances:
     """On new replies, with the weights as they are now: those that the gap was seen with are gone."""
-    from airloop.learn.rounding import distances
+    from airloop.learn.rounding import distances, other_beginnings
 
     learner, engine = parts.learner, parts.engine
     begun = [row.tokens[: row.train.index(True)][-PROMPT_TOKENS:] for row in rows if any(row.train)]
-    prompts = list(dict.fromkeys(begun))[:PROMPTS]
+    prompts = other_beginnings(list(dict.fromkeys(begun))[:PROMPTS], REPLIES)
     asked = [
         engine.generate(prompt, Sampling(REPLY_TOKENS, learner.settings.temperature, seed=i), order=f"{i:03d}")
         for i, prompt in enumerate(prompts)

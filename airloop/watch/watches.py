@@ -60,8 +60,16 @@ def replies_run_to_the_limit(step: Step, before: Sequence[Step]) -> Sign | None:
     share = step["metrics"].get("length_stops")
     if share is None or share <= LENGTH_SHARE:
         return None
+    seen = f"{share:.0%} of the replies ended at orchestrator.sampling.max_tokens instead of a stop token"
+    first = before[0]["metrics"].get("length_stops") if before else None
+    if first is not None and first < share / 2:
+        return Sign(
+            f"{seen}; in the first step it was {first:.0%}.",
+            "Replies have become longer than their room: what is cut off cannot be parsed or be right.",
+            "raise orchestrator.sampling.max_tokens; trainer.loss.overlong puts a price on length.",
+        )
     return Sign(
-        f"{share:.0%} of the replies ended at orchestrator.sampling.max_tokens instead of a stop token.",
+        f"{seen}.",
         "The model does not know the stop token, or its replies need more room: what is cut off cannot be parsed.",
         "check the model's generation_config.json and chat template (`air doctor --only B9`); if replies are cut in "
         "the middle of sense, raise orchestrator.sampling.max_tokens.",

@@ -15,6 +15,12 @@ from airloop.watch.gap import SUSPICIOUS
 BF16_NOISE = 2.0**-9
 # An adapter's change over a run of this many steps, or of its own number if that is larger, should be more than that.
 A_RUN = 100
+# Where all weights are trained, less does as much: 100 steps at 1e-6 change them by 5e-3 of their size and are seen. A
+# hundredth of that is not.
+FULL_NOISE = 2.0**-14
+# An update as large as the weights themselves leaves nothing of them. Healthy ones change adapters by up to 0.2 of
+# their size in a step (rates up to 1e-2), all weights by 0.04.
+WHOLE = 1.0
 # Of weights held in bf16, with fp32 masters behind them, 1 to 2 % change in a step at a rate of 1e-6. One in ten
 # thousand means that even the masters' sums will not be seen within a run.
 CHANGED_SHARE = 1e-4
@@ -32,18 +38,39 @@ FIRST = 3
 @watch("A10", patience=3)
 def updates_too_small(step: Step, before: Sequence[Step]) -> Sign | None:
     plan, learner = step.get("plan"), step["learner"]
-    if not plan or not plan["lora"] or not learner.get("tokens_trained") or not learner.get("lr"):
+    if not plan or not learner.get("tokens_trained") or not learner.get("lr"):
         return None
     at_full_rate = learner["update_ratio"] * plan["lr"] / learner["lr"]  # warm-up is no fault
-    steps = max(plan["max_steps"], A_RUN)
-    if at_full_rate * steps >= BF16_NOISE:
+    steps, hidden = max(plan["max_steps"], A_RUN), BF16_NOISE if plan["lora"] else FULL_NOISE
+    if at_full_rate * steps >= hidden:
         return None
     return Sign(
         f"The update changed the weights by {learner['update_ratio']:.1e} of their size (trainer.optim.lr = "
         f"{plan['lr']:g}, gradient norm {learner['grad_norm']:.3g}), which makes {at_full_rate * steps:.1e} in "
         f"{steps} steps at most.",
-        f"That is less than what rounding to bf16 hides ({BF16_NOISE:.1e}): nobody will see what was learned.",
-        "trainer.optim.lr = 1e-4 is usual for LoRA; 1e-5 is cautious.",
+        f"That is less than what rounding to bf16 hides ({BF16_NOISE:.1e}): nobody will see what was learned."
+        if plan["lora"]
+        else f"Below {hidden:.1e} nobody will see what was learned.",
+        "trainer.optim.lr = 1e-4 is usual for LoRA; 1e-5 is cautious."
+        if plan["lora"]
+        else "trainer.optim.lr = 1e-6 is usual where all weights are trained.",
+    )
+
+
+@watch("E7", severity="pause")
+def update_replaces_weights(step: Step, before: Sequence[Step]) -> Sign | None:
+    """Said at once: what is left after such an update is noise, whatever the next step earns."""
+    learner = step["learner"]
+    ratio = learner.get("update_ratio", 0.0)
+    if ratio <= WHOLE or not learner.get("tokens_trained"):
+        return None
+    plan = step.get("plan") or {}
+    usual = "1e-4 is usual for LoRA" if plan.get("lora", True) else "1e-6 is usual where all weights are trained"
+    return Sign(
+        f"The update changed the trained weights by {ratio:.2g} times their own size (lr {learner['lr']:g}, gradient "
+        f"norm {learner['grad_norm']:.3g}).",
+        "What they had learned before is gone: such a step destroys the policy.",
+        f"lower trainer.optim.lr ({usual}), and begin again from a checkpoint before this step.",
     )
 
 

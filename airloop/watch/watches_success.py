@@ -64,6 +64,25 @@ def success_falls_reward_does_not(step: Step, before: Sequence[Step]) -> Sign | 
     return None
 
 
+@watch("E7", patience=3)
+def policy_gets_worse(step: Step, before: Sequence[Step]) -> Sign | None:
+    """Both fall: no component pays for it, the updates themselves do harm."""
+    steps = [one for one in (*before, step) if one.get("group_sizes")]
+    if step.get(METRIC) is None or not steps:
+        return None
+    for early, late in _windows(steps):
+        if _fell(early.success, late.success) and welch(early.reward, late.reward)[0] <= HOLDS:
+            name = late.lines[-1].get(NAME) or METRIC
+            return Sign(
+                f"{name} fell from {early.success.mean:.0%} ({early}) to {late.success.mean:.0%} ({late}), and the "
+                f"reward with it ({early.reward.mean:.3g} to {late.reward.mean:.3g}).",
+                "Nothing pays for this: the updates are too large, or follow a signal that is mostly noise; or the "
+                "tasks of late are harder than those of the beginning.",
+                "lower trainer.optim.lr or take more episodes a step; go on from a checkpoint before the fall.",
+            )
+    return None
+
+
 def _windows(steps: Sequence[Step]) -> Iterator[tuple[Window, Window]]:
     """The last few steps against the first ones, and against those just before them."""
     most = max(WINDOWS)

@@ -20,6 +20,7 @@ from airloop.assemble import Parts
 from airloop.loop import best_step
 from airloop.run import Run
 from airloop.watch.alarms import Alarm, Halted, rules
+from airloop.watch.watches import replies_run_to_the_limit
 
 FRESH = {  # random weights, four groups of four, nothing learned
     "warmstart.steps": "0",
@@ -72,6 +73,14 @@ def test_B9_replies_that_never_stop_are_named(tmp_path: Path) -> None:
     alarm = the(witness, "replies_run_to_the_limit")
     assert alarm.id == "B9" and "% of the replies ended at orchestrator.sampling.max_tokens" in alarm.seen
     assert "stop token" in alarm.why and "air doctor --only B9" in alarm.fix
+
+
+def test_B9_replies_that_have_grown_out_of_their_room_are_no_missing_stop_token() -> None:
+    now, then = ({"step": step, "metrics": {"length_stops": share}} for step, share in ((9, 0.55), (0, 0.05)))
+    sign = replies_run_to_the_limit(now, [then])
+    assert sign is not None and "55% of the replies" in sign.seen and "in the first step it was 5%" in sign.seen
+    assert "become longer" in sign.why and "stop token" not in sign.why
+    assert "orchestrator.sampling.max_tokens" in sign.fix
 
 
 def test_D6_slow_tools_are_named_and_not_the_model(tmp_path: Path) -> None:

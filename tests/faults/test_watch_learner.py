@@ -65,6 +65,23 @@ def test_A10_updates_of_an_adapter_that_nobody_will_see(tmp_path: Path) -> None:
     assert "trainer.optim.lr = 1e-4" in alarm.fix
 
 
+def test_A10_a_rate_at_which_all_weights_stay_as_they_are(tmp_path: Path) -> None:
+    changes = {"trainer.model.train": "full", "trainer.optim.lr": "1e-9", "max_steps": "3"}
+    _, witness, error = run_watched(tmp_path, talking(COIN), **{**FRESH, **changes})
+    alarm = the(witness, "updates_too_small")
+    assert error is None and (alarm.id, alarm.step) == ("A10", 2)
+    assert "trainer.optim.lr = 1e-6 is usual where all weights are trained" in alarm.fix
+
+
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_E7_a_rate_that_destroys_the_policy_pauses_the_run_at_once(train: str, tmp_path: Path) -> None:
+    changes = {"trainer.model.train": train, "trainer.optim.lr": "1.0", "max_steps": "3"}
+    _, witness, error = run_watched(tmp_path, talking(COIN), **{**FRESH, **changes})
+    alarm = the(witness, "update_replaces_weights")
+    assert isinstance(error, Halted) and (alarm.id, alarm.severity, alarm.step) == ("E7", "pause", 0)
+    assert "times their own size (lr 1, gradient norm" in alarm.seen and "lower trainer.optim.lr" in alarm.fix
+
+
 @pytest.mark.slow
 def test_F5_gradients_that_change_no_weight_pause_the_run(tmp_path: Path) -> None:
     """Steps so small that bf16 weights never see them."""

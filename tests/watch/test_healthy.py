@@ -113,6 +113,12 @@ def only_form_is_paid(line: Line, step: int) -> None:
         line["success"] = 0.0
 
 
+def nobody_succeeds(line: Line, step: int) -> None:
+    """And nothing is paid."""
+    only_form_is_paid(line, step)
+    line["rewards"] = [0.0] * len(line["rewards"])
+
+
 def nothing_is_done(line: Line, step: int) -> None:
     if "success" in line:
         line |= {"success": 0.0, "one_answer": {"share": 1.0, "tasks": 8, "text": "submit"}}
@@ -140,6 +146,8 @@ WRONG: dict[str, tuple[Callable[[Line, int], None], bool]] = {
     "never_any_signal": (groups_are_silent, True),
     "groups_without_signal": (groups_are_silent, False),
     "components_cancel": (parts_cancel, False),
+    "update_replaces_weights": (set_in("learner", update_ratio=1.2), False),
+    "policy_gets_worse": (nobody_succeeds, False),
     "entropy_collapses": (stands_still("learner", "entropy", 0.001), False),
     "lengths_drift": (stands_still("metrics", "sampled_tokens", 10.0), False),
     "success_falls_reward_does_not": (only_form_is_paid, False),
@@ -176,7 +184,13 @@ def test_watches_on_success_say_nothing_of_a_healthy_run(run: str) -> None:
             line["successes"] = [float(reward > middle) for reward in line["rewards"]]
             line["success"] = statistics.fmean(line["successes"])
             line["plan"]["success"] = {"tune": "correct"}
-    for name in ("success_falls_reward_does_not", "as_good_as_doing_nothing", "lengths_drift", "entropy_collapses"):
+    for name in (
+        "success_falls_reward_does_not",
+        "policy_gets_worse",
+        "as_good_as_doing_nothing",
+        "lengths_drift",
+        "entropy_collapses",
+    ):
         assert raised(lines, name) == []
 
 

@@ -16,7 +16,7 @@ from airloop.watch.alarms import Sign
 from airloop.watch.measured import is_share
 from airloop.watch.payers import Payer, corrected, find_payer
 from airloop.watch.watches import lengths_drift
-from airloop.watch.watches_success import as_good_as_doing_nothing, success_falls_reward_does_not
+from airloop.watch.watches_success import as_good_as_doing_nothing, policy_gets_worse, success_falls_reward_does_not
 
 HEALTHY = sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))
 Line = dict[str, Any]
@@ -84,12 +84,13 @@ def test_E10_fewer_than_one_healthy_run_in_a_hundred_is_accused() -> None:
     courses = recorded_courses()
     assert len(courses) >= 10
     courses += [np.full(50, p) for p in (0.03, 0.1, 0.2, 0.35, 0.5, 0.8, 0.95)]
-    accused, runs = 0, 120
+    accused, runs = {success_falls_reward_does_not: 0, policy_gets_worse: 0}, 120
     for i in range(runs):
         kind = "unrelated" if i % 2 else "shaped"
         lines = series(rng, courses[i % len(courses)], groups=(4, 8, 16)[i % 3], kind=kind)
-        accused += raised(success_falls_reward_does_not, lines) is not None
-    assert accused <= runs / 100, f"{accused} of {runs}"
+        for watch in accused:
+            accused[watch] += raised(watch, lines) is not None
+    assert all(count <= runs / 100 for count in accused.values()), f"{accused} of {runs}"
 
 
 @pytest.mark.parametrize(("high", "low", "groups"), [(0.4, 0.1, 8), (0.16, 0.05, 32), (0.9, 0.6, 16)])
@@ -110,6 +111,11 @@ def test_E10_a_fall_that_the_reward_does_not_feel_is_found_and_explained(high: f
 def test_E10_where_the_reward_falls_too_it_is_another_matter() -> None:
     lines = series(np.random.default_rng(2), [0.5] * 10 + [0.05] * 30, 16, "shaped")
     assert raised(success_falls_reward_does_not, lines) is None
+    found = raised(policy_gets_worse, lines)
+    assert found is not None and found < 20
+    sign = policy_gets_worse(lines[found], lines[:found])
+    assert sign is not None and "correct fell from 5" in sign.seen and "and the reward with it (0." in sign.seen
+    assert "lower trainer.optim.lr" in sign.fix
 
 
 def test_E10_lines_of_older_versions_say_nothing() -> None:
