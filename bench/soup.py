@@ -49,7 +49,7 @@ def row(name: str, seconds: list[float], bar: str = "") -> None:
 async def table() -> None:
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, {date.today()}; milliseconds: median, 95 %")
-    rooms = Rooms.open("bubblewrap", "", image(512, 10), 4)
+    rooms = Rooms.open(SoupArgs(sandboxes=4), image(512, 10))
     begin = time.perf_counter()
     first = generate(next(iter(KINDS)), 0)
     await rooms.run("bench", first, first.pages["/"], "print(1)", 10)

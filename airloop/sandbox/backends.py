@@ -15,13 +15,18 @@ def make_backend(
     rehearsal: str = "",
     warm_python: bool = True,
     syscalls: str = "",
+    runtime: str = "",
 ) -> Backend:
     """`packages` are those that agents see, `preload` what their warm Python has imported, `rehearsal` what it has
     run once. A container has what its image has. Without a warm Python worlds start sooner, and scripts later.
-    `syscalls`: "strict" allows only those that are known to be used; else only those of escapes are refused."""
+    `syscalls`: "strict" allows only those that are known to be used; else only those of escapes are refused. `runtime`:
+    by what the engine runs containers, as runsc, which has a kernel of its own; else as it always does."""
     if syscalls not in ("", "strict"):
         raise AirError(f"There is no filter of system calls {syscalls!r}.", 'leave it out, or use "strict".')
     if name == "bubblewrap":
+        if runtime:
+            problem = f"container_runtime = {runtime!r} is for containers, and the sandbox is bubblewrap."
+            raise AirError(problem, 'leave it out, or use sandbox = "container".')
         from airloop.sandbox.bubblewrap import Bubblewrap
 
         return Bubblewrap(python, packages, warm_python, preload, rehearsal, syscalls)
@@ -31,5 +36,5 @@ def make_backend(
             raise AirError(problem, 'leave out syscalls, or use sandbox = "bubblewrap".')
         from airloop.sandbox.container import Container
 
-        return Container()
+        return Container(runtime)
     raise AirError(f"There is no sandbox {name!r}.", "use bubblewrap or container.")

@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 from airloop.errors import AirError, InfraError
 from airloop.sandbox import container_request as request
@@ -29,6 +31,7 @@ from airloop.sandbox.shell import Shell
 log = logging.getLogger(__name__)
 
 START_S = 120.0  # many may start at once
+IDLE_S = 0.25  # between two pieces of what is written when nobody waits for it
 LISTED_BYTES = 16 << 20
 LISTED = 10_000
 KILLED = 137
@@ -40,8 +43,9 @@ NOT_RUN = 125  # and above: engines' codes for what could not be started, and sh
 class Container(Backend):
     name = "container"
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: str = "") -> None:
         self.socket = find_socket()
+        self.runtime = runtime  # of OCI, as runsc; "": the engine's own choice
         self.engine: Engine | None = None
         self.worlds: set[ContainerWorld] = set()
         self.fair_cpu = True  # until the engine says that it cannot divide CPU time
@@ -124,6 +128,8 @@ class ContainerWorld(World):
         self._signaller: Signaller | None = None
         self._said = b""  # by the first process itself
         self._command_started = 0.0
+        self._listening = asyncio.Event()  # set while somebody waits for output
+        self._listening.set()
         self._over = False
         self._given_up = False
         self._clock = Clock()
@@ -135,8 +141,11 @@ class ContainerWorld(World):
     async def open(self, saved: Snapshot | None) -> None:
         mark = Shell.new_mark()
         body = request.create_body(self.image, mark, maker_labels(), self.engine.podman, self.backend.fair_cpu)
+        if self.backend.runtime:
+            body["HostConfig"]["Runtime"] = self.backend.runtime
         made = await self.engine.ask("POST", "/containers/create", body, START_S)
         self.id = str(made["Id"])
+        await self._check_runtime()
         try:
             await self._attach(mark)  # before it starts: nothing it says is missed
             await self.engine.ask("POST", f"/containers/{self.id}/start", timeout=START_S)
@@ -161,7 +170,12 @@ class ContainerWorld(World):
 
     async def _read(self, stream: Stream, shell: Shell) -> None:
         while (frame := await stream.frame()) is not None:
+            if not self._listening.is_set():  # the background writes between commands: there is no hurry to drop it
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._listening.wait(), IDLE_S)
             kind, data = frame
+            if self._closed:
+                continue
             if kind == STDOUT:
                 shell.received(data)
             elif len(self._said) < 2000:
@@ -179,22 +193,40 @@ class ContainerWorld(World):
             await self.shell.begin(WORKSPACE, "")
 
     async def _cause_at_start(self) -> Exception:
-        for _ in range(20):  # the engine may not have noticed the end yet
-            state = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
-            if not state.get("Running") and state.get("Status") != "created":
-                break
-            await asyncio.sleep(0.1)
+        state = await self._end_state()
         said = self._said.decode(errors="replace").strip()
         missing = int(state.get("ExitCode") or 0) - request.NO_TOOL
         if 0 <= missing < len(request.TOOLS.split()):
             return self._unfit(f"it has no {request.TOOLS.split()[missing]}")
         return InfraError(f"the container ended at its start with exit code {state.get('ExitCode')}: {said}")
 
+    async def _end_state(self) -> Mapping[str, Any]:
+        """Of a container that has ended; the engine may not have noticed it yet."""
+        for _ in range(20):
+            state: Mapping[str, Any] = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
+            if not state.get("Running") and state.get("Status") not in ("created", "stopping"):
+                break
+            await asyncio.sleep(0.1)
+        return state
+
     def _unfit(self, why: str) -> AirError:
         return AirError(
             f"The image {self.image.container} cannot carry a sandbox: {why}.",
             f"build one with {request.TOOLS.replace(' ', ', ')} and /bin/sh (any Debian or Ubuntu image has them).",
         )
+
+    async def _check_runtime(self) -> None:
+        """An engine may leave this out without a word, too: Podman 4.3 does."""
+        if not (wanted := self.backend.runtime):
+            return
+        found = await self.engine.runtime_of(self.id)
+        if Path(found).name != Path(wanted).name:
+            raise AirError(
+                f"{self.engine.version} runs the container by {found or 'its own choice'}, not by container_runtime = "
+                f"{wanted!r}.",
+                "Docker: name it in daemon.json under runtimes; Podman: start its service with --runtime, and say the "
+                "same here, or leave container_runtime out.",
+            )
 
     async def _check_gpus(self) -> None:
         """An engine that does not understand the request for GPUs may leave it out without a word."""
@@ -288,10 +320,13 @@ class ContainerWorld(World):
             raise InfraError(f"the sandbox {self.id[:12]} is frozen and can run nothing")
         assert self.shell is not None
         self._command_started = time.monotonic()
+        self._listening.set()
         try:
             return await self.shell.run(command, timeout, self.image.setup)
         except WorldLost as lost:
             raise await self._cause(lost) from None
+        finally:
+            self._listening.clear()
 
     async def _running(self) -> bool:
         return bool((await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"].get("Running"))
@@ -301,11 +336,11 @@ class ContainerWorld(World):
         if self._given_up:
             return WorldLost("nothing could interrupt the command, so its world was ended")
         try:
-            state = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
+            state = await self._end_state()
         except InfraError as error:
             return error
-        if state.get("Running"):
-            return InfraError(f"the stream of the sandbox {self.id[:12]} broke while it was running")
+        if state.get("Running"):  # and the engine answers: only who is inside can have stopped the talk
+            return WorldLost("its shell can be talked to no more, though its container runs")
         if state.get("ExitCode") == KILLED and not state.get("OOMKilled"):
             return InfraError(f"the sandbox {self.id[:12]} was killed from outside")
         return lost
@@ -320,7 +355,8 @@ class ContainerWorld(World):
     async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
         self._check_open()
         numbers = [str(limit_bytes), str(limit_bytes + 1)]  # files of /proc say they are empty
-        done = await self._execute(["bash", "-c", request.GET, "get", inside(path), *numbers], limit=limit_bytes)
+        name = request.spelled(inside(path))
+        done = await self._execute(["bash", "-c", request.GET, "get", name, *numbers], limit=limit_bytes)
         return done.stdout if done.code == 0 and not done.cut else None
 
     async def list(self, pattern: str) -> list[str]:
@@ -370,6 +406,7 @@ class ContainerWorld(World):
             return
         await self.thaw()  # not every engine can remove what it has paused
         self._closed = True
+        self._listening.set()  # an engine that is not rid of its output does not end
         self.backend.worlds.discard(self)
         if self._signaller is not None:
             self._signaller.close()

@@ -7,6 +7,7 @@ The scripts run as the agent's own user and see what the agent sees, so a link l
 from __future__ import annotations
 
 import os
+import string
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,9 +61,17 @@ PUT = f"{UNPACK} --recursive-unlink"
 RESTORE = f"{UNPACK} --skip-old-files"
 NOTHING = 44
 GET = (
-    f'[ -f "$1" ] && size=$(stat -L -c %s -- "$1") && [ "$size" -le "$2" ] || exit {NOTHING}; exec head -c "$3" -- "$1"'
+    'printf -v name %b "$1"; '
+    f'[ -f "$name" ] && size=$(stat -L -c %s -- "$name") && [ "$size" -le "$2" ] || exit {NOTHING}; '
+    'exec head -c "$3" -- "$name"'
 )
 LIST = f"cd {WORKSPACE} && exec find . -type f -print0"
+
+
+def spelled(path: str) -> str:
+    """For bash's printf %b: a request is JSON, and a file's name may be no text."""
+    plain = frozenset((string.ascii_letters + string.digits + "/._-").encode())
+    return "".join(chr(b) if b in plain else f"\\0{b:03o}" for b in os.fsencode(path))
 
 
 def pack(skip: tuple[str, ...]) -> str:

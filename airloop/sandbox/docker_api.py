@@ -139,6 +139,16 @@ class Engine:
             raise Refused(f"{method} {path}", answer.status_code, _message(answer.content))
         return answer.json() if answer.content else None
 
+    async def runtime_of(self, container: str) -> str:
+        """By what it is run; "" where that is not told. Podman tells it by its own interface only."""
+        if not self.podman:
+            return str((await self.ask("GET", f"/containers/{container}/json"))["HostConfig"].get("Runtime") or "")
+        try:
+            answer = await self._client.get(f"/v4.0.0/libpod/containers/{container}/json", timeout=ANSWER_S)
+        except httpx.HTTPError as error:
+            raise InfraError(f"the container engine did not say how it runs {container}: {error!r}") from error
+        return str(answer.json().get("OCIRuntime") or "") if answer.status_code == 200 else ""
+
     def remove_now(self, containers: Sequence[str]) -> None:
         """Without an event loop, and whatever the engine says to it."""
         transport = httpx.HTTPTransport(uds=self.path, verify=False)

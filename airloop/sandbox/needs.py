@@ -61,9 +61,11 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 @asynccontextmanager
-async def looking(sandbox: str, python: str, packages: tuple[str, ...]) -> AsyncIterator[Backend]:
+async def looking(
+    sandbox: str, python: str, packages: tuple[str, ...], runtime: str = "", syscalls: str = ""
+) -> AsyncIterator[Backend]:
     """A backend as agents' worlds have it, to look into one or two of them."""
-    backend = make_backend(sandbox, python, packages, warm_python=False)
+    backend = make_backend(sandbox, python, packages, warm_python=False, syscalls=syscalls, runtime=runtime)
     try:
         yield backend
     finally:

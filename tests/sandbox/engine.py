@@ -181,7 +181,7 @@ def image_files(programs: Iterable[str] = PROGRAMS, python: bool = True) -> tupl
     if python:
         more, link = python_files()
         files |= more
-        links.add(link)
+        links |= {link, ("/usr/bin/python", link[1])}
     return files, links - {(place, place) for place, _ in links}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 from airloop.errors import AirError, InfraError
 from airloop.sandbox import container_request as request
+from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import HOME, WORKSPACE, Image, Limits, WorldLost
 from airloop.sandbox.container import Container, ContainerWorld, _matches
 from airloop.sandbox.container_leftovers import LABEL, maker_is_gone, maker_labels, reap
@@ -158,8 +161,10 @@ async def world_of(backend: Container, image: Image) -> ContainerWorld:
     return world
 
 
-async def ours(engine: Engine) -> list[str]:
-    found = await engine.ask("GET", "/containers/json", all="true", filters=f'{{"label": ["{LABEL}=world"]}}')
+async def ours(engine: Engine, maker: int | None = None) -> list[str]:
+    """Those that a process has made, by default this one: other tests use the same engine at the same time."""
+    filters = f'{{"label": ["{LABEL}=world", "{LABEL}.pid={maker or os.getpid()}"]}}'
+    found = await engine.ask("GET", "/containers/json", all="true", filters=filters)
     return [one["Id"] for one in found]
 
 
@@ -212,11 +217,11 @@ def test_what_a_killed_run_left_is_removed_by_the_next(play: Callable[[Work], No
 
     async def while_it_lives(backend: Container) -> None:
         world = await world_of(backend, Image(container=container_image))
-        assert set(await ours(world.engine)) == {left, world.id}  # another run's world is not touched
+        assert await ours(world.engine, process.pid) == [left]  # another run's world is not touched
 
     async def afterwards(backend: Container) -> None:
         world = await world_of(backend, Image(container=container_image))
-        assert await ours(world.engine) == [world.id]
+        assert await ours(world.engine) == [world.id] and not await ours(world.engine, process.pid)
         assert await reap(world.engine) == 0
 
     try:
@@ -321,3 +326,41 @@ def test_a_command_with_a_lot_of_input_and_output(play: Callable[[Work], None], 
         stream.close()
 
     play(work)
+
+
+def runtime_tried(play: Callable[[Work], None], image: str, name: str) -> str:
+    """What a container that is asked for with this runtime says of itself, or why there is none."""
+    said: list[str] = []
+
+    async def work(_: Container) -> None:
+        backend = Container(name)
+        try:
+            world = await backend.start(Image(container=image))
+            said.append((await world.run("uname -v; dmesg 2>/dev/null | head -1", 20)).output)
+        except (AirError, InfraError) as error:
+            said.append(str(error))
+        finally:
+            await backend.close()
+
+    play(work)
+    return said[0]
+
+
+def test_a_runtime_that_the_engine_does_not_take_is_never_passed_over(
+    play: Callable[[Work], None], container_image: str
+) -> None:
+    said = runtime_tried(play, container_image, "no-such-runtime")
+    assert "no-such-runtime" in said  # by the engine, or by us where it says nothing
+
+
+def test_the_runtime_that_the_engine_has_is_taken_by_name(play: Callable[[Work], None], container_image: str) -> None:
+    if shutil.which("runc") is None:
+        pytest.skip("the engine of the tests has runc")
+    assert "#" in runtime_tried(play, container_image, "runc")
+
+
+def test_a_runtime_is_for_containers_and_a_strict_filter_for_bubblewrap() -> None:
+    with pytest.raises(AirError, match="is for containers"):
+        make_backend("bubblewrap", runtime="runsc")
+    with pytest.raises(AirError, match="none of its own"):
+        make_backend("container", syscalls="strict")

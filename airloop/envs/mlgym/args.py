@@ -39,6 +39,12 @@ class MlgymArgs(EnvArgs):
     )
     sandbox: Literal["bubblewrap", "container"] = Field(default="bubblewrap", description="where commands run")
     container_image: str = Field(default="", description="the image's name, for the container sandbox")
+    container_runtime: str = Field(
+        default="", description='by what the engine runs it, as "runsc"; by default the engine\'s own choice'
+    )
+    syscalls: Literal["", "strict"] = Field(
+        default="", description="strict: only system calls that are known to be used, under bubblewrap"
+    )
     python: str = Field(default="", description="the interpreter agents use; by default the one air runs on")
     env_gpu: str | None = Field(
         default=None, description='GPUs visible to agents, by id ("7" or "0,1"); by default none'
@@ -47,6 +53,7 @@ class MlgymArgs(EnvArgs):
     memory_mb: int = Field(default=4096, ge=64, description="memory of one agent's world")
     disk_mb: int = Field(default=1024, ge=16, description="files of one agent's world, in memory")
     processes: int = Field(default=256, ge=8, description="processes and threads of one agent's world")
+    cpus: float = Field(default=4.0, gt=0, description="cores that one agent's world may keep busy")
     standby: int = Field(default=2, ge=0, description="worlds kept ready for each task")
     save_trajectories: bool = Field(default=True, description="always true: a run keeps every trajectory")
     trajectory_dir: str | None = Field(default=None, description="not used: trajectories are in the run's directory")
@@ -64,7 +71,7 @@ class MlgymArgs(EnvArgs):
         return self
 
     def worlds(self) -> Worlds:
-        limits = Limits(memory_mb=self.memory_mb, disk_mb=self.disk_mb, processes=self.processes)
+        limits = Limits(memory_mb=self.memory_mb, disk_mb=self.disk_mb, processes=self.processes, cpus=self.cpus)
         return Worlds(
             limits=limits,
             env=((WINDOW_VARIABLE, str(self.window)),),

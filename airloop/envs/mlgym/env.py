@@ -112,7 +112,10 @@ class MlgymEnv(Environment):
         if self._running is not None and self._running.loop is not loop:
             self.abandon()
         if self._running is None:
-            backend = make_backend(self.args.sandbox, self.args.python, self._packages())
+            backend = make_backend(
+                self.args.sandbox, self.args.python, self._packages(), syscalls=self.args.syscalls,
+                runtime=self.args.container_runtime,
+            )  # fmt: skip
             pool = Pool(backend, standby=self.args.standby)
             worlds = self.args.worlds()
             grader = Grader(pool, worlds)
@@ -130,7 +133,9 @@ class MlgymEnv(Environment):
     async def check_world(self) -> Sequence[Lack]:
         """What each task's code imports, looked for in a world of that task."""
         args, found = self.args, []
-        async with looking(args.sandbox, args.python, self._packages()) as backend:
+        async with looking(
+            args.sandbox, args.python, self._packages(), args.container_runtime, args.syscalls
+        ) as backend:
             for chosen in self.library.chosen():
                 spec = self.library.spec(chosen.key, chosen.variant)
                 image, modules = agent_image(spec, args.worlds()), needed_modules(spec)

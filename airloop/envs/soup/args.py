@@ -53,6 +53,12 @@ class SoupArgs(EnvArgs):
     demo_accuracy: float = Field(default=0.7, ge=0, le=1, description="how often the demonstrations are right")
     sandbox: Literal["bubblewrap", "container"] = Field(default="bubblewrap", description="where code runs")
     container_image: str = Field(default="", description="the image's name, for the container sandbox")
+    container_runtime: str = Field(
+        default="", description='by what the engine runs it, as "runsc"; by default the engine\'s own choice'
+    )
+    syscalls: Literal["", "strict"] = Field(
+        default="", description="strict: only system calls that are known to be used, under bubblewrap"
+    )
     python: str = Field(default="", description="the interpreter agents use; by default the one air runs on")
     sandboxes: int = Field(default=32, ge=1, description="sandboxes at one time; more episodes than that take turns")
     memory_mb: int = Field(default=512, ge=128, description="memory of one sandbox")

@@ -139,7 +139,7 @@ class SoupEnv(Environment):
         if self._running is None:
             args = self.args
             start = image(args.memory_mb, args.timeout_s, args.container_image)
-            self._running = Running(loop, Rooms.open(args.sandbox, args.python, start, args.sandboxes))
+            self._running = Running(loop, Rooms.open(args, start))
         return self._running.rooms
 
     def lacks(self) -> Sequence[Lack]:
@@ -148,7 +148,7 @@ class SoupEnv(Environment):
     async def check_world(self) -> Sequence[Lack]:
         """BeautifulSoup and its parsers, imported as an agent's code would."""
         args = self.args
-        async with looking(args.sandbox, args.python, PACKAGES) as backend:
+        async with looking(args.sandbox, args.python, PACKAGES, args.container_runtime, args.syscalls) as backend:
             start = image(args.memory_mb, args.timeout_s, args.container_image)
             lost = await missing_modules(backend, start, MODULES, load=True)
         return [module_lack(lost, self.name, args.sandbox, args.python, args.container_image)] if lost else []

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from airloop.envs.soup import quiet
+from airloop.envs.soup.args import SoupArgs
 from airloop.envs.soup.spec import SoupTask
 from airloop.errors import InfraError
 from airloop.sandbox.backends import make_backend
@@ -83,8 +84,12 @@ class Rooms:
         self._idle: OrderedDict[object, Lease] = OrderedDict()  # by their episode, the longest idle first
 
     @classmethod
-    def open(cls, sandbox: str, python: str, start: Image, size: int) -> Rooms:
-        backend = make_backend(sandbox, python, PACKAGES, PRELOAD, REHEARSAL)
+    def open(cls, args: SoupArgs, start: Image) -> Rooms:
+        backend = make_backend(
+            args.sandbox, args.python, PACKAGES, PRELOAD, REHEARSAL, syscalls=args.syscalls,
+            runtime=args.container_runtime,
+        )  # fmt: skip
+        size = args.sandboxes
         return cls(Pool(backend, standby=min(2, size)), start, size)
 
     async def run(self, episode: object, task: SoupTask, page: str, code: str, timeout: float) -> Result:

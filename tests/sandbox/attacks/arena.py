@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,6 +17,7 @@ from airloop.rollout.episode import run_episode
 from airloop.sandbox.base import Image, Limits, Result
 from airloop.sandbox.bubble_world import BubbleWorld
 from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.container import Container
 from airloop.types import Message, Trajectory
 
 T = TypeVar("T")
@@ -24,16 +26,21 @@ LIMITS = Limits(memory_mb=256, processes=48, open_files=256, file_mb=48, disk_mb
 IMAGE = Image(files=(("a.txt", b"as it was\n", 0o644),), limits=LIMITS)
 SECRET = "hunter2-" + "x7Qz" * 4  # in the host's environment: nowhere inside
 SLOWER_S = 8.0  # more than the first probe took: that is harm, not a busy machine
-PROBE = """cat a.txt; pwd; ls -A ~ /tmp /dev/shm; id -u; ulimit -n; env | sort | grep -v -e ^_= -e OLDPWD
-python -c 'import numpy, os, sys; print(numpy.arange(3).sum(), sys.argv, os.getcwd(), sorted(os.listdir("/proc"))[:1])'
+PROBE = """cat a.txt; pwd; ls -A ~ /tmp /dev/shm; id -u; ulimit -n; env | sort | grep -v -e ^_= -e OLDPWD -e ^AIR_MARK=
+python -c 'import MODULE, os, sys; print(MODULE.__name__, sys.argv, os.getcwd(), sorted(os.listdir("/proc"))[:1])'
 """
 
 
 class Arena(AbstractContextManager["Arena"]):
-    def __init__(self) -> None:
+    """`container` is an image's name; without one, worlds are bubblewrap's."""
+
+    backend: Any
+
+    def __init__(self, container: str = "") -> None:
         os.environ["WANDB_API_KEY"] = SECRET
         self.loop = asyncio.new_event_loop()
-        self.backend = Bubblewrap()
+        self.container = container
+        self.backend = Container() if container else Bubblewrap()
         self.usual = ""
         self.usual_s = 0.0
 
@@ -53,11 +60,10 @@ class Arena(AbstractContextManager["Arena"]):
         """Every attack has an end."""
         return self.loop.run_until_complete(asyncio.wait_for(work, seconds))
 
-    async def world(self, image: Image = IMAGE) -> BubbleWorld:
-        """One that has its warm python."""
-        world = await self.backend.start(image)
-        assert isinstance(world, BubbleWorld)
-        if world._warming is not None:
+    async def world(self, image: Image = IMAGE) -> Any:
+        """One that has its warm python, where there is such a thing."""
+        world = await self.backend.start(replace(image, container=self.container))
+        if isinstance(world, BubbleWorld) and world._warming is not None:
             await asyncio.gather(world._warming)
         return world
 
@@ -77,7 +83,7 @@ class Arena(AbstractContextManager["Arena"]):
 
     def python(self, source: str, timeout: float = 10.0, image: Image = IMAGE, cold: bool = False) -> str:
         """The output of a python script run by an agent."""
-        name = self.backend.interpreter.executable if cold else "python"
+        name = self.backend.interpreter.executable if cold and not self.container else "python"
         return self.attack(f"cat > attack.py <<'AIR_END'\n{source}\nAIR_END\n{name} attack.py 2>&1", timeout=timeout,
                            image=image).output  # fmt: skip
 
@@ -85,7 +91,7 @@ class Arena(AbstractContextManager["Arena"]):
         async def work() -> tuple[str, float]:
             started = time.monotonic()
             world = await self.world()
-            result = await world.run(PROBE, 30)
+            result = await world.run(PROBE.replace("MODULE", "json" if self.container else "numpy"), 30)
             seconds = time.monotonic() - started
             await world.close()
             return result.output, seconds

@@ -15,6 +15,8 @@ from arena import IMAGE, Arena, Episodes, write
 from airloop.sandbox import cgroups, processes
 from airloop.sandbox.bubble_world import BubbleWorld
 
+pytestmark = pytest.mark.bubblewrap
+
 SHARED = "/usr/bin/env"  # any file that every world has
 LOCK = """
 import fcntl, os, struct

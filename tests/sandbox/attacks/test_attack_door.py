@@ -10,6 +10,8 @@ import time
 import pytest
 from arena import Arena
 
+pytestmark = pytest.mark.bubblewrap
+
 ASK = """
 import array, json, os, signal, socket, struct, sys, time
 def connect():

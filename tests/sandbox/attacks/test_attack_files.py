@@ -18,7 +18,7 @@ from airloop.sandbox.base import WorldLost
     "make",
     [
         "ln -s /etc/shadow s",
-        "ln -s /proc/self/environ s",
+        pytest.param("ln -s /proc/self/environ s", marks=pytest.mark.bubblewrap),  # there it is the reader's own
         "ln -s /proc/self/root/etc/shadow s",
         "ln -s /dev/zero s",
         "ln -s /dev/random s",
@@ -82,12 +82,13 @@ def test_swapping_a_file_while_it_is_read_gives_one_or_nothing(arena: Arena) -> 
     async def work() -> set[bytes | None]:
         world = await arena.world()
         await world.run(SWAP, 5)
-        found = {await world.get("s") for _ in range(100)}
+        found = {await world.get("s") for _ in range(15 if arena.container else 100)}  # each an exec there
         await world.close()
         return found
 
     passwd = b"root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:1000:1000:agent:/home/agent:/bin/bash\n"
-    assert arena.do(work()) <= {None, b"", b"honest\n", passwd}  # the world's own passwd
+    own = b"1000:*:1000:1000:container user:/:/bin/sh\n" if arena.container else passwd
+    assert arena.do(work()) <= {None, b"", b"honest\n", own}  # the world's own passwd
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_putting_a_file_writes_nothing_outside(arena: Arena, make: str) -> None:
         await world.close()
         return said
 
-    assert arena.do(work()).startswith("root:x:0:0")
+    assert arena.do(work()).startswith("1000:" if arena.container else "root:x:0:0")
 
 
 def test_listing_follows_no_link(arena: Arena) -> None:

@@ -15,6 +15,8 @@ from airloop.errors import InfraError
 from airloop.sandbox.base import WorldLost
 from airloop.sandbox.pool import Pool
 
+pytestmark = pytest.mark.bubblewrap
+
 ATTACKS = [
     "kill -9 -1",
     "yes | head -c 5M; head -c 60M /dev/zero > f",

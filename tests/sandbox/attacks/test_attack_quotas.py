@@ -19,6 +19,8 @@ from airloop.sandbox import cgroups
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.bubblewrap import Bubblewrap
 
+pytestmark = pytest.mark.bubblewrap
+
 # --- processors ---------------------------------------------------------------------------------------------------
 
 JOB = "python -c 'for i in range(6_000_000): pass'"

@@ -238,6 +238,7 @@ def test_a_flood_from_the_background_does_not_burn_the_host(arena: Arena) -> Non
     assert arena.do(work()) < 1 << 20
 
 
+@pytest.mark.bubblewrap
 def test_nothing_lives_on_after_the_end(arena: Arena) -> None:
     detach = "setsid nohup bash -c 'trap \"\" TERM HUP INT; sleep 987' & (setsid sleep 987 & disown) & python -c "
     detach += "'import os, time; os.fork() or os.setsid() or os.fork() or time.sleep(987)' & sleep 0.5"
