@@ -29,6 +29,7 @@ from airloop.engine.base import Sampling
 from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.learn.advantages import demonstration_batch
 from airloop.learn.batches import Row, micro_batches
+from airloop.models.wide_products import widen_products
 from airloop.speed import measure_speed
 from airloop.types import Trajectory
 from airloop.warmstart import as_transcript, collect_demonstrations, demonstration_order
@@ -132,6 +133,20 @@ async def kernels(config: Config, demonstrations: Sequence[Trajectory]) -> None:
         await parts.close()
 
 
+def narrow() -> None:
+    """bf16 products as torch does them here, in float32 with one rounding, and float32's own."""
+    for rows, inner, outer in ((1, 576, 1536), (8, 576, 1536), (128, 576, 1536), (8, 896, 4864)):
+        x, weight = (torch.randn(n, inner, dtype=torch.bfloat16) for n in (rows, outer))
+        own = best(lambda: x @ weight.t(), 2)  # noqa: B023 - at once
+        widen_products(True)
+        wide = best(lambda: x @ weight.t(), 2)  # noqa: B023
+        widen_products(False)
+        a, b = x.float(), weight.float()
+        full = best(lambda: a @ b.t(), 2)  # noqa: B023
+        sizes = f"{rows} × {inner} × {outer}"
+        print(f"| {sizes} | {own * 1e3:.1f} ms | {wide * 1e3:.2f} ms | {full * 1e3:.2f} ms | {own / wide:.0f} |")
+
+
 async def seconds_of(parts: Parts, prompts: Sequence[list[int]], tokens: int, name: str) -> float:
     """Of replies side by side; a prompt that was read before is in the cache, so each has a beginning of its own."""
     began = time.perf_counter()
@@ -148,9 +163,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[30, 15, 10])
     parser.add_argument("--busy", type=int, nargs="+", help="only decoding, beside so many busy processes")
     parser.add_argument("--kernels", action="store_true", help="only oneDNN against torch's BLAS")
+    parser.add_argument("--narrow", action="store_true", help="only bf16 products, torch's own and by float32")
     parser.add_argument("flags", nargs="*")
     options = parser.parse_args()
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {time.strftime('%F')}")
+    if options.narrow:
+        print("\n| product | bf16, torch's own | by float32 | float32 | times as fast |\n|---|---|---|---|---|")
+        narrow()
+        return
     if options.busy:
         print("\n| busy processes | replies side by side | all threads | chosen by the steps |\n|---|---|---|---|")
         for busy in options.busy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import time
 from dataclasses import astuple, replace
@@ -160,7 +161,8 @@ def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Pat
     took = time.monotonic() - began
     steps = len(run.metrics("train"))
     late = any("late" in line or "instead of" in line for line in said)  # where others have the cores, it is said
-    assert steps > 3 or (late and steps == 3), said
+    planned = [int(count) for line in said for count in re.findall(r"(\d+)(?: of \d+)? steps of", line)]
+    assert steps > 3 or (steps == 3 and (late or planned[-1:] == [3])), said  # never fewer, and no more if it is busy
     assert took < 0.35 * 60 * 1.25 or late, said
     assert Run.open(run.path).config.max_steps == steps  # the config says what was done
     assert any(line.startswith("budget: 0.35 min") and "tokens a second" in line for line in said)
