@@ -31,7 +31,7 @@ from airloop.sandbox.shell import Shell
 log = logging.getLogger(__name__)
 
 START_S = 120.0  # many may start at once
-IDLE_S = 0.25  # between two pieces of what is written when nobody waits for it
+IDLE_BYTES, IDLE_S = 1 << 16, 0.25  # so much of what is written when nobody waits for it is read at once
 LISTED_BYTES = 16 << 20
 LISTED = 10_000
 KILLED = 137
@@ -169,10 +169,8 @@ class ContainerWorld(World):
         self._reading = asyncio.create_task(self._read(self._stream, self.shell))
 
     async def _read(self, stream: Stream, shell: Shell) -> None:
+        idle = 0  # bytes that nobody waited for, since the last rest
         while (frame := await stream.frame()) is not None:
-            if not self._listening.is_set():  # the background writes between commands: there is no hurry to drop it
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._listening.wait(), IDLE_S)
             kind, data = frame
             if self._closed:
                 continue
@@ -180,6 +178,11 @@ class ContainerWorld(World):
                 shell.received(data)
             elif len(self._said) < 2000:
                 self._said += data
+            idle = 0 if self._listening.is_set() else idle + len(data)
+            if idle > IDLE_BYTES:  # a flood of the background, between commands: there is no hurry to drop it
+                idle = 0
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._listening.wait(), IDLE_S)
         self._over = True
         shell.ended()
 
