@@ -18,6 +18,7 @@ import pickle
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Sequence
@@ -64,7 +65,8 @@ class Link:
         import fcntl  # here, before foreign code runs: the module's names are wanted on Windows, too
 
         self.fcntl = fcntl
-        self.process_lock = os.memfd_create("lock")
+        # A file without a name: where no control group counts memory, memfd_create is refused.
+        self.process_lock = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the program lives
         self.broken = ""
 
     def ask(self, *request: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from arena import IMAGE, LIMITS, Arena
+from arena import HONEST, IMAGE, LIMITS, Arena, Episodes
 
 from airloop.errors import AirError
 from airloop.sandbox import cgroups
@@ -195,6 +195,22 @@ def test_memory_that_is_no_process_is_refused_where_nothing_counts_it(arena: Are
         return said
 
     assert arena.do(work()) == ["done\n", "done\n", "on\n"]
+
+
+def test_every_kind_of_work_is_graded_where_no_group_can_be_written(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for an ordinary user: what is refused to agents there must not be what grading itself needs."""
+    monkeypatch.setattr(cgroups, "find", lambda: cgroups.Groups(None, None, 1))
+    handed_in = {
+        "prisonersDilemma": HONEST,
+        "titanic": "(echo PassengerId,Survived; sed '1d; s/,.*/,0/' data/test.csv) > submission.csv",
+        "3SATTime": "echo '# the same' >> solver.py",
+    }
+    with Episodes(arena) as episodes:
+        for family, command in handed_in.items():
+            played = episodes.play(family, command, "submit", seconds=120.0, deadline_s=110.0)
+            assert played.metrics["scored"] == 1, (family, episodes.seen(played))
 
 
 def test_what_has_no_limit_is_said(arena: Arena, bare: Bubblewrap) -> None:
