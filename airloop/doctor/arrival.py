@@ -110,7 +110,7 @@ def _changed(case: Case) -> Arrival:
         new = learner.logprobs(rows)
         measured = aside(case, lambda: distances(learner, rows, new))
         if not measured.healthy:
-            measured = second_look(case, prompts)
+            measured = second_look(case, prompts, measured)
         assign(learner.optimiser.weights, start["weights"])
         old = learner.logprobs(rows)
     served = max(change(a, b) for a, b in zip(before, after, strict=True))

@@ -125,15 +125,15 @@ def first_prompts(case: Case, count: int = PROMPTS) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(row.tokens[: row.train.index(True)] for row in rows))[:count]
 
 
-def second_look(case: Case, prompts: Sequence[tuple[int, ...]]) -> Distances:
-    """Before anything is refused for what may be rounding: new replies, after prompts that begin elsewhere. A fault
-    is in all of them."""
+def second_look(case: Case, prompts: Sequence[tuple[int, ...]], first: Distances) -> Distances:
+    """Before anything is refused for what may be rounding: new replies, after prompts that begin elsewhere, together
+    with the first ones. (Not in their place: a fault may need a whole prompt, or one that rows have in common.)"""
     from airloop.learn.rounding import distances, other_beginnings
 
     learner = case.parts.learner
     answers = serve(case, other_beginnings(prompts, SECOND_LOOK), seed=len(prompts))
     rows = [answer.row(i) for i, answer in enumerate(answers)]
-    return aside(case, lambda: distances(learner, rows, learner.logprobs(rows)))
+    return first.with_more(aside(case, lambda: distances(learner, rows, learner.logprobs(rows))))
 
 
 def update(case: Case, rows: Sequence[Row]) -> Report:

@@ -193,7 +193,7 @@ def _push(case: Case, scale: float) -> Push:
         if apart > quiet_gap(case.parts) or rise < -_least(case):
             measured = aside(case, lambda: distances(learner, after, own))
         if measured is not None and not measured.healthy:
-            measured = ground.second_look(case, prompts)
+            measured = ground.second_look(case, prompts, measured)
         shares = [float((a != b).float().mean()) for a, b in zip(masters, learner.optimiser.masters, strict=True)]
     return Push(
         rise,

@@ -45,6 +45,20 @@ class Distances:
     rounding: float  # of transformers' layers in the model's own format
     tokens: int
 
+    def with_more(self, other: Distances) -> Distances:
+        """Of the tokens of both measurements."""
+        total = self.tokens + other.tokens
+
+        def mean(a: float, b: float) -> float:
+            return (a * self.tokens + b * other.tokens) / total
+
+        return Distances(
+            mean(self.engine, other.engine),
+            mean(self.trainer, other.trainer),
+            mean(self.rounding, other.rounding),
+            total,
+        )
+
     @property
     def most(self) -> float:
         return TIMES * self.rounding + FLOOR

@@ -55,32 +55,32 @@ class Window:
 
 @watch("E10", patience=3)
 def success_falls_reward_does_not(step: Step, before: Sequence[Step]) -> Sign | None:
-    steps = [one for one in (*before, step) if one.get("group_sizes")]
-    if step.get(METRIC) is None or not steps:
-        return None
-    for early, late in _windows(steps):
-        if _fell(early.success, late.success) and welch(early.reward, late.reward)[0] > HOLDS:
-            return _falls(early, late)
-    return None
+    return next((_falls(early, late) for early, late, holds in _fallen(step, before) if holds), None)
 
 
 @watch("E7", patience=3)
 def policy_gets_worse(step: Step, before: Sequence[Step]) -> Sign | None:
     """Both fall: no component pays for it, the updates themselves do harm."""
+    return next((_worse(early, late) for early, late, holds in _fallen(step, before) if not holds), None)
+
+
+def _fallen(step: Step, before: Sequence[Step]) -> Iterator[tuple[Window, Window, bool]]:
+    """Windows between which success fell, and whether the reward held."""
     steps = [one for one in (*before, step) if one.get("group_sizes")]
-    if step.get(METRIC) is None or not steps:
-        return None
-    for early, late in _windows(steps):
-        if _fell(early.success, late.success) and welch(early.reward, late.reward)[0] <= HOLDS:
-            name = late.lines[-1].get(NAME) or METRIC
-            return Sign(
-                f"{name} fell from {early.success.mean:.0%} ({early}) to {late.success.mean:.0%} ({late}), and the "
-                f"reward with it ({early.reward.mean:.3g} to {late.reward.mean:.3g}).",
-                "Nothing pays for this: the updates are too large, or follow a signal that is mostly noise; or the "
-                "tasks of late are harder than those of the beginning.",
-                "lower trainer.optim.lr or take more episodes a step; go on from a checkpoint before the fall.",
-            )
-    return None
+    if step.get(METRIC) is not None and steps:
+        for early, late in _windows(steps):
+            if _fell(early.success, late.success):
+                yield early, late, welch(early.reward, late.reward)[0] > HOLDS
+
+
+def _worse(early: Window, late: Window) -> Sign:
+    return Sign(
+        f"{late.lines[-1].get(NAME) or METRIC} fell from {early.success.mean:.0%} ({early}) to {late.success.mean:.0%} "
+        f"({late}), and the reward with it ({early.reward.mean:.3g} to {late.reward.mean:.3g}).",
+        "Nothing pays for this: the updates are too large, or follow a signal that is mostly noise; or the tasks of "
+        "late are harder than those of the beginning.",
+        "lower trainer.optim.lr or take more episodes a step; go on from a checkpoint before the fall.",
+    )
 
 
 def _windows(steps: Sequence[Step]) -> Iterator[tuple[Window, Window]]:

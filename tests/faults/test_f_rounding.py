@@ -86,11 +86,12 @@ def test_F8_nothing_is_refused_for_one_unlucky_look(monkeypatch: pytest.MonkeyPa
     from airloop.learn import rounding
 
     looks: list[list[Any]] = []
+    factor = 1.3
 
     def unlucky(learner: Any, rows: Any, trainer: Any) -> Distances:
         looks.append([row.tokens[: row.train.index(True)] for row in rows])
         found = distances(learner, rows, trainer)
-        return replace(found, trainer=9 * found.most) if len(looks) == 1 else found
+        return replace(found, trainer=factor * found.most) if len(looks) == 1 else found
 
     monkeypatch.setattr(rounding, "distances", unlucky)
     with deep_case("8", "32", layers=2, wild=2.0) as case:
@@ -101,6 +102,10 @@ def test_F8_nothing_is_refused_for_one_unlucky_look(monkeypatch: pytest.MonkeyPa
             if looks:  # an update whose gap nobody need look into was not measured at all
                 assert len(looks) >= 2 and len(looks[1]) == 16 and len(set(looks[1])) > len(set(looks[0]))
         assert len(looks) != 1
+        looks.clear()
+        factor = 99.0  # what only the first rows have is not excused by the others
+        (finding,) = ask(case, "adapter_arrives")
+        assert finding.verdict == "fail" and len(looks) == 2
 
 
 def watched(case: Case, rows: list[Any], trainer: dict[str, list[float]]) -> Sign | None:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from arena import Arena, Episodes, Script, write
 from test_attack_neighbours import host
 
 from airloop.rollout.episode import run_episode
-from airloop.types import Trajectory
+from airloop.types import Task, Trajectory
 
 AT_ONCE = 6
 MARK = "99.4093"  # seconds that their processes sleep: how to know them
@@ -190,6 +191,14 @@ def test_random_hostile_episodes_have_an_honest_score_or_none(
     arena: Arena, episodes: Episodes, possible: dict[str, list[float]]
 ) -> None:
     assert fuzz(arena, episodes, possible, range(12)) >= 3  # most of them do hand something in
+
+
+def test_a_score_that_nobody_handed_in_is_noticed() -> None:
+    task = Task("mlgym", "x", "train", {})
+    honest = Trajectory("x", task, 0, 0, (), (), "done", {}, (), {"score": 2.4}, 0.0, 0.0, 0.0)
+    judge(honest, 0, {GAME: [2.4], TABLE: [2.4]})
+    with pytest.raises(AssertionError):
+        judge(replace(honest, metrics={"score": 99.0}), 0, {GAME: [2.4], TABLE: [2.4]})
 
 
 @pytest.mark.soak
