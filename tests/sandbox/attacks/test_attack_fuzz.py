@@ -134,8 +134,10 @@ def hostile(seed: int) -> tuple[str, list[str]]:
 
 @pytest.fixture(scope="session")
 def possible(all_episodes: Episodes) -> dict[str, list[float]]:
-    """Scores of what they hand in, in peace. (What lies there at the start has none.)"""
+    """Scores of what they hand in, in peace. (What lies there at the start is a strategy too, with one's own files
+    beside it: theirs may fail to be written. A table does not lie there.)"""
     games = [all_episodes.score(GAME, write("strategy.py", text), "submit") for text in STRATEGIES.values()]
+    games.append(all_episodes.score(GAME, ": > mine.txt", "submit"))
     table = write("w.py", TABLES["all die"]) + "\npython w.py"
     return {
         GAME: games,
