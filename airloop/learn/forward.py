@@ -1,9 +1,9 @@
 """The training pass of the architectures that airloop/models/blocks.py knows: transformers' weights, our own pieces.
 
-Same numbers as transformers' layers, with fewer passes over memory: residual sums inside the products, adapters of one
-input in one product, norms, rotations and gates in one kernel each. With checkpointing a block keeps its input only,
-and its attention where that is dear to compute again; the last product of the block, which its own backward does not
-need, is not computed again either.
+Same numbers as transformers' layers, with fewer passes over memory: residual sums inside the products where there is no
+adapter, adapters of one input in one product, norms, rotations and gates in one kernel each. With checkpointing a block
+keeps its input only, and its attention where that is dear to compute again; the last product of the block, which its own
+backward does not need, is not computed again either.
 """
 
 from __future__ import annotations
