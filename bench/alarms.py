@@ -50,6 +50,7 @@ class Sick:
     ids: tuple[str, ...]  # one of them must be raised
     put_in: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     flags: Mapping[str, str] = field(default_factory=dict)
+    may_do_no_harm: bool = False  # then it is sick only where success did not rise
 
 
 @contextmanager
@@ -150,6 +151,7 @@ SICK = [
         "a short reply pays more than a right one",
         ("E10", "E7", "E11"),
         _pays(lambda t, r: {**r, "short": 1.0 / (1 + len(t))}, correct=0.02, short=1.0),
+        may_do_no_harm=True,
     ),
     Sick("tools take eight seconds", ("D6",), lambda: _answers(_slow), {"max_steps": "5"}),
     Sick("every third episode is spoilt", ("G9",), lambda: _answers(_spoilt)),
@@ -220,7 +222,7 @@ def work(options: argparse.Namespace) -> None:
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     plain = [r for r in records if r["what"] == "healthy"]
     # A run that an alarm has ended had no time to show its health: it counts against the alarm.
-    healthy = [r for r in plain if r["ended"] or r.get("last", 0.0) > r.get("first", 1.0) + 2 * r.get("noise", 0.0)]
+    healthy = [r for r in plain if r["ended"] or _rose(r)]
     lines = ["| runs in health | on | raised |", "|---|---|---|"]
     for model, device in dict.fromkeys((r["model"], r["device"]) for r in healthy):
         own = [r for r in healthy if (r["model"], r["device"]) == (model, device)]
@@ -228,7 +230,8 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"| {len(own)} of {model} | {device} | {', '.join(ids) or 'nothing'} |")
     lines += ["", f"Not counted: {len(plain) - len(healthy)} runs without a fault whose success did not rise."]
     lines += ["", "| id | run with | made | found | in steps | models |", "|---|---|---|---|---|---|"]
-    sick = [r for r in records if r["what"] != "healthy"]
+    harmless = {s.name for s in SICK if s.may_do_no_harm}
+    sick = [r for r in records if r["what"] != "healthy" and not (r["what"] in harmless and _rose(r))]
     for what in dict.fromkeys(r["what"] for r in sick):
         own = [r for r in sick if r["what"] == what]
         hits = [[a["step"] + 1 for a in r["raised"] if a["id"] in r["wanted"]] for r in own]
@@ -237,6 +240,10 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         models = ", ".join(sorted({r["model"] for r in own}))
         lines.append(f"| {', '.join(own[0]['wanted'])} | {what} | {len(own)} | {len(after)} | {when} | {models} |")
     return "\n".join(lines)
+
+
+def _rose(record: Mapping[str, Any]) -> bool:
+    return record.get("last", 0.0) > record.get("first", 1.0) + 2 * record.get("noise", 0.0)
 
 
 def main() -> None:
