@@ -139,8 +139,8 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
 
     from airloop.determinism import pin
     from airloop.learn.lora import attach_lora, load_lora, use_fp32_adapters
-    from airloop.models import check_head, choose_kernels, logits_head, multiplies_bf16
-    from airloop.models.wide_products import NARROW, widen_products
+    from airloop.models import check_head, choose_kernels, logits_head
+    from airloop.models.wide_products import widen_for
     from airloop.policy import Policy
 
     torch.manual_seed(config.seed)
@@ -149,8 +149,7 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
     else:
         choose_kernels()
     model, lora = loaded.model, config.trainer.model.lora
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    widen_products(on_cpu and model.dtype in NARROW and not multiplies_bf16())
+    widen_for(model)
     check_head(model)
     peft = None
     if config.trainer.model.train == "full":

@@ -2,8 +2,8 @@
 
 Same numbers as transformers' layers, with fewer passes over memory: residual sums inside the products where there is no
 adapter, adapters of one input in one product, norms, rotations and gates in one kernel each. With checkpointing a block
-keeps its input only, and its attention where that is dear to compute again; the last product of the block, which its own
-backward does not need, is not computed again either.
+keeps its input only, and its attention where that is dear to compute again; the last product of the block, which its
+own backward does not need, is not computed again either.
 """
 
 from __future__ import annotations

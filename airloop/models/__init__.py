@@ -88,6 +88,8 @@ def load(
     """Finds, checks and loads a model for causal language modelling."""
     import torch
 
+    from airloop.models.wide_products import widen_for
+
     if dtype not in DTYPES:
         raise AirError(f"there is no dtype {dtype!r} here", f"use one of {', '.join(DTYPES)}")
     target = _device(device)
@@ -110,6 +112,7 @@ def load(
             "which the engine cannot replace with its paged attention",
             "choose a plain transformer, for example Qwen/Qwen3-4B-Instruct-2507",
         )
+    widen_for(model)
     check_head(model)
     notes = [*files.notes, *([why] if why else []), *tokenizer.notes]
     return Loaded(model, tokenizer, name, files.path, getattr(torch, chosen), target, notes)

@@ -7,6 +7,7 @@ its size, where 4-bit quantisation has already moved it by about 8 %; the direct
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import shutil
@@ -99,7 +100,10 @@ def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool
             shutil.rmtree(leftover, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(dir=target.path.parent, prefix=f".{target.path.name}.tmp-"))
         try:
-            with waiting(f"{gguf.name} in safetensors", "the conversion", CONVERSION_S, here=True) as wait:
+            with (
+                waiting(f"{gguf.name} in safetensors", "the conversion", CONVERSION_S, here=True) as wait,
+                _read_once(),
+            ):
                 note = _write(gguf, scratch, name, wait)
             files = {file.name: _fingerprint(file) for file in sorted(scratch.iterdir())}
             for file in scratch.iterdir():
@@ -112,6 +116,21 @@ def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """transformers opens the file for the config, for the weights and for the tokenizer, and each time all words of the
+    vocabulary are looked at one by one, which is most of a conversion."""
+    import gguf
+
+    names: Any = vars(gguf)
+    reader = names["GGUFReader"]
+    names["GGUFReader"] = functools.lru_cache(maxsize=1)(reader)
+    try:
+        yield
+    finally:
+        names["GGUFReader"] = reader
 
 
 def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
@@ -158,7 +177,7 @@ def _read_header(gguf: Path) -> dict[str, Any]:
 
     check_header(gguf)
     try:
-        fields = GGUFReader(gguf).fields
+        fields = GGUFReader(str(gguf)).fields  # as transformers calls it
     except Exception as error:
         raise AirError(f"{gguf} is not a whole GGUF file: {error}", "fetch it again") from error
 

@@ -10,10 +10,18 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NARROW = (torch.bfloat16, torch.float16)
 _library: torch.library.Library | None = None
+
+
+def widen_for(model: nn.Module) -> None:
+    """Where the model's numbers need it, and not elsewhere."""
+    from airloop.models import multiplies_bf16
+
+    weight = next(model.parameters())
+    widen_products(weight.device.type == "cpu" and weight.dtype in NARROW and not multiplies_bf16())
 
 
 def widen_products(on: bool) -> None:
