@@ -83,6 +83,7 @@ class MlgymSession(Session):
         self.validated = False
         self.lost = False  # the agent ended its own world
         self._answer: Grade | None = None  # to this command's requests
+        self._code: Sequence[bytes] | None = None  # that was submitted
         self._delta = 0.0  # what this turn's validations gained
         self._lease: Lease | None = None
 
@@ -185,6 +186,8 @@ class MlgymSession(Session):
             self.attempt.ending = "forfeited"
             return "The task was given up.", True
         ends = kind == "submit"
+        if ends and "code_quality" in self.names:  # now: after grading it may be other code that lies there
+            self._code = await self._own_code()
         # A command is over when its requests are read, so they all ask about the same files: these are collected once.
         if self._answer is None or (ends and self._answer.error == "no_gradings_left"):
             self._answer = await self.score(last=ends)
@@ -353,13 +356,16 @@ class MlgymSession(Session):
         return score is not None and metrics.gain(yardstick, self.baseline, score) > 2 * yardstick.noise
 
     async def _code_quality(self) -> float:
-        if self.lost:
-            return 0.0
-        try:
-            files = await own_code(self.spec, self.world)
-        except WorldLost:  # the agent has seen to it that nothing can be read
-            return 0.0
+        files = self._code if self._code is not None else await self._own_code()
         return await self.grader.quality(files) if files else 0.0
+
+    async def _own_code(self) -> Sequence[bytes]:
+        if self.lost:
+            return ()
+        try:
+            return await own_code(self.spec, self.world)
+        except WorldLost:  # the agent has seen to it that nothing can be read
+            return ()
 
 
 NONE_LEFT = (

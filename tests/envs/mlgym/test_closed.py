@@ -14,7 +14,8 @@ from fixture_checkout import write_checkout
 from grading_lab import make_task
 from playing import DEFECT, observed, play, with_env
 
-from airloop.envs.mlgym.env import MlgymEnv
+from airloop.envs.mlgym import grading
+from airloop.envs.mlgym.env import MlgymArgs, MlgymEnv
 from airloop.envs.mlgym.grading import Grade
 from airloop.envs.mlgym.halves import shown_baseline
 from airloop.envs.mlgym.measure import grader_workspace, scores_of
@@ -22,8 +23,10 @@ from airloop.envs.mlgym.metrics import exceeded, too_good
 from airloop.envs.mlgym.researchers import researcher
 from airloop.envs.mlgym.researchers.work import read_score
 from airloop.envs.mlgym.submissions import LARGEST_TABLE, LEAST_TABLE, largest_table
+from airloop.lab.audit import audit
 from airloop.rollout.episode import run_episode
 from airloop.types import Action
+from airloop.watch.display import Display
 
 TITANIC = {"task_configs": ["titanic"], "source": "builtin", "max_turns": 20}
 IDS = "tail -n +2 data/test.csv | cut -d, -f1"
@@ -62,6 +65,24 @@ def test_an_agent_that_flips_answers_gains_nothing_on_the_scored_half() -> None:
         assert game.rewards == {"headroom": 0.0, "idle": -0.5}
 
     with_env(work, **TITANIC)
+
+
+@pytest.mark.soak
+def test_the_audit_finds_who_asks_for_labels_where_validate_tells_what_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hole is open: the score is of the rows that `validate` tells about."""
+    monkeypatch.setenv("AIR_CACHE", str(tmp_path))  # baselines, too, are of these rows
+    real = grading.read_scores
+
+    def leaky(spec: Any, stdout: str) -> tuple[dict[str, float], dict[str, float] | None]:
+        shown, final = real(spec, stdout)
+        return shown, shown if final is not None else None
+
+    monkeypatch.setattr(grading, "read_scores", leaky)
+    found = audit(MlgymEnv(MlgymArgs(**TITANIC)), 4, None, Display(quiet=True))
+    caught = {(c.honest, c.dishonest) for c in found.comparisons if c.verdict == "violated"}
+    assert found.exit_code == 1 and any(dishonest == "prober" for _, dishonest in caught)
 
 
 def test_validate_tells_of_the_one_half_and_submit_of_the_other() -> None:
@@ -203,6 +224,21 @@ def test_the_quality_of_code_is_not_what_the_shell_says(how: str) -> None:
         env.weigh({"headroom": 1.0, "code_quality": 1.0})
         game = await play(env, [DEFECT, spoilt, FORGERIES[how]], max_turns=3)
         assert game.metrics["improved"] == 1 and game.rewards["code_quality"] == pytest.approx(0.25)
+
+    with_env(work)
+
+
+def test_the_quality_of_code_is_that_of_the_code_that_was_submitted() -> None:
+    spoilt = "for name in a b c; do echo 'def (:' > $name.py; done"
+
+    async def work(env: MlgymEnv) -> None:
+        env.weigh({"headroom": 1.0, "code_quality": 1.0})
+        async with env.open(env.tasks("train")[0], 0) as session:
+            await session.begin()
+            for command in (DEFECT, spoilt, "submit"):
+                await session.act(Action("command", command))
+            await session.world.run("rm a.py b.py c.py", 5.0)  # type: ignore[attr-defined]
+            assert (await session.finish()).rewards["code_quality"] == pytest.approx(0.25)
 
     with_env(work)
 
