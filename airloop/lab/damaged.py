@@ -15,7 +15,9 @@ from typing import Any
 from airloop import locks
 
 LATEST = 253_402_300_799.0  # the last second that a calendar of four digits can name
-LONGEST = 1 << 28  # bytes that are read of one file: a run's metrics are far below
+# Bytes that are read of one file, of a file that is read at once, and of one line: those of a run are far below, and
+# what is read takes up to thirty times as much memory.
+LONGEST, LONGEST_WHOLE, LONGEST_LINE = 1 << 28, 1 << 24, 1 << 22
 
 
 class Reader:
@@ -52,7 +54,7 @@ class Reader:
         """The objects of a JSON-lines file. A last line without its end was cut by a crash and is left out, as it is
         when a run is resumed; other broken lines are counted."""
         found, broken = [], 0
-        for line in self.text(name).split("\n")[:-1]:
+        for line in self._whole_lines(name):
             if line.strip():
                 try:
                     data = json.loads(line)
@@ -66,19 +68,49 @@ class Reader:
             self.problems.append(f"{name}: {broken} {'line' if broken == 1 else 'lines'} cannot be read")
         return found
 
-    def text(self, name: str) -> str:
-        """Empty where there is no such file; what is no file (a directory, a pipe) is not opened."""
-        path = self.path / name
+    def _whole_lines(self, name: str) -> Iterator[bytes]:
+        """One after the other; of a line that is too long, nothing (which no JSON is)."""
+        if not self._is_file(name):
+            return
         try:
-            if not path.is_file():
-                if path.exists():
-                    self.problems.append(f"{name} is not a file")
+            with (self.path / name).open("rb") as file:
+                while file.tell() < LONGEST and (line := file.readline(LONGEST_LINE)):
+                    whole = line.endswith(b"\n")
+                    while not line.endswith(b"\n"):
+                        if not (line := file.readline(LONGEST_LINE)):
+                            return
+                    yield line if whole else b"too long"
+                if file.tell() >= LONGEST:
+                    self.problems.append(f"{name}: only its first {LONGEST >> 20} MiB are read")
+        except OSError as error:
+            self.problems.append(f"{name} cannot be read: {_short(error)}")
+
+    def text(self, name: str) -> str:
+        """Empty where there is no such file."""
+        if not self._is_file(name):
+            return ""
+        try:
+            with (self.path / name).open("rb") as file:
+                content = file.read(LONGEST_WHOLE + 1)
+            if len(content) > LONGEST_WHOLE:
+                self.problems.append(f"{name} is larger than {LONGEST_WHOLE >> 20} MiB and is not read")
                 return ""
-            with path.open("rb") as file:
-                return file.read(LONGEST).decode("utf-8")
+            return content.decode("utf-8")
         except (OSError, ValueError) as error:
             self.problems.append(f"{name} cannot be read: {_short(error)}")
             return ""
+
+    def _is_file(self, name: str) -> bool:
+        """What is none (a directory, a pipe) is not opened, and said."""
+        path = self.path / name
+        try:
+            if path.is_file():
+                return True
+            if path.exists():
+                self.problems.append(f"{name} is not a file")
+        except (OSError, ValueError) as error:
+            self.problems.append(f"{name} cannot be read: {_short(error)}")
+        return False
 
 
 def _short(error: BaseException) -> str:
