@@ -16,6 +16,12 @@ from airloop.train import start
 from airloop.watch.display import Display
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all runs: the supervised start is made once."""
+    return tmp_path_factory.mktemp("runs")
+
+
 def learn(directory: Path, **changes: str) -> tuple[float, float]:
     """Held-out reward before and after RL."""
     flags = [word for key, value in changes.items() for word in (f"--{key}", value)]
@@ -26,17 +32,17 @@ def learn(directory: Path, **changes: str) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_a_tiny_model_learns_arith(tmp_path: Path) -> None:
-    before, after = learn(tmp_path)
+def test_a_tiny_model_learns_arith(place: Path) -> None:
+    before, after = learn(place, max_steps="40")
     assert before < 0.4
     assert after >= 0.9
 
 
 @pytest.mark.slow
-def test_with_the_advantage_flipped_it_does_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_advantage_flipped_it_does_not_learn(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = advantages.group_advantages
     monkeypatch.setattr(advantages, "group_advantages", lambda *a: [-x for x in right(*a)])
-    before, after = learn(tmp_path, max_steps="30")  # worse at once; it need not become as bad as it can
+    before, after = learn(place, max_steps="15")  # worse at once; it need not become as bad as it can
     assert after < before
 
 

@@ -40,6 +40,10 @@ def task_of(env: TuneEnv, kind: str) -> Task:
     return next(task for task in env.tasks("train") if task.payload["dataset"] == KINDS[kind])
 
 
+async def play_all(env: TuneEnv, tasks: list[Task], script: str) -> list[Trajectory]:
+    return list(await asyncio.gather(*(play(env, task, script) for task in tasks)))
+
+
 async def act(env: TuneEnv, task: Task, *commands: str) -> tuple[list[Observation], Score]:
     async with env.open(task, seed=0) as session:
         await session.begin()
@@ -334,14 +338,17 @@ def test_the_measured_shares_leave_something_to_learn(env: TuneEnv) -> None:
 
 
 @pytest.mark.slow
-def test_the_oracle_beats_the_baseline_on_nearly_every_task(env: TuneEnv) -> None:
-    async def main() -> None:
-        tasks = all_tasks(env)
-        played = await asyncio.gather(*(play(env, task, "oracle") for task in tasks))
-        missed = [t.task.payload["dataset"] for t in played if not t.metrics["improved"]]
-        # Where there is little room: three below the baseline, one below, and one level with it, which is no success.
-        assert sorted(missed) == ["credit", "titanic", "titanic", "titanic", "tumours"]
-        assert not any(t.metrics["idle"] for t in played)  # another model that is level with the baseline is work
-        assert all(trajectory.ending == "done" for trajectory in played)
+def test_the_oracle_beats_the_baseline_on_most_tasks(env: TuneEnv) -> None:
+    played = asyncio.run(play_all(env, all_tasks(env)[::4], "oracle"))
+    assert all(t.ending == "done" and not t.metrics["idle"] for t in played)
+    assert sum(t.metrics["improved"] for t in played) >= 0.8 * len(played)
 
-    asyncio.run(main())
+
+@pytest.mark.soak
+def test_the_oracle_beats_the_baseline_on_nearly_every_task(env: TuneEnv) -> None:
+    played = asyncio.run(play_all(env, all_tasks(env), "oracle"))
+    missed = [t.task.payload["dataset"] for t in played if not t.metrics["improved"]]
+    # Where there is little room: three below the baseline, one below, and one level with it, which is no success.
+    assert sorted(missed) == ["credit", "titanic", "titanic", "titanic", "tumours"]
+    assert not any(t.metrics["idle"] for t in played)  # another model that is level with the baseline is work
+    assert all(trajectory.ending == "done" for trajectory in played)
