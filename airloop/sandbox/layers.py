@@ -5,6 +5,9 @@ layer shows the same files through inodes of its own, at the cost of one mount f
 bwrap 0.8 makes none: it is started in a mount namespace that has them already, and that ends with it. Devices and what
 is shown of the host's /proc are made anew there, and the namespace of time, whose file in /proc all would share, is
 unshared too.
+
+/proc/self/mountinfo tells where in its file system a mount begins, and which layers it has, in the words that it was
+made with. So data and what we bring along are layers of their own, made from the inside: of these it tells nothing.
 """
 
 from __future__ import annotations
@@ -21,35 +24,42 @@ log = logging.getLogger(__name__)
 
 TRIAL_S = 20.0
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-MOST = 8  # file systems
+MOST = 8  # layers
 # What cannot be a layer is shown as it is: then its locks are seen, and nothing else is different. -in: mount is not to
 # look for helpers, nor to write down what it did.
-MOUNT = """cd "$1" || exit; shift; number=0
-while [ "$1" != -- ]; do
-  mount -in -t overlay -o "ro,lowerdir=$1" air $number 2>/dev/null || mount --bind "${1%:*}" $number || exit
-  number=$((number + 1)); shift
-done
+MOUNT = """base=$1 empty=$2; shift 2
+( exec 9<"$empty"; number=0
+  while [ "$1" != -- ]; do
+    cd "$1" && { mount -in -t overlay -o "ro,lowerdir=.:$2" air "$base/$number" 2>/dev/null ||
+      mount --bind . "$base/$number"; } || exit
+    number=$((number + 1)); shift 2
+  done
+) || exit
+while [ "$1" != -- ]; do shift; done
 shift; cd /; exec "$@"
 """
+NOTHING = "/proc/self/fd/9"  # an empty directory, without its name
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of one world: `places` are mount points of the host, whose files are shown below `base`/number."""
+    """The layers of one world: `places` are directories of the host, whose files are shown below `base`/number."""
 
     base: str
-    places: tuple[str, ...]
+    places: tuple[str, ...]  # mount points, and directories that are not to be named
     direct: str  # what worlds have of their own lies below: sockets, which cannot be reached through an overlay
     points: frozenset[str]  # all mount points of the host
 
     @classmethod
     def of(cls, base: Path, direct: Path, sources: Sequence[str], data: Sequence[str] = ()) -> Layers:
         """`sources` are looked up once and for all; `data` may be links that lead elsewhere tomorrow."""
-        points = mount_points()
-        found = [_found(source, points) for source in (str(base), *sources)]
-        found += [_found.__wrapped__(source, points) for source in data]
-        usable = [point for point, _ in found if not set(point) & set(':,\\\n"')]
-        return cls(os.path.realpath(base), tuple(dict.fromkeys(usable))[:MOST], os.path.realpath(direct), points)
+        points, real = mount_points(), os.path.realpath(base)
+        shown = [_found(source, points) for source in (real, *sources)]
+        given = [_found.__wrapped__(source, points) for source in data]
+        unnamed = [os.path.dirname(place) for place in (real, *(place for _, place in given if place))]
+        found = [*(point for point, _ in (*shown, *given)), *unnamed]
+        usable = [place for place in found if not set(place) & set(':,\\\n"')]
+        return cls(real, tuple(dict.fromkeys(usable))[:MOST], os.path.realpath(direct), points)
 
     def seen(self, source: str) -> str:
         """Where the world's own view of a file of the host lies, for bwrap."""
@@ -62,7 +72,8 @@ class Layers:
         own = real.startswith(self.direct) and "/worlds/" in real
         if own or not real or point not in self.places:
             return source
-        return f"{self.base}/{self.places.index(point)}/{real.removeprefix(point).lstrip('/')}"
+        place = max((p for p in self.places if _lies_in(real, p) and len(p) >= len(point)), key=len)
+        return f"{self.base}/{self.places.index(place)}/{real.removeprefix(place).lstrip('/')}"
 
     def device(self, name: str) -> str:
         return f"{self.base}/{self.places.index(point_of(self.base, self.points))}/{name}"
@@ -75,15 +86,21 @@ class Layers:
         # Two layers are the least, and must not lie within one another. So where `base` lies the second is /dev, whose
         # few names are none of a file system's own, and which makes its devices this world's own as well.
         home = point_of(self.base, self.points)
-        lower = [f"{place}:{'/dev' if place == home else 'empty'}" for place in self.places]
+        lower = [word for place in self.places for word in (place, "/dev" if place == home else NOTHING)]
         spaces = ["unshare", "--time", "--mount", f"--mount-proc={self.base}/proc"]
-        return [*spaces, "sh", "-c", MOUNT, "sh", self.base, *lower, "--"]
+        return [*spaces, "sh", "-c", MOUNT, "sh", self.base, empty_place(self.base), *lower, "--"]
 
 
 def make_places(base: Path) -> None:
     """Where to mount: the same for all worlds, because each has a mount namespace of its own."""
-    for name in ("empty", "proc", *map(str, range(MOST))):
+    for name in ("proc", *map(str, range(MOST))):
         (base / name).mkdir(parents=True, exist_ok=True)
+    os.makedirs(empty_place(os.path.realpath(base)), exist_ok=True)
+
+
+def empty_place(base: str) -> str:
+    """Not below what is a layer itself."""
+    return f"{os.path.dirname(os.path.dirname(base))}/empty"
 
 
 def mount_points() -> frozenset[str]:
@@ -104,6 +121,10 @@ def _found(source: str, points: frozenset[str]) -> tuple[str, str]:
     within = real.rstrip("/") + "/"
     whole = os.path.exists(real) and not any(other.startswith(within) for other in points)
     return point_of(real, points), real if whole else ""
+
+
+def _lies_in(path: str, place: str) -> bool:
+    return path == place or path.startswith(place.rstrip("/") + "/")
 
 
 def point_of(path: str, points: frozenset[str]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from arena import SECRET, Arena
+from arena import IMAGE, SECRET, Arena
 
 import airloop
 
@@ -165,6 +166,22 @@ print(said.replace("\\0", " "))"""
     assert f"air-{os.getpid()}" not in said and str(arena.backend.runtime.path) not in said
     paths = {line.split(":", 2)[2] for line in said.splitlines() if line[:1].isdigit() and line.count(":") == 2}
     assert paths <= {"/"}
+
+
+@pytest.mark.bubblewrap
+def test_mounts_name_neither_data_nor_what_we_bring_along(arena: Arena, tmp_path: Path) -> None:
+    """Python is shown where it lies on the host, and a world's own directory is named."""
+    if not arena.backend.layered:
+        pytest.skip("overlays cannot be made here: mounts tell where on the host they begin")
+    data = tmp_path / "our-project" / "input"  # a name that /dev has, too
+    data.mkdir(parents=True)
+    (data / "x.csv").write_text("1\n")
+    image = replace(IMAGE, binds=((str(data), "/home/agent/data"),))
+    assert arena.attack("ls ~/data; cat ~/data/*", image=image).output.split() == ["x.csv", "1"]
+    said = arena.attack("cat /proc/self/mountinfo /proc/self/mounts /proc/1/mountstats", image=image).output
+    assert "/home/agent/data" in said and "our-project" not in said and str(tmp_path) not in said
+    named = [line for line in said.splitlines() if str(arena.backend.runtime.path) in line]
+    assert all(" /opt/air/run " in line for line in named)
 
 
 @pytest.mark.bubblewrap
