@@ -166,7 +166,8 @@ class Started:
         self.process = warm_process.Process([*COMMAND, *argv], stderr=True)
         deadline = time.monotonic() + 300
         while len(list(directory.glob("exp*/trajectories/*/*.json"))) < episodes:
-            assert self.process.poll() is None and time.monotonic() < deadline
+            assert self.process.poll() is None, self.end(10)
+            assert time.monotonic() < deadline
             time.sleep(0.02)
         self.ranks = ranks_of(directory)
         assert sorted(self.ranks) == [0, 1]
