@@ -106,8 +106,14 @@ class Link:
         return answer
 
     def cpu_seconds(self) -> float:
+        return self._told(b"c")
+
+    def wall_counts(self) -> bool:
+        return self._told(b"w") > 0
+
+    def _told(self, what: bytes) -> float:
         with self.thread_lock:
-            self.host.sendall(b"c")
+            self.host.sendall(what)
             return float(DOUBLE.unpack(self.host.recv(DOUBLE.size, socket.MSG_WAITALL))[0])
 
 
@@ -225,6 +231,11 @@ class AgentModule(types.ModuleType):
     def cpu_seconds(self) -> float:
         """CPU time that all processes of the agent's world have used so far, measured by the host."""
         return link().cpu_seconds()
+
+    @property
+    def wall_counts(self) -> bool:
+        """Whether `cpu_seconds` are at least those of the clock on the wall: the host cannot count all CPU time."""
+        return link().wall_counts()
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import runpy
 import time
+from collections.abc import Callable
 from typing import Any
 
 from agent_code import agent_function, results
@@ -31,16 +32,24 @@ def checked(answer: Any) -> Any:
 
 
 class Clock:
-    """CPU seconds of the agent's code: of its own process where the module tells them, else of this one."""
+    """CPU seconds of the agent's code: of its own process where the module tells them, else of this one. Where they are
+    those of the clock on the wall, if these are more, the starter's are so too."""
 
     def __init__(self) -> None:
         import solver
 
         self.module = solver
         self.told = hasattr(solver, "cpu_seconds")
+        self.wall = self.told and bool(getattr(solver, "wall_counts", False))
 
     def now(self) -> float:
         return float(self.module.cpu_seconds) if self.told else time.process_time()
+
+    def of_starter(self, solve: Callable[..., Any], clauses: list[list[int]]) -> tuple[Any, float]:
+        began, before = time.monotonic(), time.process_time()
+        found = solve(NUM_VARS, [[*c] for c in clauses])
+        cpu, wall = time.process_time() - before, time.monotonic() - began
+        return found, max(cpu, wall) if self.wall else cpu
 
 
 def evaluate() -> dict[str, float]:
@@ -53,9 +62,8 @@ def evaluate() -> dict[str, float]:
         clauses = draw(rng)
         if seconds > PATIENCE * (starter + 1):
             break
-        before = time.process_time()
-        satisfiable = starter_solve(NUM_VARS, [[*c] for c in clauses]) is not None
-        starter += time.process_time() - before
+        found, spent = clock.of_starter(starter_solve, clauses)
+        satisfiable, starter = found is not None, starter + spent
         before = clock.now()
         (answer,) = results(solve, [(NUM_VARS, [[*c] for c in clauses])], "solve")
         seconds += clock.now() - before
