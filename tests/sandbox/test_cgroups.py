@@ -1,0 +1,118 @@
+"""What is written into control groups of the version that this machine may not have: directories stand for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airloop.sandbox import cgroups
+from airloop.sandbox.base import Limits
+
+LIMITS = Limits(memory_mb=512, processes=40, cpus=1.5)
+NEW = ("memory.max", "memory.swap.max", "pids.max", "cpu.weight", "cpu.max", "cgroup.freeze")
+OLD = {
+    "memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    "pids": ("pids.max",),
+    "cpuacct": (),
+    "cpu": ("cpu.shares", "cpu.cfs_period_us", "cpu.cfs_quota_us"),
+    "freezer": ("freezer.state",),
+}
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new directory has the files of its parent, as the kernel makes them."""
+    make = Path.mkdir
+
+    def mkdir(self: Path, *args: int, **named: bool) -> None:
+        make(self, *args, **named)
+        for file in self.parent.glob("*.*"):
+            (self / file.name).write_text("")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+
+
+def tree(place: Path, names: tuple[str, ...]) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (place / name).write_text("")
+    return place
+
+
+def written(group: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in group.iterdir() if file.read_text()}
+
+
+def test_version_2_is_found_and_limits_a_world_in_one_group(
+    tmp_path: Path, kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tree(tmp_path / "user.slice", NEW)
+    (place / "cgroup.subtree_control").write_text("cpu memory pids\n")
+    monkeypatch.setattr(cgroups, "_own", lambda: [("", place)])
+    found = cgroups.find()
+    assert found == cgroups.Groups(place, place, 2, place, place, place)
+    (group,) = found.make("w1", LIMITS)
+    assert written(group) == {
+        "memory.max": str(512 << 20),
+        "memory.swap.max": "0",
+        "pids.max": "41",
+        "cpu.weight": "100",
+        "cpu.max": "150000 100000",
+    }
+
+
+def test_version_2_without_the_controller_of_cpu_divides_nothing(
+    tmp_path: Path, kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tree(tmp_path / "user.slice", NEW)
+    (place / "cgroup.subtree_control").write_text("memory pids\n")
+    monkeypatch.setattr(cgroups, "_own", lambda: [("", place / "own.scope")])  # handed down by the one above
+    tree(place / "own.scope", ())
+    found = cgroups.find()
+    assert found.version == 2 and found.memory == place and found.fair is None
+    assert "cpu.max" not in written(found.make("w1", LIMITS)[0])
+
+
+def test_version_1_limits_a_world_in_a_group_for_each_controller(
+    tmp_path: Path, kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {name: tree(tmp_path / name, files) for name, files in OLD.items()}
+    monkeypatch.setattr(cgroups, "_own", lambda: list(places.items()))
+    monkeypatch.setattr(cgroups, "_usable", lambda parent, file: not file or (parent / file).exists())
+    found = cgroups.find()
+    assert found.version == 1 and found.parents() == [places[name] for name in OLD]
+    made = {group.parent.name: written(group) for group in found.make("w1", LIMITS)}
+    assert made["memory"] == {name: str(512 << 20) for name in OLD["memory"]}
+    assert made["pids"] == {"pids.max": "41"}
+    assert made["cpu"] == {"cpu.shares": "1024", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "state"),
+    [("cgroup.freeze", ("1", "0"), ("cgroup.events", "populated 1\nfrozen 1\n")),
+     ("freezer.state", ("FROZEN", "THAWED"), ("freezer.state", "FROZEN"))],
+    ids=["version 2", "version 1"],
+)  # fmt: skip
+def test_a_world_is_frozen_and_thawed(
+    tmp_path: Path, file: str, words: tuple[str, str], state: tuple[str, str]
+) -> None:
+    (tmp_path / file).write_text("")
+    assert not cgroups.is_frozen([tmp_path])
+    assert cgroups.freeze([tmp_path], True) and (tmp_path / file).read_text() == words[0]
+    (tmp_path / state[0]).write_text(state[1])
+    assert cgroups.is_frozen([tmp_path])
+    assert cgroups.freeze([tmp_path], False) and (tmp_path / file).read_text() == words[1]
+    assert not cgroups.freeze([tmp_path / "none"], True)
+
+
+def test_time_and_lack_of_memory_are_read_from_either_version(tmp_path: Path) -> None:
+    new, old, none = (tree(tmp_path / name, ()) for name in ("new", "old", "none"))
+    (new / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 2000000\n")
+    (old / "cpuacct.usage").write_text("2500000000\n")
+    assert [cgroups.cpu_seconds([place]) for place in (new, old, none)] == [2.5, 2.5, None]
+    (new / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n")
+    (old / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    assert [cgroups.ran_out_of_memory([place]) for place in (new, old, none)] == [True, True, False]
+    (new / "memory.events").write_text("oom_kill 0\n")
+    assert not cgroups.ran_out_of_memory([new])
