@@ -87,7 +87,7 @@ def test_what_a_file_would_grow_to_is_not_read(tmp_path: Path, name: str) -> Non
         env={**os.environ, "AIR_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout)
