@@ -140,7 +140,7 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
     from airloop.determinism import pin
     from airloop.learn.lora import attach_lora, load_lora, use_fp32_adapters
     from airloop.models import check_head, choose_kernels, logits_head
-    from airloop.models.wide_products import widen_for
+    from airloop.models.wide_products import are_slow, widen_products
     from airloop.policy import Policy
 
     torch.manual_seed(config.seed)
@@ -149,7 +149,7 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
     else:
         choose_kernels()
     model, lora = loaded.model, config.trainer.model.lora
-    widen_for(model)
+    widen_products(are_slow(model))
     check_head(model)
     peft = None
     if config.trainer.model.train == "full":

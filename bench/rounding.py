@@ -113,7 +113,7 @@ def ways(case: Case) -> dict[str, Callable[[], Any]]:
         "trainer, torch's pieces": no_kernels,
         "trainer, masks": no_flash,
         "trainer, both": lambda: _all(no_kernels(), no_flash()),
-        "trainer, one sum": lambda: mock.patch("airloop.learn.pieces.products", _one_sum),
+        "trainer, two sums": lambda: mock.patch("airloop.learn.pieces.products", _two_sums),
         'trainer, impl = "hf"': lambda: mock.patch.object(policy, "impl", "hf"),
     }
 
@@ -126,16 +126,15 @@ def _all(*contexts: Any) -> Iterator[None]:
         yield
 
 
-def _one_sum(x: Any, linears: Any, residual: Any) -> Any:
-    """The products as transformers and PEFT round them: the layer, its adapter, their sum, then the residual stream."""
+def _two_sums(x: Any, linears: Any, residual: Any) -> Any:
+    """As the trainer's pass was until 2026-11-16: the residual stream and the layer, rounded, then the adapter."""
     small = None if linears.down is None else torch.nn.functional.linear(x, linears.down)
     parts = [None] * len(linears.ups) if small is None else small.split(linears.ranks, 1)
     outs = []
     for weight, bias, up, part in zip(linears.weights, linears.biases, linears.ups, parts, strict=True):
-        out = torch.nn.functional.linear(x, weight, bias)
-        if up is not None and part is not None:
-            out = out + torch.nn.functional.linear(part, up)
-        outs.append(out if residual is None else residual + out)
+        plain = residual is None
+        out = torch.nn.functional.linear(x, weight, bias) if plain else torch.addmm(residual, x, weight.t())
+        outs.append(out if up is None or part is None else out.addmm_(part, up.t()))
     return tuple(outs), small
 
 

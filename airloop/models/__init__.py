@@ -88,7 +88,7 @@ def load(
     """Finds, checks and loads a model for causal language modelling."""
     import torch
 
-    from airloop.models.wide_products import widen_for
+    from airloop.models.wide_products import are_slow, widen_products
 
     if dtype not in DTYPES:
         raise AirError(f"there is no dtype {dtype!r} here", f"use one of {', '.join(DTYPES)}")
@@ -112,7 +112,8 @@ def load(
             "which the engine cannot replace with its paged attention",
             "choose a plain transformer, for example Qwen/Qwen3-4B-Instruct-2507",
         )
-    widen_for(model)
+    if are_slow(model):  # not to be switched off here: another model may be in use
+        widen_products(True)
     check_head(model)
     notes = [*files.notes, *([why] if why else []), *tokenizer.notes]
     return Loaded(model, tokenizer, name, files.path, getattr(torch, chosen), target, notes)

@@ -16,12 +16,12 @@ NARROW = (torch.bfloat16, torch.float16)
 _library: torch.library.Library | None = None
 
 
-def widen_for(model: nn.Module) -> None:
-    """Where the model's numbers need it, and not elsewhere."""
+def are_slow(model: nn.Module) -> bool:
+    """Products of the model's numbers, here."""
     from airloop.models import multiplies_bf16
 
     weight = next(model.parameters())
-    widen_products(weight.device.type == "cpu" and weight.dtype in NARROW and not multiplies_bf16())
+    return weight.device.type == "cpu" and weight.dtype in NARROW and not multiplies_bf16()
 
 
 def widen_products(on: bool) -> None:

@@ -57,6 +57,7 @@ class Layers:
         shown = [_found(source, points) for source in (real, *sources)]
         given = [_found.__wrapped__(source, points) for source in data]
         unnamed = [os.path.dirname(place) for place in (real, *(place for _, place in given if place))]
+        unnamed = [place for place in unnamed if not _lies_in(empty_place(real), place)]  # that would be no layer
         found = [*(point for point, _ in (*shown, *given)), *unnamed]
         usable = [place for place in found if not set(place) & set(':,\\\n"')]
         return cls(real, tuple(dict.fromkeys(usable))[:MOST], os.path.realpath(direct), points)

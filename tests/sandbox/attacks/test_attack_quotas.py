@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from arena import HONEST, IMAGE, LIMITS, Arena, Episodes
+from arena import HONEST, IMAGE, LIMITS, Arena, Episodes, write
+from test_attack_grading import HIDDEN_TIME, IGNORE
 
 from airloop.errors import AirError
 from airloop.sandbox import cgroups
@@ -211,6 +212,18 @@ def test_every_kind_of_work_is_graded_where_no_group_can_be_written(
         for family, command in handed_in.items():
             played = episodes.play(family, command, "submit", seconds=120.0, deadline_s=110.0)
             assert played.metrics["scored"] == 1, (family, episodes.seen(played))
+
+
+def test_time_of_a_child_that_is_gone_is_not_free_where_no_group_counts_it(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "find", lambda: cgroups.Groups(None, None, 1))
+    copied = "cp solver.py starter.py"
+    with Episodes(arena) as episodes:
+        honest = episodes.score("3SATTime", f"{copied}; echo >> solver.py", "submit")
+        hidden = episodes.score("3SATTime", copied, write("solver.py", IGNORE + HIDDEN_TIME), "submit")
+    assert hidden > 0.7 * honest
+    assert honest < 3.0  # about the starter's 2 s: what the host needs to look is not the agent's
 
 
 def test_what_has_no_limit_is_said(arena: Arena, bare: Bubblewrap) -> None:

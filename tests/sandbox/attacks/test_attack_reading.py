@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,6 +183,16 @@ def test_mounts_name_neither_data_nor_what_we_bring_along(arena: Arena, tmp_path
     assert "/home/agent/data" in said and "our-project" not in said and str(tmp_path) not in said
     named = [line for line in said.splitlines() if str(arena.backend.runtime.path) in line]
     assert all(" /opt/air/run " in line for line in named)
+
+
+@pytest.mark.bubblewrap
+def test_data_beside_our_own_directory_is_a_layer_too(arena: Arena) -> None:
+    """Its directory is above the empty one, so it is named; but a lock on it is not seen by others."""
+    if not arena.backend.layered:
+        pytest.skip("overlays cannot be made here")
+    with tempfile.TemporaryDirectory(dir=arena.backend.runtime.path.parents[1]) as data:
+        image = replace(IMAGE, binds=((data, "/home/agent/data"),))
+        assert " overlay air " in arena.attack("grep agent/data /proc/self/mountinfo", image=image).output
 
 
 @pytest.mark.bubblewrap
