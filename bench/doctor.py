@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=200, help="healthy set-ups, over all models")
     parser.add_argument("--trained", type=int, default=20, help="set-ups that are trained")
     parser.add_argument("--faults", nargs="+", default=[], help="only faults with these ids or names")
+    parser.add_argument("--checks", nargs="+", default=[], help="healthy set-ups are asked these alone")
     parser.add_argument("--out", type=Path, default=Path("doctor.jsonl"))
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of these files, and run nothing")
     options = parser.parse_args()
@@ -70,7 +71,8 @@ def work(options: argparse.Namespace) -> None:
     shelf = Shelf(options.on)
     jobs: list[tuple[str, Any]] = []
     if "healthy" in what:
-        jobs += [(s.id, lambda s=s: healthy(shelf, s)) for s in setups(options.models, options.on, options.limit)]
+        chosen = setups(options.models, options.on, options.limit)
+        jobs += [(s.id, lambda s=s: healthy(shelf, s, options.checks)) for s in chosen]
     if "faults" in what:
         jobs += [(id, job) for id, job in _fault_jobs(shelf, options)]
     if "trained" in what:
@@ -106,10 +108,10 @@ def _fault_jobs(shelf: Shelf, options: argparse.Namespace) -> Iterator[tuple[str
                 yield f"{fault.name} in {setup.id}", lambda s=setup, f=fault: sick(shelf, s, f)
 
 
-def healthy(shelf: Shelf, setup: Setup) -> dict[str, Any]:
+def healthy(shelf: Shelf, setup: Setup, only: Sequence[str] = ()) -> dict[str, Any]:
     evidence = agreement(shelf, setup)
     with shelf.case(setup.config()) as case:
-        found = verdicts(case)
+        found = verdicts(case, only)
     return {"kind": "healthy", **setup.record(), "evidence": evidence, "proven": agrees(evidence), "verdicts": found}
 
 

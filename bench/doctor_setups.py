@@ -156,11 +156,11 @@ def trained_setups(models: Sequence[str], limit: int) -> list[Setup]:
     ]
 
 
-def verdicts(case: Case) -> dict[str, dict[str, Any]]:
-    """Of every check, each stage by itself: a failure of one would leave out the next."""
+def verdicts(case: Case, only: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Of every check, or of these, each stage by itself: a failure of one would leave out the next."""
     found: dict[str, dict[str, Any]] = {}
     for stage in STAGES:
-        for result in examine(case, (stage,)):
+        for result in examine(case, (stage,), only):
             said = [f for f in result.findings if f.verdict == result.verdict]
             ids = sorted({i for f in said for i in f.ids or result.check.ids})
             verdict = result.verdict or "not done"

@@ -41,6 +41,7 @@ class Arrival:
     share: float  # of the trainer's change that the engine made too: 1 where it serves the same weights
     from_old: float  # mean distance of what the engine served from what the trainer had said before the change
     distances: Distances
+    straggler: str = ""  # a part of the weights that stayed behind
 
     @property
     def share_off(self) -> float:
@@ -49,7 +50,7 @@ class Arrival:
 
     @property
     def right(self) -> bool:
-        return self.distances.healthy and abs(self.share - 1) <= self.share_off
+        return self.distances.healthy and abs(self.share - 1) <= self.share_off and not self.straggler
 
 
 @check("F2", stage="proof", title="the engine serves the trained weights")
@@ -88,6 +89,11 @@ def _why(found: Arrival) -> str:
         return "the engine goes on serving the old weights: every rollout would come from the model of step 0"
     if found.distances.wrong_side == "the trainer":
         return "the trainer's own pass computes something else than the model's layers do with these weights"
+    if found.straggler:
+        return (
+            f"{found.straggler} stays behind: what the engine is off by is, token by token, what the old weights of "
+            "this part alone do to the trainer"
+        )
     return (
         f"engine and trainer do not agree after it: they have different weights ({found.share:.0%} of the change is "
         "served)"
@@ -96,6 +102,7 @@ def _why(found: Arrival) -> str:
 
 def _changed(case: Case) -> Arrival:
     from airloop.doctor.ground import aside, change, first_prompts, gap, heated, second_look, serve, undone
+    from airloop.doctor.straggler import find_straggler
     from airloop.learn.optimiser import assign
     from airloop.learn.rounding import distances, mean_distance
 
@@ -111,18 +118,18 @@ def _changed(case: Case) -> Arrival:
         measured = aside(case, lambda: distances(learner, rows, new))
         if not measured.healthy:
             measured = second_look(case, prompts, measured)
+        straggler = find_straggler(case, prompts, rows, start["weights"])
         assign(learner.optimiser.weights, start["weights"])
         old = learner.logprobs(rows)
     served = max(change(a, b) for a, b in zip(before, after, strict=True))
-    return Arrival(served, mean_distance(new, old), _share(rows, new, old), gap(rows, old), measured)
+    return Arrival(served, mean_distance(new, old), _share(rows, new, old), gap(rows, old), measured, straggler)
 
 
 def _share(rows: Sequence[Row], new: dict[str, list[float]], old: dict[str, list[float]]) -> float:
     """The slope of the engine's changes over the trainer's: old weights give 0, half of an adapter about a half."""
     both = total = 0.0
     for row in rows:
-        served = [lp for lp, train in zip(row.logprobs, row.train, strict=True) if train]
-        for engine, now, then in zip(served, new[row.key], old[row.key], strict=True):
+        for engine, now, then in zip(row.trained_logprobs, new[row.key], old[row.key], strict=True):
             both += (engine - then) * (now - then)
             total += (now - then) ** 2
     return both / total if total else 0.0

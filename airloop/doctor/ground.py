@@ -109,7 +109,7 @@ def change(before: Answer, after: Answer) -> float:
 
 def gap(rows: Sequence[Row], trainer: dict[str, list[float]]) -> float:
     """The mean distance of the trainer's log-probs from those that the rows were sampled with."""
-    sampler = [lp for row in rows for lp, train in zip(row.logprobs, row.train, strict=True) if train]
+    sampler = [lp for row in rows for lp in row.trained_logprobs]
     own = [lp for row in rows for lp in trainer[row.key]]
     return statistics.fmean(abs(a - b) for a, b in zip(own, sampler, strict=True))
 
@@ -128,12 +128,17 @@ def first_prompts(case: Case, count: int = PROMPTS) -> list[tuple[int, ...]]:
 def second_look(case: Case, prompts: Sequence[tuple[int, ...]], first: Distances) -> Distances:
     """Before anything is refused for what may be rounding: new replies, after prompts that begin elsewhere, together
     with the first ones. (Not in their place: a fault may need a whole prompt, or one that rows have in common.)"""
-    from airloop.learn.rounding import distances, other_beginnings
+    from airloop.learn.rounding import distances
 
-    learner = case.parts.learner
-    answers = serve(case, other_beginnings(prompts, SECOND_LOOK), seed=len(prompts))
-    rows = [answer.row(i) for i, answer in enumerate(answers)]
+    learner, rows = case.parts.learner, more_rows(case, prompts)
     return first.with_more(aside(case, lambda: distances(learner, rows, learner.logprobs(rows))))
+
+
+def more_rows(case: Case, prompts: Sequence[tuple[int, ...]]) -> list[Row]:
+    from airloop.learn.rounding import other_beginnings
+
+    answers = serve(case, other_beginnings(prompts, SECOND_LOOK), seed=len(prompts))
+    return [answer.row(i) for i, answer in enumerate(answers)]
 
 
 def update(case: Case, rows: Sequence[Row]) -> Report:

@@ -35,6 +35,11 @@ class Row:
     advantage: float
     weight: float
 
+    @property
+    def trained_logprobs(self) -> list[float]:
+        """The sampler's, of the trained tokens."""
+        return [lp for lp, train in zip(self.logprobs, self.train, strict=True) if train]
+
 
 @dataclass
 class Segment:

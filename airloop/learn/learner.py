@@ -177,6 +177,20 @@ class Learner:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def slopes(self, rows: Sequence[Any], weights: Mapping[str, Sequence[float]]) -> list[Tensor | None]:
+        """The gradient, by what is trained, of the sum of the rows' trained log-probs, each weighted."""
+        with self._training():
+            for part in micro_batches(rows, self.settings.token_budget):
+                plan = PackedPlan(part, self.policy.device)
+                values, _ = self._forward(plan)
+                if values.requires_grad:
+                    each = torch.tensor([w for row in part.rows for w in weights[row.key]]).to(values)
+                    (values * each).sum().backward()
+        found = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        return found
+
     def rate(self) -> float:
         warm = self.settings.warmup_steps
         return self.settings.lr * min(1.0, (self.updates + 1) / (warm + 1))
@@ -294,7 +308,7 @@ def _terms(
     sequence = None
     if drift is not None:
         sequence = torch.tensor([drift[trajectory_of(part.rows[r])] for r in plan.rows], device=device)
-    sampler = [lp for row in part.rows for lp, t in zip(row.logprobs, row.train, strict=True) if t]
+    sampler = [lp for row in part.rows for lp in row.trained_logprobs]
     return LossTerms(
         logprobs,
         logprobs.detach() if old is None else old,

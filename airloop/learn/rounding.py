@@ -100,7 +100,7 @@ def distances(learner: Learner, rows: Sequence[Row], trainer: dict[str, list[flo
     rows = [_beginning(row) for row in rows]
     trainer = {row.key: trainer[row.key][: sum(row.train)] for row in rows}
     truth, plain = exact(learner, rows), reference(learner, rows)
-    engine = {row.key: [lp for lp, train in zip(row.logprobs, row.train, strict=True) if train] for row in rows}
+    engine = {row.key: row.trained_logprobs for row in rows}
     count = sum(map(len, engine.values()))
     own, other, rounding = (mean_distance(x, truth) for x in (engine, trainer, plain))
     return Distances(own, other, rounding, count)

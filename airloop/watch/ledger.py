@@ -85,9 +85,8 @@ def token_fates(row: Row, logprobs: Sequence[float], terms: Terms) -> list[str]:
     """Of each trained token of a row of the batch, in their order."""
     from airloop.learn.advantages import token_advantages
 
-    sampler = [lp for lp, train in zip(row.logprobs, row.train, strict=True) if train]
     fates = []
-    for advantage, now, then in zip(token_advantages(row), logprobs, sampler, strict=True):
+    for advantage, now, then in zip(token_advantages(row), logprobs, row.trained_logprobs, strict=True):
         ratio = math.exp(min(now - then, 700.0))
         if terms.mask and not terms.mask[0] <= ratio <= terms.mask[1]:
             fates.append("stale")

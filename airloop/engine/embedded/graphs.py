@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,9 +55,25 @@ class Graphs:
         torch.cuda.synchronize(device)
         free, _ = torch.cuda.mem_get_info(device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            _no_collection(),
+            torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             self._step(self._rows[:size], truncated)
         self._pool = self._pool or graph.pool()
         self.bytes += max(0, free - torch.cuda.mem_get_info(device)[0])
         self.seconds += time.perf_counter() - began
         return graph
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """The cyclic collector may come upon a graph that nobody needs any more, of an engine before this one. To destroy
+    one while another is captured is not permitted, and spoils the capture (torch before 2.9 collected beforehand)."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
