@@ -12,7 +12,7 @@ from airloop.watch.families import by_family
 
 if TYPE_CHECKING:  # importing the learner imports torch, which reading a run does not need
     from airloop.learn.advantages import Batch
-    from airloop.learn.learner import Report
+    from airloop.learn.report import Report
     from airloop.rollout.sampler import Collected
     from airloop.watch.ledger import Ledger
 

@@ -373,7 +373,7 @@ def test_G4_a_disk_that_fills_up_at_a_checkpoint_is_a_sentence_too(tmp_path: Pat
     learner = Learner(Policy(model, logits_head(model), peft), LearnerSettings())
     for parameter in learner.parameters:
         parameter.grad = parameter.detach().clone() + 1
-    learner._step()  # the optimiser's state is most of a checkpoint
+    learner.optimiser.step(learner.rate())  # the optimiser's state is most of a checkpoint
     small = tmp_path / "small"
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", small], capture_output=True).returncode:

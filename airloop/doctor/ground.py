@@ -27,7 +27,7 @@ from airloop.watch.pace import span
 if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.doctor.case import Case
-    from airloop.learn.learner import Report
+    from airloop.learn.report import Report
     from airloop.learn.rounding import Distances
 
 T = TypeVar("T")

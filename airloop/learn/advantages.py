@@ -21,6 +21,7 @@ class Batch:
     # By trajectory, also of those that have no row because theirs is zero; credited by turn, the mean over tokens.
     advantages: dict[str, float]
     trajectories: int
+    silent: tuple[Row, ...] = ()  # rows of trajectories that are not trained on: nothing sets them apart
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,14 @@ def assign_advantages(
     keep_zero: bool = False,
     scale_by: str = "group",
     turn_weights: Mapping[str, TurnWeights] | None = None,
+    filtered: Sequence[Group] = (),
 ) -> Batch:
     """One advantage per trajectory for each of its sampled tokens or, given `turn_weights` by environment, one per
     turn.
 
     Trajectories without advantage have no gradient and are left out, but count in every mean; with a KL term
-    they have one (`keep_zero`). `groups` are all of a batch: means and spreads are taken over them.
+    they have one (`keep_zero`). `groups` are all of a batch: means and spreads are taken over them. Groups that were
+    `filtered` out for want of signal are only looked at.
     """
     everyone = [t for g in groups for t in g.trajectories]
     over_batch = (
@@ -93,6 +96,7 @@ def assign_advantages(
     )
     weigh = token_weights(loss, everyone, token_constant)
     rows: list[Row] = []
+    silent = [row for g in filtered for t in g.trajectories for row in trajectory_rows(t, [0.0], 0.0)]
     advantages: dict[str, float] = {}
     for group in groups:
         columns = return_columns(group.trajectories, turn_weights)
@@ -103,7 +107,9 @@ def assign_advantages(
             advantages[trajectory.id] = _mean_advantage(trajectory, own)
             if any(own) or keep_zero:
                 rows += trajectory_rows(trajectory, own, weigh[trajectory.id])
-    return Batch(tuple(rows), advantages, len(everyone))
+            else:
+                silent += trajectory_rows(trajectory, [0.0], 0.0)
+    return Batch(tuple(rows), advantages, len(everyone), tuple(silent))
 
 
 def token_weights(loss: str, trajectories: Sequence[Trajectory], token_constant: int) -> dict[str, float]:

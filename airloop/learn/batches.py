@@ -8,6 +8,7 @@ row, the hidden state in front of each trained token.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -174,6 +175,19 @@ def micro_batches(rows: Sequence[Row], token_budget: int) -> Iterator[MicroBatch
         cost += extra
     if chosen:
         yield _tree(chosen)
+
+
+def sample_rows(rows: Sequence[Row], tokens: float) -> list[Row]:
+    """Some of them, about so many tokens and one row at least: as if drawn, but the same in a run that repeats this
+    one."""
+    chosen: list[Row] = []
+    left = tokens
+    for row in sorted((r for r in rows if any(r.train)), key=lambda r: zlib.crc32(np.asarray(r.tokens).tobytes())):
+        if chosen and left < len(row.tokens):
+            break
+        chosen.append(row)
+        left -= len(row.tokens)
+    return chosen
 
 
 def _tree(rows: list[Row]) -> MicroBatch:

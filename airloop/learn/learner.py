@@ -14,15 +14,19 @@ import torch
 from torch import Tensor
 
 from airloop.learn.advantages import Batch, token_advantages, trajectory_of
-from airloop.learn.batches import MicroBatch, PackedPlan, micro_batches
+from airloop.learn.batches import MicroBatch, PackedPlan, Row, micro_batches, sample_rows
 from airloop.learn.forward import known_blocks, training_hidden
 from airloop.learn.logprobs import frozen_head, token_logprobs
 from airloop.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerms
 from airloop.learn.optimiser import NotFinite, Optimiser, assign
 from airloop.learn.parallel import Shards, idle_part, share_rows
+from airloop.learn.report import Report, Statistics, over_passes, over_steps
 from airloop.policy import Policy
 from airloop.waits import WAITS
 from airloop.world import World
+
+# Of episodes that are not trained on, tokens that are looked at, as a share of all.
+LOOKED_AT = 0.2
 
 
 @dataclass(frozen=True)
@@ -38,28 +42,6 @@ class LearnerSettings:
     temperature: float = 1.0
     token_budget: int = 4096
     offload: bool = False  # masters and the optimiser's state are in the CPU's memory
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The token with the largest value of a measure: the one to look at."""
-
-    value: float
-    row: str
-    place: int  # among the row's trained tokens
-    token: int
-    logprob: float  # by the trainer
-    other: float  # by what it was compared with: the sampler, or the policy that the run started from
-
-
-@dataclass
-class Report:
-    """What one update did. Per-token log-probs and entropies by row key go to the step's token record."""
-
-    metrics: dict[str, float]
-    logprobs: dict[str, list[float]] = field(default_factory=dict)
-    entropies: dict[str, list[float]] = field(default_factory=dict)
-    worst: dict[str, Worst] = field(default_factory=dict)  # by what was measured: "kl", "gap"
 
 
 class Learner:
@@ -91,44 +73,40 @@ class Learner:
         finite ends it: NotFinite, on every rank, and the version stays."""
         began = time.perf_counter()
         own = list(micro_batches(share_rows(batch.rows, self.world), self.settings.token_budget))
-        micro = own + self._idle(batch, own)
-        report = Report({})
+        micro = own + self._idle(batch.rows, own)
+        report, passes, steps = Report({}), list[Statistics](), list[dict[str, float]]()
         old: list[Tensor | None] = [None] * len(micro)
-        refusal: NotFinite | None = None
         with self._training():
-            for first in [True] + [False] * (self.settings.passes - 1):
-                stats = _Statistics()
-                drift = None if first else self._drift(micro, old)
-                for i, part in enumerate(micro):
-                    WAITS.progress("the learner", f"part {i + 1} of {len(micro)}")
-                    counted = i < len(own)
-                    report_to = report if first and counted else None
-                    old[i] = self._backward(part, old[i], drift, stats if counted else _Statistics(), report_to)
-                norm = {"grad_norm": 0.0, "update_ratio": 0.0, "weights_changed": 0.0, "lr": self.rate()}
-                if any(any(row.train) for row in batch.rows):  # on whichever rank
-                    try:
-                        norm = self._step()
-                    except NotFinite as error:
-                        error.moved, refusal = not first, error
-                        break  # ranks leave the update together, with whole weights
-                if first:
-                    stats.computed = sum(m.computed_tokens for m in own)
-                    stats.rows = sum(m.row_tokens for m in own)
-                    stats.micro_batches = len(own)
-                    report, stats = self._of_all_ranks(report, stats)
-                    report.metrics.update(stats.metrics())
-                    report.worst = stats.worst
-                report.metrics.update(norm)
+            silent, references = self._look(batch), self._references(micro)
+            try:
+                for number in range(self.settings.passes):
+                    stats = Statistics()
+                    drift = self._drift(micro, old) if number else None
+                    for i, part in enumerate(micro):
+                        WAITS.progress("the learner", f"part {i + 1} of {len(micro)}")
+                        counted = i < len(own)
+                        report_to = report if counted and not number else None
+                        counts = stats if counted else Statistics()
+                        old[i] = self._backward(part, old[i], references[i], drift, counts, report_to)
+                    passes.append(stats)
+                    if any(any(row.train) for row in batch.rows):  # on whichever rank
+                        steps.append(self.optimiser.step(self.rate()))
+                refusal = None
+            except NotFinite as error:  # ranks leave the update together, with whole weights
+                error.moved, refusal = bool(steps), error
         give_back_memory()
         if refusal is not None:
             raise refusal
+        passes[0].count(own)
+        report, (silent, *totals) = self._of_all_ranks(report, [silent, *passes])
+        whole = totals[0].with_silent(silent, sum(sum(row.train) for row in batch.silent))
+        report.metrics = over_passes(whole, totals) | over_steps(steps, self.rate())
+        report.worst = totals[0].worst
+        self.updates += bool(steps)
         self.policy.version += 1
         seconds = time.perf_counter() - began
-        computed = report.metrics["tokens_computed"]
-        report.metrics |= {
-            "seconds": seconds,
-            "tokens_per_s": computed * self.settings.passes / seconds if seconds else 0.0,
-        }
+        computed = report.metrics["tokens_computed"] * self.settings.passes
+        report.metrics |= {"seconds": seconds, "tokens_per_s": computed / seconds if seconds else 0.0}
         return report
 
     @contextlib.contextmanager
@@ -146,18 +124,41 @@ class Learner:
         if self.shards:  # not after a failure: the ranks may no longer be together, and the run ends
             self.shards.gather()
 
-    def _idle(self, batch: Batch, own: Sequence[MicroBatch]) -> list[MicroBatch]:
+    def _idle(self, rows: Sequence[Row], own: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Over shards every forward pass takes all ranks, so all go through as many as the busiest one."""
         if self.shards is None:
             return []
         most = max(self.world.gather_now(len(own), "the number of micro-batches"))
-        return [idle_part(batch.rows) for _ in range(most - len(own))]
+        return [idle_part(rows) for _ in range(most - len(own))]
 
-    def _of_all_ranks(self, report: Report, stats: _Statistics) -> tuple[Report, _Statistics]:
-        found = self.world.gather_now((report.logprobs, report.entropies, stats), "the update's metrics")
+    @torch.no_grad()
+    def _look(self, batch: Batch) -> Statistics:
+        """At a sample of the episodes that are not trained on: what is said of the sampled tokens is said of all."""
+        looked = Statistics()
+        rows = sample_rows(batch.silent, LOOKED_AT * sum(len(row.tokens) for row in (*batch.rows, *batch.silent)))
+        own = list(micro_batches(share_rows(rows, self.world), self.settings.token_budget))
+        for i, part in enumerate(own + self._idle(rows, own)):
+            plan = PackedPlan(part, self.policy.device)
+            logprobs, entropy = self._forward(plan)
+            terms = _terms(part, plan, logprobs, None, None, None)
+            loss, parts = LOSSES[self.settings.loss](terms, self.settings.loss_settings)
+            if i < len(own):
+                looked.add(loss, terms, entropy, parts)
+        return looked
+
+    def _of_all_ranks(self, report: Report, passes: list[Statistics]) -> tuple[Report, list[Statistics]]:
+        found = self.world.gather_now((report.logprobs, report.entropies, passes), "the update's metrics")
         logprobs = {key: values for part, _, _ in found for key, values in part.items()}
         entropies = {key: values for _, part, _ in found for key, values in part.items()}
-        return Report(report.metrics, logprobs, entropies), _Statistics.sum([s for _, _, s in found])
+        each = zip(*(stats for _, _, stats in found), strict=True)
+        return Report({}, logprobs, entropies), [Statistics.sum(of_all) for of_all in each]
+
+    def _references(self, micro: Sequence[MicroBatch]) -> list[Tensor | None]:
+        """Log-probs of the policy that the run started from, with a KL term: one exchange of weights for all."""
+        if self._initial is None:
+            return [None] * len(micro)
+        with torch.no_grad(), self.reference():
+            return [self._forward(PackedPlan(part, self.policy.device))[0] for part in micro]
 
     def logprobs(self, rows: Sequence[Any]) -> dict[str, list[float]]:
         """Trainer log-probs of the rows' trained tokens, without an update."""
@@ -173,9 +174,8 @@ class Learner:
         """A forward and backward pass whose gradients are thrown away: to see how long one takes."""
         with self._training():
             for part in micro_batches(rows, self.settings.token_budget):
-                self._backward(part, None, None, _Statistics(), None)
-        for parameter in self.parameters:
-            parameter.grad = None
+                self._backward(part, None, None, None, Statistics(), None)
+        self.optimiser.take_gradients()
 
     def slopes(self, rows: Sequence[Any], weights: Mapping[str, Sequence[float]]) -> list[Tensor | None]:
         """The gradient, by what is trained, of the sum of the rows' trained log-probs, each weighted."""
@@ -186,10 +186,7 @@ class Learner:
                 if values.requires_grad:
                     each = torch.tensor([w for row in part.rows for w in weights[row.key]]).to(values)
                     (values * each).sum().backward()
-        found = [parameter.grad for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        return found
+        return self.optimiser.take_gradients()
 
     def rate(self) -> float:
         warm = self.settings.warmup_steps
@@ -263,15 +260,12 @@ class Learner:
         self,
         part: MicroBatch,
         old: Tensor | None,
+        reference: Tensor | None,
         drift: dict[str, float] | None,
-        stats: _Statistics,
+        stats: Statistics,
         report: Report | None,
     ) -> Tensor:
         plan = PackedPlan(part, self.policy.device)
-        reference = None
-        if self._initial is not None:
-            with torch.no_grad(), self.reference():
-                reference, _ = self._forward(plan)
         logprobs, entropy = self._forward(plan)
         terms = _terms(part, plan, logprobs, old, reference, drift)
         loss, parts = LOSSES[self.settings.loss](terms, self.settings.loss_settings)
@@ -282,11 +276,6 @@ class Learner:
             _by_row(part, plan, logprobs.detach(), report.logprobs)
             _by_row(part, plan, entropy, report.entropies)
         return terms.old
-
-    def _step(self) -> dict[str, float]:
-        result = self.optimiser.step(self.rate())
-        self.updates += 1
-        return result
 
 
 def give_back_memory() -> None:
@@ -323,82 +312,3 @@ def _terms(
 def _by_row(part: MicroBatch, plan: PackedPlan, values: Tensor, into: dict[str, list[float]]) -> None:
     for r, value in zip(plan.rows, values.tolist(), strict=True):
         into.setdefault(part.rows[r].key, []).append(value)
-
-
-class _Statistics:
-    """Sums over micro-batches, turned into the update's metrics."""
-
-    def __init__(self) -> None:
-        self.loss = 0.0
-        self.tokens = 0
-        self.sums: dict[str, float] = {}
-        self.gaps: list[Tensor] = []
-        self.worst: dict[str, Worst] = {}
-        self.computed = 0  # tokens, each shared prefix once
-        self.rows = 0  # tokens, each shared prefix with every row
-        self.micro_batches = 0
-
-    @classmethod
-    def sum(cls, parts: Sequence[_Statistics]) -> _Statistics:
-        """Those of all ranks together, on every rank."""
-        total = cls()
-        for part in parts:
-            total.loss += part.loss
-            total.tokens += part.tokens
-            total.gaps += part.gaps
-            total.computed += part.computed
-            total.rows += part.rows
-            total.micro_batches += part.micro_batches
-            for name, value in part.sums.items():
-                total.sums[name] = total.sums.get(name, 0.0) + value
-            for name, worst in part.worst.items():
-                total._keep(name, worst)
-        return total
-
-    def add(self, loss: Tensor, terms: LossTerms, entropy: Tensor, parts: dict[str, Tensor]) -> None:
-        n = len(terms.logprobs)
-        self.loss += loss.item()
-        self.tokens += n
-        self.gaps.append((terms.old - terms.sampler).abs().cpu())
-        for name, value in {"entropy": entropy.mean(), **parts}.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.item() * n
-
-    def find_worst(self, part: MicroBatch, plan: PackedPlan, terms: LossTerms) -> None:
-        """Between the trainer and the sampler, and from the policy that the run started from."""
-        measures = {"gap": ((terms.old - terms.sampler).abs(), terms.sampler)}
-        if terms.reference is not None:
-            change = terms.reference - terms.old
-            measures["kl"] = (change.exp() - change - 1, terms.reference)
-        for name, (values, others) in measures.items():
-            if not len(values):
-                continue
-            i = int(values.argmax())
-            place = i - plan.rows.index(plan.rows[i])
-            token, value = int(plan.targets[i]), float(values[i])
-            found = Worst(value, part.rows[plan.rows[i]].key, place, token, float(terms.old[i]), float(others[i]))
-            self._keep(name, found)
-
-    def _keep(self, name: str, found: Worst) -> None:
-        if name not in self.worst or not found.value <= self.worst[name].value:  # also a NaN
-            self.worst[name] = found
-
-    def metrics(self) -> dict[str, float]:
-        work = {
-            "tokens_computed": self.computed,
-            "tokens_shared": self.rows - self.computed,
-            "micro_batches": self.micro_batches,
-        }
-        if not self.tokens:
-            return {"loss": 0.0, "tokens_trained": 0, **work}
-        gap = torch.cat(self.gaps)
-        return {
-            "loss": self.loss,
-            "tokens_trained": self.tokens,
-            **work,
-            **{name: value / self.tokens for name, value in self.sums.items()},
-            "logprob_gap_mean": gap.mean().item(),
-            "logprob_gap_p50": gap.quantile(0.5).item(),
-            "logprob_gap_p90": gap.quantile(0.9).item(),
-            "logprob_gap_p99": gap.quantile(0.99).item(),
-            "logprob_gap_max": gap.max().item(),
-        }

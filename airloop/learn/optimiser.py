@@ -58,6 +58,9 @@ class Optimiser:
         self.parameters = [p for _, p in named]
         self.weights: list[Tensor] = shards.local if shards else [*self.parameters]
         self._served_type = shards.served_type if shards else None
+        if shards is None:  # FSDP2 sees to it by itself
+            for parameter in self.parameters:
+                _add_up_widely(parameter)
         # bf16 cannot hold steps of a usual size (F5), so the optimiser works on fp32 masters where needed.
         self.masters = [_master(w, offload) for w in self.weights]
         self._stretches = list(_stretches(self.weights))
@@ -67,7 +70,7 @@ class Optimiser:
 
     def step(self, lr: float) -> dict[str, float]:
         """Clip the batch's gradient and follow it. Every rank calls it, and all come to the same weights."""
-        gradients = self._take_gradients()
+        gradients = self._whole_gradients()
         norm = self._over_shards(_norm([g for g in gradients if g is not None]))
         if not math.isfinite(norm):
             raise NotFinite(
@@ -148,17 +151,19 @@ class Optimiser:
         found = {name: self._shards.join(i, self.weights[i]) for i, name in enumerate(self.names)}
         return {name: whole.to(self._served_type) for name, whole in found.items() if whole is not None}
 
-    def _take_gradients(self) -> list[Tensor | None]:
-        """From the parameters, summed over ranks. (FSDP2 has summed those of shards.)"""
-        if self._world.size > 1 and self._shards is None:
-            for parameter in self.parameters:
-                if parameter.grad is None:  # this rank had no rows
-                    parameter.grad = torch.zeros_like(parameter)
-            self._world.add([p.grad for p in self.parameters if p.grad is not None], "the sum of the gradients")
-        taken = [local_gradient(p) for p in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        return taken
+    def take_gradients(self) -> list[Tensor | None]:
+        """What this rank's backward passes have added up since the last time."""
+        return [_take_gradient(p) for p in self.parameters]
+
+    def _whole_gradients(self) -> list[Tensor | None]:
+        """Summed over ranks. (FSDP2 has summed those of shards.)"""
+        taken = self.take_gradients()
+        if self._world.size == 1 or self._shards is not None:
+            return taken
+        # a rank that had no rows has none
+        whole = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, taken, strict=True)]
+        self._world.add(whole, "the sum of the gradients")
+        return [*whole]
 
     def _over_shards(self, length: float) -> float:
         """The length of a vector of which each rank has computed its shard's."""
@@ -170,6 +175,33 @@ class Optimiser:
         """Masters that hold more than the weights' files will: those of bf16 weights."""
         types = [self._served_type or w.dtype for w in self.weights]
         return [(i, m) for i, (m, t) in enumerate(zip(self.masters, types, strict=True)) if t != torch.float32]
+
+
+def _add_up_widely(parameter: Any) -> None:
+    """Gradients in few bits are added up in fp32. A parameter's own gradient is in its type, and whatever is added to
+    it is rounded to that: over 128 micro-batches, or chunks of a trained head, by more than a percent in bf16."""
+    if parameter.dtype not in (torch.bfloat16, torch.float16) or hasattr(parameter, "gradient_sum"):
+        return  # or another learner of this policy has seen to it
+
+    def add(parameter: Any) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        if parameter.gradient_sum is None:
+            parameter.gradient_sum = gradient.float()
+        else:
+            parameter.gradient_sum.add_(gradient)
+
+    parameter.gradient_sum = None
+    parameter.register_post_accumulate_grad_hook(add)
+
+
+def _take_gradient(parameter: Any) -> Tensor | None:
+    """This rank's part of it, which the parameter keeps no more."""
+    found = local_gradient(parameter)
+    parameter.grad = None
+    if getattr(parameter, "gradient_sum", None) is None:
+        return found
+    found, parameter.gradient_sum = parameter.gradient_sum, None
+    return found
 
 
 def _master(weight: Tensor, offload: bool) -> Tensor:

@@ -163,11 +163,10 @@ def _micro_batch(s: Sizes, per_token: int, logits: int) -> Memory:
 
 def update(s: Sizes) -> Memory:
     """The optimiser's step: no activations, but gradients and what one stretch of the weights needs."""
-    cast = s.full and not s.sharded and s.item != 4  # else a weight is its own master
     return Memory(
         weights=_shard(s) if s.sharded else s.shape.parameters * s.item,
         adapters=_adapters(s),
-        gradients=s.share * (s.item if cast else GRADIENT_BYTES),
+        gradients=s.share * GRADIENT_BYTES,
         optimiser=_optimiser(s),
         reference=_reference(s),
         workspace=CUBLAS + (0 if s.offload else _stretch(s) * FOLLOW_BYTES),
@@ -215,8 +214,8 @@ def _backward_gradients(s: Sizes) -> int:
     """Sharded, two blocks' whole gradients are on their way to the ranks, in both types, and those in no block."""
     if not s.full:
         return s.trainable * (GRADIENT_BYTES + s.item)  # adapters are float32, and were cast for the products
-    if not s.sharded:
-        return s.trainable * s.item
+    if not s.sharded:  # added up in float32; beside it what one parameter's, the embedding's, is before it is added
+        return s.trainable * GRADIENT_BYTES + (s.shape.vocabulary * s.shape.hidden * s.item if s.item != 4 else 0)
     return s.share * GRADIENT_BYTES + (2 * s.shape.block + _root(s.shape)) * (s.item + GRADIENT_BYTES)
 
 

@@ -14,7 +14,7 @@ from airloop.watch.ledger import Ledger, Terms, account
 if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.learn.advantages import Batch
-    from airloop.learn.learner import Report
+    from airloop.learn.report import Report
     from airloop.rollout.sampler import Collected
 
 MIB = 2**20

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airloop.assemble import Parts
-    from airloop.learn.learner import Report
+    from airloop.learn.report import Report
     from airloop.learn.rounding import Distances
 
 log = logging.getLogger(__name__)

@@ -88,19 +88,26 @@ def _rollout() -> Iterator[Name]:
 
 def _learner() -> Iterator[Name]:
     rows = {
-        "loss": ("", "The loss, summed over the batch's tokens with their weights."),
+        "loss": ("", "The loss, summed over the batch's tokens with their weights; the mean over passes."),
         "tokens_trained": ("tokens", "Tokens that the loss counts."),
         "tokens_computed": ("tokens", "Tokens that went through the model, shared prefixes once."),
         "tokens_shared": ("tokens", "Tokens that needed no computing, because a prefix is shared."),
         "micro_batches": ("count", "Forward and backward passes of the update."),
-        "entropy": ("nats", "Mean entropy of the policy where tokens were sampled."),
+        "entropy": (
+            "nats",
+            "Mean entropy of the policy over all sampled tokens (of those not trained on, a sample).",
+        ),
         "kl": ("nats", "Mean KL estimate to the starting model (with trainer.loss.kl_beta)."),
-        "clipped": (SHARE, "Tokens whose ratio was clipped."),
+        "clipped": (SHARE, "Tokens whose ratio was clipped, over all passes (the first cannot clip)."),
         "importance": ("ratio", "Mean weight that corrects for sampler and trainer differing: 1 if they agree."),
         "cut": (SHARE, "Tokens whose weight was above the cap (or, masked, outside its range)."),
-        "grad_norm": ("", "Norm of the gradient before it was clipped."),
-        "update_ratio": ("ratio", "Norm of the update over the norm of the weights."),
-        "weights_changed": (SHARE, "Trained weights that the update changed at all."),
+        "grad_norm": ("", "Norm of the gradient before it was clipped; with several passes their mean."),
+        "grad_norm_max": ("", "The largest of the passes."),
+        "update_ratio": ("ratio", "Norm of the update over the norm of the weights, added up over passes."),
+        "weights_changed": (
+            SHARE,
+            "Trained weights that the update (of several passes the one that did most) changed at all.",
+        ),
         "lr": ("", "The learning rate of this update."),
         "seconds": ("s", "Time of the update."),
         "tokens_per_s": ("tokens/s", "Tokens computed per second of the update."),
@@ -108,7 +115,7 @@ def _learner() -> Iterator[Name]:
     for name, (unit, text) in rows.items():
         yield Name(f"train/learner/{name}", unit, text)
     for name, word in _GAPS.items():
-        text = f"{word} of |log-probability by the trainer − by the sampler| over trained tokens."
+        text = f"{word} of |log-probability by the trainer − by the sampler| over all sampled tokens."
         yield Name(f"train/learner/logprob_gap_{name}", "nats", text)
     sides = {
         "engine": "The engine's mean distance",

@@ -21,7 +21,7 @@ from airloop.doctor.proofs import _same
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
 from airloop.lab.faults import frozen_copy
-from airloop.learn.learner import Report
+from airloop.learn.report import Report
 from airloop.learn.rounding import Distances, distances, exact, reference, wide
 from airloop.watch.alarms import Sign
 from airloop.watch.gap import judge_gap

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from airloop.learn.learner import Learner, LearnerSettings
 from airloop.learn.logprobs import token_logprobs
 from airloop.learn.lora import attach_lora
 from airloop.learn.losses import LossSettings
+from airloop.learn.report import Statistics, _gaps
 from airloop.models import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
@@ -167,8 +170,108 @@ def test_passes_clip_from_the_second_on() -> None:
     rows = group_rows()
     learner = Learner(policy, LearnerSettings(lr=5e-2, passes=3, loss_settings=LossSettings(0.01, 0.01)))
     report = learner.update(Batch(tuple(rows), {}, len(rows)))
-    assert learner.updates == 3 and policy.version == 1
+    assert learner.updates == 1 and policy.version == 1
     assert report.metrics["logprob_gap_max"] > 0
+
+
+@pytest.mark.parametrize("budget", [60, 10_000])
+def test_what_an_update_reports_is_of_all_its_passes(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`clipped` was of the first pass, where it is always 0, and the gradient's norm of the last."""
+    clipped, steps = [], []
+    settings = LearnerSettings(
+        lr=5e-2, passes=4, warmup_steps=3, token_budget=budget, loss_settings=LossSettings(0.01, 0.01)
+    )
+    learner = Learner(make_policy(lora=True), settings)
+    own = learner.logprobs(group_rows())
+    rows = tuple(_with_sampler(row, own[row.key]) for row in group_rows())
+    step, add = learner.optimiser.step, Statistics.add
+
+    def added(self: Statistics, loss: Any, terms: Any, entropy: Any, parts: Any) -> None:
+        clipped.append((len(terms.logprobs), float(parts["clipped"])))
+        add(self, loss, terms, entropy, parts)
+
+    def stepped(lr: float) -> dict[str, float]:
+        steps.append(step(lr))
+        return steps[-1]
+
+    monkeypatch.setattr(Statistics, "add", added)
+    monkeypatch.setattr(learner.optimiser, "step", stepped)
+    rates = []
+    for _ in range(4):
+        clipped.clear(), steps.clear()
+        metrics = learner.update(Batch(rows, {}, len(rows))).metrics
+        share = sum(n * c for n, c in clipped) / sum(n for n, _ in clipped)
+        assert metrics["clipped"] == pytest.approx(share) and share > 0.2
+        norms = [s["grad_norm"] for s in steps]
+        assert len(norms) == 4 and metrics["grad_norm"] == pytest.approx(sum(norms) / 4)
+        assert metrics["grad_norm_max"] == max(norms)
+        assert metrics["update_ratio"] == pytest.approx(sum(s["update_ratio"] for s in steps))
+        assert {s["lr"] for s in steps} == {metrics["lr"]}  # a step's rate is that of all its passes
+        rates.append(metrics["lr"] / settings.lr)
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0])
+
+
+def test_entropy_and_gap_are_of_all_sampled_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of groups that are not trained on: a policy that is sure where it no longer learns is sure."""
+    policy, names = make_policy(), ("entropy", "importance", "logprob_gap_mean", "logprob_gap_p90", "logprob_gap_max")
+    rows = group_rows(prompts=4)
+    none = LearnerSettings(lr=0.0)
+    every = Learner(policy, none).update(Batch(tuple(rows), {}, 1)).metrics
+    monkeypatch.setattr("airloop.learn.learner.LOOKED_AT", 1.0)
+    silent = [replace(r, advantage=0.0, weight=0.0) for r in rows[8:]]
+    found = Learner(policy, none).update(Batch(tuple(rows[:8]), {}, 1, tuple(silent))).metrics
+    assert {n: found[n] for n in names} == pytest.approx({n: every[n] for n in names}, rel=1e-5)
+    assert found["tokens_trained"] == sum(sum(r.train) for r in rows[:8])
+    only = Learner(policy, none).update(Batch(tuple(rows[:8]), {}, 1)).metrics
+    assert only["entropy"] != pytest.approx(every["entropy"], rel=1e-4)
+    nothing = Learner(policy, none).update(Batch((), {}, 1, tuple(silent))).metrics
+    assert nothing["tokens_trained"] == 0 and nothing["entropy"] > 0
+
+
+def test_of_episodes_that_are_not_trained_on_a_sample_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, rows = make_policy(), group_rows(prompts=12)
+    silent = tuple(replace(r, advantage=0.0, weight=0.0) for r in rows[8:])
+    seen: list[int] = []
+    forward = Learner._forward
+    monkeypatch.setattr(Learner, "_forward", lambda self, plan: seen.append(len(plan.tokens)) or forward(self, plan))
+    learner = Learner(policy, LearnerSettings(lr=0.0, token_budget=10_000))
+    sampled = learner.update(Batch(tuple(rows[:8]), {}, 1, silent)).metrics
+    assert len(seen) == 2 and 0 < seen[0] <= 0.2 * sum(len(r.tokens) for r in rows)
+    every = learner.update(Batch(tuple(rows), {}, 1)).metrics
+    assert sampled["entropy"] == pytest.approx(every["entropy"], rel=0.02)
+
+
+def test_gaps_of_more_tokens_than_torch_has_quantiles_for() -> None:
+    values = torch.arange(17_000_000, dtype=torch.float32)
+    with pytest.raises(RuntimeError):
+        values.quantile(0.5)
+    found = _gaps(values, torch.ones(1).expand(len(values)))
+    assert found["logprob_gap_p90"] == pytest.approx(0.9 * len(values), rel=1e-6)
+    assert found["logprob_gap_max"] == float(values[-1])
+    weighted = _gaps(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 1.0, 8.0]))
+    assert weighted["logprob_gap_p50"] == 3.0 and weighted["logprob_gap_mean"] == pytest.approx(2.7)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_gradients_in_few_bits_are_added_up_in_float32(kind: str) -> None:
+    """Also those of a tied head, which come chunk by chunk. In bf16 a sum of 64 parts was off by a percent."""
+    policy = make_policy(kind)
+    policy.model.to(torch.bfloat16)
+    rows = group_rows(prompts=8, members=8)
+    learner = Learner(policy, LearnerSettings(token_budget=1))
+    narrow = [i for i, p in enumerate(learner.parameters) if p.dtype == torch.bfloat16]
+    whole = [torch.zeros(p.shape, dtype=torch.float64) for p in learner.parameters]
+    weights = {row.key: [1.0] * sum(row.train) for row in rows}
+    for row in rows:
+        for total, part in zip(whole, learner.slopes([row], weights), strict=True):
+            total += 0 if part is None else part.double()
+    found = learner.slopes(rows, weights)
+    assert narrow and all(found[i].dtype == torch.float32 for i in narrow)
+    for i in narrow:
+        torch.testing.assert_close(found[i].double(), whole[i], rtol=1e-4, atol=1e-4 * float(whole[i].abs().max()))
+    assert all(p.grad is None for p in learner.parameters)
+    other = Learner(policy, LearnerSettings(token_budget=1)).slopes(rows, weights)  # of the same policy
+    torch.testing.assert_close(other, found)
 
 
 def test_kl_is_to_the_policy_the_run_started_from() -> None:

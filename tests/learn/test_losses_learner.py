@@ -71,13 +71,14 @@ def second_gradients(budget: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list
     )
     learner = Learner(policy, settings)
     seen: list[list[torch.Tensor]] = []
-    step = learner._step
+    step = learner.optimiser.step
 
-    def recorded() -> dict[str, float]:
+    def recorded(lr: float) -> dict[str, float]:
         seen.append([p.grad.clone() for p in learner.parameters])
-        return step() if len(seen) == 1 else {}
+        result = step(lr if len(seen) == 1 else 0.0)
+        return result
 
-    monkeypatch.setattr(learner, "_step", recorded)
+    monkeypatch.setattr(learner.optimiser, "step", recorded)
     learner.update(Batch(tuple(branched_rows(policy)), {}, 4))
     assert len(seen) == 2
     return seen[1], policy
