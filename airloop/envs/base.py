@@ -49,6 +49,7 @@ class Session(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Called of every session, also of one whose opening failed or was interrupted: it may be half made."""
         return None
 
     @abstractmethod

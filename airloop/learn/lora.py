@@ -30,6 +30,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"
+# What an adapter may say of itself and still be two small matrices beside a linear layer, whose product is scaled: that
+# is all that is computed here, when sampling and when training. The rest (DoRA's magnitudes, biases, whole modules that
+# are saved with it, …) would be loaded and left out.
+# fmt: off
+KNOWN_KEYS = frozenset((
+    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+    "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out",
+    "use_rslora", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
+    "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "runtime_config", "qalora_group_size", "ensure_weight_tying",
+))
+# fmt: on
+NOTHING: tuple[Any, ...] = (None, False, "none", [], {}, "")
 
 
 class LoraLinear(PeftLinear):
@@ -80,6 +93,7 @@ def load_lora(model: PreTrainedModel, path: Path) -> PeftModel:
             "give the directory that holds adapter_config.json and adapter_model.safetensors.",
         )
     check_patterns(path)
+    check_kind(path)
     config = LoraConfig.from_pretrained(str(path))
     config.inference_mode = False
     config._register_custom_module({nn.Linear: LoraLinear})
@@ -99,6 +113,21 @@ def check_patterns(path: Path) -> None:
                     f"{path / 'adapter_config.json'}: {key} has {str(pattern)[:80]!r}, which could take for ever.",
                     "write the names of the layers there.",
                 )
+
+
+def check_kind(path: Path) -> None:
+    said = read_object(path / "adapter_config.json")
+    kind = said.get("peft_type", "LORA")
+    others = [
+        f"{key} = {said[key]!r}"[:80] for key in sorted(said) if key not in KNOWN_KEYS and said[key] not in NOTHING
+    ]
+    if kind == "LORA" and not others:
+        return
+    what = f"peft_type = {kind!r}" if kind != "LORA" else ", ".join(others)
+    raise AirError(
+        f"{path / 'adapter_config.json'}: {what}. Only plain LoRA is computed here; this adapter would act as another.",
+        "merge it into its model (PEFT's merge_and_unload, then save_pretrained) and give the result as model.name.",
+    )
 
 
 def use_fp32_adapters(model: nn.Module) -> None:

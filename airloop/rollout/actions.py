@@ -22,6 +22,8 @@ PARSERS: tuple[str, ...] = get_args(ToolParser)
 
 NO_COMMAND = "No command found. Write ```bash, then the command on its own line, then ```."
 CUT_COMMAND = "Your reply was cut off before the command ended, so nothing ran. Write less."
+CUT_THOUGHT = "Your reply was cut off while you were thinking, so nothing ran. Think less."
+ONLY_THOUGHT = "Your reply is only a thought, so nothing ran. After </think>, write what is to be done."
 NO_CALL = 'No tool call found. Write <tool_call>{"name": "…", "arguments": {…}}</tool_call>.'
 CUT_CALL = "Your reply was cut off before the tool call ended, so nothing ran. Write less."
 
@@ -32,16 +34,21 @@ DEEPEST = 64  # brackets in brackets, in the arguments of a call
 TOO_DEEP = "nested too deeply"
 
 
-def parse(text: str, format: ActionFormat, parser: str = "auto", *, cut: bool = False) -> tuple[list[Action], str]:
+def parse(
+    text: str, format: ActionFormat, parser: str = "auto", *, cut: bool = False, thinking: bool = False
+) -> tuple[list[Action], str]:
     """The actions of a reply, at least one, and a note for the agent (empty when there is nothing to say).
 
-    `cut` says the reply ended by its length, not by the model's wish: a block left open is then not run.
+    `cut` says the reply ended by its length, not by the model's wish: a block left open is then not run. `thinking`
+    says that the prompt itself has opened a thought, so that the reply begins inside it.
     """
     if parser not in PARSERS:
         raise AirError(f"There is no tool-call parser {parser!r}.", f"use one of: {', '.join(PARSERS)}")
     if format == "text":
         return [Action("text", text=text)], ""
-    spoken = _after_thinking(text)
+    spoken = _after_thinking(text, thinking)
+    if spoken is None:
+        return [Action("invalid", text=CUT_THOUGHT if cut else ONLY_THOUGHT)], ""
     if format == "command":
         return _command(spoken, cut)
     # Llama 3 puts this token in front of a call where it has been told of an interpreter.
@@ -50,11 +57,11 @@ def parse(text: str, format: ActionFormat, parser: str = "auto", *, cut: bool = 
     return _hermes(spoken, cut) if hermes else _bare_json(spoken, cut, only=parser == "json"), ""
 
 
-def _after_thinking(text: str) -> str:
-    """What follows </think>: a command that was only considered must not run."""
+def _after_thinking(text: str, thinking: bool) -> str | None:
+    """What follows </think>: a command that was only considered must not run. None of a thought that never ends."""
     if "</think>" in text:
         return text.partition("</think>")[2]
-    return "" if text.lstrip().startswith("<think>") else text
+    return None if thinking or text.lstrip().startswith("<think>") else text
 
 
 # --- commands -----------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class ModelAgent(ABC):
     sampled: Sampled | None = None  # the last reply's tokens, if they are ours to train on
     times: Times = Times()  # of the last reply
     cut: bool = False  # whether the last reply ended by its length
+    thinking: bool = False  # whether it began inside a thought that the prompt had opened
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message: ...
@@ -74,7 +75,7 @@ class PolicyAgent(ModelAgent):
         generation = await self._engine.generate(prompt, sampling, order=f"{self._order}-{self._turn:03d}")
         self.sampled = Sampled(generation.token_ids, generation.logprobs, generation.stop, generation.version)
         self.times = Times(queue=generation.queue_s, model=generation.model_s)
-        self.cut = generation.stop == "length"
+        self.cut, self.thinking = generation.stop == "length", self.transcript.thinking
         reply = self.transcript.append_sampled(self.sampled)
         self._turn += 1
         self._prompt_tokens += len(prompt)

@@ -8,6 +8,7 @@ machinery is never scored; a defect in an environment is raised together with th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import sys
@@ -145,12 +146,16 @@ class _Episode:
     async def run(self, seed: int, deadline_s: float, finish_s: float) -> tuple[Ending, Score]:
         began = time.monotonic()
         self.end = began + deadline_s
-        session = self.env.open(self.task, seed)
+        made = self.env.open(self.task, seed)
         try:
             with self._waiting("the session", deadline_s):
-                session = await within(deadline_s, "opening the session", session.__aenter__())
-        except OutOfTime as error:
-            raise InfraError(str(error)) from error
+                session = await within(deadline_s, "opening the session", made.__aenter__())
+        except BaseException as error:  # `async with` would not close it; but it may have begun, or even be open
+            with contextlib.suppress(Exception):  # it may miss what it has not made yet
+                await self._close(made)
+            if isinstance(error, OutOfTime):
+                raise InfraError(str(error)) from error
+            raise
         self.opening_s = time.monotonic() - began
         try:
             ending = await self._play_in_time(session)
@@ -211,8 +216,8 @@ class _Episode:
         actions: list[Action] = []
         seen: list[Observation] = []
         try:
-            cut = model is not None and model.cut
-            actions, note = parse(reply["content"], self.env.action_format, self.parser, cut=cut)
+            ends = {"cut": model.cut, "thinking": model.thinking} if model else {}
+            actions, note = parse(reply["content"], self.env.action_format, self.parser, **ends)
             return await self._act(session, actions, note, seen)
         finally:  # a turn cut short is a turn too
             times = model.times if model else Times(model=replied - started)

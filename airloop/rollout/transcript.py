@@ -147,6 +147,11 @@ class Transcript:
         """The tokens to sample the next reply from."""
         return list(self._lines[-1].tokens)
 
+    @property
+    def thinking(self) -> bool:
+        """Whether the template's opening of the reply has begun a thought, as those of models that always think do."""
+        return self._lines[-1].text.rstrip().endswith("<think>")
+
     def append_sampled(self, sampled: Sampled) -> Message:
         """Adds a reply's tokens as they are and returns it as a message, without its stop token."""
         line, ids = self._lines[-1], sampled.token_ids

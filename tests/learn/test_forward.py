@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from airloop.assemble import checkpoint_activations
+from airloop.errors import AirError
 from airloop.learn import forward
 from airloop.learn.batches import PackedPlan, Row, micro_batches
 from airloop.learn.forward import plain, training_hidden
@@ -210,6 +213,41 @@ def test_other_adapters_go_through_transformers(ours: bool) -> None:
     get_peft_model(model, config)
     blocks = read_blocks(model)
     assert blocks is not None and not plain(blocks)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"use_dora": True}, "use_dora = True"),
+        ({"lora_bias": True}, "lora_bias = True"),
+        ({"bias": "all"}, "bias = 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
+        ({"use_rslora": True, "rank_pattern": {"v_proj": 4}, "alpha_pattern": {"q_proj": 3}}, ""),
+    ],
+)
+def test_an_adapter_is_computed_as_peft_does_or_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """DoRA, biases and saved modules were loaded and left out: logits were off by as much as they are large."""
+    from peft import LoraConfig, get_peft_model
+
+    from airloop.learn.lora import load_lora
+
+    torch.manual_seed(0)
+    theirs = get_peft_model(tiny_model("llama").model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], **more))
+    for name, parameter in theirs.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    theirs.save_pretrained(str(tmp_path))
+    model = tiny_model("llama").model
+    if said:
+        with pytest.raises(AirError, match=re.escape(said)):
+            load_lora(model, tmp_path)
+        return
+    load_lora(model, tmp_path)
+    tokens = torch.tensor([rows()[0].tokens])
+    theirs.base_model.model.set_attn_implementation("eager")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

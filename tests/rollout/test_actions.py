@@ -67,7 +67,18 @@ def test_a_cut_reply_does_not_run_half_a_command() -> None:
     assert command("```\nls\n```\n```\nrm -", cut=True).text == "ls"
 
 
-@pytest.mark.parametrize("reply", ["", "ls -l", "use `ls`", "<think>```\nls\n```", "```\n\n```"])
+def test_a_command_that_was_only_considered_does_not_run() -> None:
+    """Cut inside a thought, whether the reply opened it or the template did, at the end of the prompt."""
+    thought = "perhaps\n```bash\nrm -r build\n```\nor perhaps"
+    for opened, more in (("<think>", {}), ("", {"thinking": True}), ("\n<think>", {"thinking": True})):
+        assert command(opened + thought, cut=True, **more) == Action("invalid", text=actions.CUT_THOUGHT)
+        assert command(opened + thought, **more) == Action("invalid", text=actions.ONLY_THOUGHT)
+        assert command(f"{opened}{thought}</think>\n```\nls\n```", **more).text == "ls"
+        assert tools(f"{opened}<tool_call>{CALL}</tool_call>", cut=True, **more)[0].kind == "invalid"
+    assert command(thought).text == "rm -r build"  # said, not thought
+
+
+@pytest.mark.parametrize("reply", ["", "ls -l", "use `ls`", "```\n\n```"])
 def test_no_command_teaches_the_form(reply: str) -> None:
     assert command(reply) == Action("invalid", text=actions.NO_COMMAND)
 

@@ -5,10 +5,12 @@ import math
 from typing import Any
 
 import pytest
-from rollout_world import STOP, Says, ScriptedEngine, StubEnv, ToolEnv, chat_tokenizer, command
+from rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, ToolEnv, chat_tokenizer, command
 
 from airloop.engine.base import Sampling
 from airloop.errors import InfraError
+from airloop.models.chat import ChatTokenizer
+from airloop.models.tiny import tiny_tokenizer
 from airloop.rollout import episode as episode_module
 from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
@@ -125,7 +127,7 @@ def test_infrastructure_trouble_is_never_scored(where: str) -> None:  # D7
     assert (t.ending, t.rewards, t.reward) == ("infra_error", {}, 0.0)
     assert t.error.startswith("the sandbox is gone [at ") and t.error.endswith("hook]")
     assert len(t.turns) == {"enter": 0, "begin": 0, "act": 1, "finish": 5}[where]
-    assert env.sessions[0].closed == (where != "enter")
+    assert env.sessions[0].closed  # also one that did not open
     assert env.sessions[0].finishes == (where == "finish")
 
 
@@ -219,6 +221,41 @@ def test_replies_cut_by_their_length_are_counted() -> None:
     assert t.metrics["length_stops"] == 1.0
     assert [turn.actions[0].kind for turn in t.turns] == ["invalid", "invalid"]
     assert env.sessions[0].acted == []
+
+
+def test_a_reply_begins_inside_the_thought_that_the_template_opened() -> None:
+    """As templates of models that always think do it."""
+    hf = tiny_tokenizer()
+    hf.chat_template = TEMPLATES["chatml"].replace("assistant\\n", "assistant\\n<think>\\n")
+    tokenizer = ChatTokenizer(hf, name="thinks")
+    thought = f"I could write {command('look')}, but should I"
+    replies = [thought, f"{thought}? No.\n</think>\n{command('submit')}"]
+    engine = ScriptedEngine(tokenizer, lambda p, s: replies[p.count("assistant") - 1])
+    env = StubEnv(max_turns=2)
+    t = play(env, policy(engine))
+    assert [turn.actions[0].kind for turn in t.turns] == ["invalid", "command"]
+    assert [action.text for action in env.sessions[0].acted] == ["submit"]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late", "broken"])
+def test_a_session_whose_opening_fails_is_closed(how: str) -> None:
+    """What it has begun, a sandbox perhaps, would be held for ever."""
+    env = StubEnv(enter=fail(InfraError("gone")) if how == "broken" else hang)
+
+    async def main() -> None:
+        more = {"deadline_s": 0.05} if how == "late" else {}
+        run = run_episode(env, env.tasks("train")[0], Says(command("look")), id="x", seed=0, **more)
+        task = asyncio.create_task(run)
+        await asyncio.sleep(0.05)
+        if how == "cancelled":
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            assert (await task).ending == "infra_error"
+
+    asyncio.run(main())
+    assert env.sessions[0].closed and env.sessions[0].finishes == 0
 
 
 def test_cancellation_gets_through_and_closes_the_session() -> None:
