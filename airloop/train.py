@@ -29,7 +29,7 @@ from airloop.rewards import as_paid, keep_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.run import Run
 from airloop.types import Trajectory
-from airloop.warmstart import as_transcript, computed_tokens, found_demonstrations, started, warmstart
+from airloop.warmstart import as_transcript, computed_tokens, found_demonstrations, started, starts_in, warmstart
 from airloop.watch.alarms import Halted
 from airloop.watch.base import Watcher
 from airloop.watch.display import Clock, Display
@@ -154,7 +154,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     if config.deterministic:
         pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
-        config = started(await _start_supervised(run, display, world, budget))
+        config = started(*await _start_supervised(run, display, world, budget))
     config = as_paid(config, run)  # last: the supervised start is found by the config as it was written
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
@@ -184,8 +184,9 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
         await parts.close()
 
 
-async def _start_supervised(run: Run, display: Watcher, world: World, budget: Budget | None) -> Config:
-    """Makes the supervised start, or finds it; the run's config, with what a budget of time changed in it."""
+async def _start_supervised(run: Run, display: Watcher, world: World, budget: Budget | None) -> tuple[Config, Path]:
+    """Makes the supervised start, or finds it; the run's config, with what a budget of time changed in it, and where
+    the start is. A run that is resumed has the one it began with, whatever has become of what that was made from."""
 
     async def plan(parts: Parts, rows: list[Trajectory]) -> dict[str, Any]:
         assert budget is not None
@@ -193,20 +194,25 @@ async def _start_supervised(run: Run, display: Watcher, world: World, budget: Bu
         size, proofs = size_of_demonstrations(rows), preflight.wanted(run)
         return await budget.plan(parts, display, size, tokens, proofs, world.size)
 
-    changes: dict[str, Any] = {}
+    made: tuple[str, dict[str, Any]] = ("", {})
     if world.first:
+        kept = starts_in(run.config) / str(run.status().get("start") or "none")
         # A resumed run keeps to the plan it has.
         planned = budget is None or "budget" in run.status()
-        if planned:
-            _, changes = await warmstart(run.config, display)
+        if (kept / "done.json").is_file():
+            made = (kept.name, {})
+        elif planned:
+            directory, changes = await warmstart(run.config, display)
+            made = (directory.name, changes)
         else:
             assert budget is not None
-            _, changes = await warmstart(run.config, display, plan, budget.plan_again)
-    changes = (await world.gather(changes, "the supervised start, which the first rank makes", WARMSTART_S))[0]
+            directory, changes = await warmstart(run.config, display, plan, budget.plan_again)
+            made = (directory.name, changes)
+    name, changes = (await world.gather(made, "the supervised start, which the first rank makes", WARMSTART_S))[0]
     config = run.change(changes)
-    if run.writes and budget is not None and "max_steps" in changes:
-        run.note(budget=budget.facts())
-    return config
+    if run.writes:
+        run.note(start=name, **({"budget": budget.facts()} if budget and "max_steps" in changes else {}))
+    return config, starts_in(config) / name
 
 
 async def _plan_time(parts: Parts, run: Run, display: Watcher, budget: Budget | None) -> None:

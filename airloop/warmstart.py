@@ -4,12 +4,14 @@ the learner makes their tokens likely. The result is kept, named by all that wen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import hashlib
+import itertools
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,16 +39,18 @@ LATER_KEYS = ("last_layers",)
 SIZED = 64
 # Demonstrations of one task that go into a batch together: their prompt is computed once.
 SAME_TASK = 4
+# Files of a directory whose names and times are looked at.
+MOST_FILES = 10_000
 # For one part of an update, as in loop.py.
 UPDATE_S = 1800.0
 
 
-def started(config: Config) -> Config:
+def started(config: Config, made: Path | None = None) -> Config:
     """The config that starts from what the warm start has made; the same config where there is none to be made, or none
     made yet."""
     if config.warmstart is None or config.model.adapter:
         return config
-    made = warmstart_directory(config)
+    made = made or warmstart_directory(config)
     if not (made / "done.json").is_file():
         return config
     whole = not (made / "adapter").is_dir()
@@ -57,7 +61,7 @@ def started(config: Config) -> Config:
 def warmstart_directory(config: Config) -> Path:
     """The same settings lead to the same directory, so a second run finds what the first one made."""
     trainer = config.trainer.model
-    parts = {
+    parts: dict[str, Any] = {
         "model": _as_written(config.model),
         "chat_template": Path(config.model.chat_template).read_text(encoding="utf-8")
         if config.model.chat_template
@@ -71,9 +75,29 @@ def warmstart_directory(config: Config) -> Path:
         "seq_len": config.context,
         "seed": config.seed,
     }
+    named = [config.model.name, config.model.adapter, config.warmstart.source if config.warmstart else None]
+    if files := _files([*named, *(e.args for e in config.orchestrator.env)]):
+        parts["files"] = files  # with the same name, another adapter, data set or run is another start
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
     task = "-".join(e.title for e in config.orchestrator.env)
-    return Path(config.output_dir).expanduser().resolve() / f"warmstart-{task}-{digest}"
+    return starts_in(config) / f"warmstart-{task}-{digest}"
+
+
+def starts_in(config: Config) -> Path:
+    return Path(config.output_dir).expanduser().resolve()
+
+
+def _files(value: Any) -> list[tuple[str, int, int]]:
+    """Name, size and time of all files that are named anywhere in it: their contents may be gigabytes."""
+    if isinstance(value, str) and value and "\0" not in value:
+        place = Path(value).expanduser()
+        with contextlib.suppress(OSError):
+            inside = itertools.islice(place.rglob("*"), MOST_FILES) if place.is_dir() else [place]
+            found = sorted(p for p in inside if p.is_file())
+            return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in found]
+    if isinstance(value, Mapping):
+        return [file for part in value.values() for file in _files(part)]
+    return [file for part in value for file in _files(part)] if isinstance(value, list | tuple) else []
 
 
 def _file_of(env_id: str) -> dict[str, str]:
@@ -213,14 +237,30 @@ async def _scripted(config: Config, settings: WarmstartConfig, watcher: Watcher)
 
 def as_transcript(trajectory: Trajectory, tokenizer: Any) -> Trajectory:
     """Give a demonstration the tokens it would have had, had the policy said it."""
-    if trajectory.branches:
-        return trajectory  # sampled by a policy: its tokens are kept as they are
+    if trajectory.branches and _speaks_alike(trajectory, tokenizer):
+        return trajectory  # sampled by a policy of these tokens: they are kept as they are
     transcript = Transcript(tokenizer, trajectory.tools)
     for turn, shown in zip(trajectory.turns, trajectory.conversations(), strict=True):
         transcript.show(shown)
         ids = [*tokenizer.encode(turn.reply["content"]), tokenizer.stop_ids[0]]
         transcript.append_sampled(Sampled(tuple(ids), (0.0,) * len(ids), "stop", 0))
     return replace(trajectory, branches=transcript.branches())
+
+
+def _speaks_alike(trajectory: Trajectory, tokenizer: Any) -> bool:
+    """Whether the tokens of a sampled episode mean to this tokenizer, and its template, what was said. Those of another
+    model are other words, or none."""
+    first = tokenizer.encode(tokenizer.render(next(trajectory.conversations()), trajectory.tools, True))
+    if list(trajectory.branches[0].tokens[: len(first)]) != list(first):
+        return False
+    for turn in trajectory.turns:
+        ids = turn.sampled.token_ids if turn.sampled else ()
+        stopped = bool(ids) and ids[-1] in tokenizer.stop_ids
+        if turn.sampled is None or (turn.sampled.stop == "stop") != stopped:
+            return False
+        if tokenizer.decode(ids[:-1] if stopped else ids) != turn.reply["content"]:
+            return False
+    return True
 
 
 def computed_tokens(config: Config, rows: Sequence[Trajectory]) -> float:

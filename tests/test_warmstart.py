@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from tiny_runs import tiny_run
 
+from airloop import train
 from airloop.config import WarmstartConfig, load_config
 from airloop.errors import AirError
 from airloop.models.tiny import tiny_model
 from airloop.run import Run, read_trajectories
 from airloop.trajectory_file import from_json, to_json
 from airloop.types import Message, Task, Times, Trajectory, Turn
-from airloop.warmstart import as_transcript, best_first, collect_demonstrations, demonstration_order, warmstart
+from airloop.warmstart import (
+    as_transcript,
+    best_first,
+    collect_demonstrations,
+    demonstration_order,
+    warmstart,
+    warmstart_directory,
+)
 from airloop.watch.display import Display
 
 FLAGS = {
@@ -80,6 +91,60 @@ def test_a_runs_best_episodes_are_demonstrations_with_their_own_tokens(tmp_path:
     used = read_trajectories(directory / "demonstrations")
     sampled = {t.id: t for step in range(run.config.max_steps) for t in run.finished(step).values()}
     assert len(used) == 6 and all(sampled[t.id].branches == t.branches for t in used)
+
+
+class Shifted:
+    """A tokenizer of another model: the same words, other numbers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._one = tokenizer
+        self.stop_ids = tuple(i + 1 for i in tokenizer.stop_ids)
+        self.render = tokenizer.render
+
+    def encode(self, text: str) -> list[int]:
+        return [i + 1 for i in self._one.encode(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._one.decode([i - 1 for i in ids])
+
+
+def test_episodes_of_another_model_are_said_in_this_ones_tokens() -> None:
+    """Its token ids are other words here, and were trained as they stood."""
+    run, tokenizer = Run.open(tiny_run()), tiny_model("llama").tokenizer
+    for trajectory in run.finished(0).values():
+        assert as_transcript(trajectory, tokenizer) is trajectory
+        other = Shifted(tokenizer)
+        (branch,) = as_transcript(trajectory, other).branches
+        said = other.decode([t for t, keep in zip(branch.tokens, branch.train, strict=True) if keep])
+        assert said.replace("<|im_end|>", "") == "".join(turn.reply["content"] for turn in trajectory.turns)
+        assert [t - 1 for t in branch.tokens][:8] == list(trajectory.branches[0].tokens[:8])
+
+
+def test_a_source_that_has_changed_is_another_start(tmp_path: Path) -> None:
+    source = shutil.copytree(tiny_run(), tmp_path / "source")
+    flags = {**FLAGS, "output_dir": str(tmp_path / "runs"), "warmstart.source": str(source)}
+    config = load_config([word for key, value in flags.items() for word in (f"--{key}", value)])
+    before = warmstart_directory(config)
+    assert warmstart_directory(config) == before
+    more = next((source / "trajectories").rglob("*.json*"))
+    more.write_bytes(more.read_bytes() + b" ")
+    assert warmstart_directory(config) != before
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_the_start_that_it_began_with(tmp_path: Path) -> None:
+    source = shutil.copytree(tiny_run(), tmp_path / "source")
+    flags = {**FLAGS, "warmstart.steps": "1", "warmstart.source": str(source), "output_dir": str(tmp_path / "runs")}
+    flags |= {"max_steps": "1", "orchestrator.batch_size": "8", "orchestrator.eval.num_examples": "2"}
+    config = load_config([word for key, value in flags.items() for word in (f"--{key}", value)])
+    quiet = Display(Console(quiet=True), quiet=True)
+    run = train.start(config, quiet, skip_proofs=True).run
+    (started,) = (tmp_path / "runs").glob("warmstart-*")
+    (source / "trajectories" / "another").mkdir()
+    (source / "trajectories" / "another" / "file.json").write_text("{}")
+    config = config.model_copy(update={"max_steps": 2})
+    assert train.start(config, quiet, resume=run.path, skip_proofs=True).run.status()["start"] == started.name
+    assert list((tmp_path / "runs").glob("warmstart-*")) == [started]
 
 
 def test_best_first_takes_turns_between_tasks() -> None:
