@@ -98,10 +98,52 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+CHUNK = 64 << 10  # bytes that are read at once, from the end of a file
+
+
 def append_line(path: Path, data: dict[str, Any]) -> None:
-    """One JSON line. A crash can cut the last line only; read_lines leaves a cut line out."""
-    with disk_errors(path), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(data, ensure_ascii=False) + "\n")
+    """One JSON line. A crash can cut the last line only; read_lines leaves a cut line out, and the next one takes its
+    place: behind it, both would be lost."""
+    with disk_errors(path), path.open("a+b") as file:
+        _drop_cut_line(file)
+        file.write((json.dumps(data, ensure_ascii=False) + "\n").encode())
+
+
+def _drop_cut_line(file: IO[bytes]) -> None:
+    end = whole = file.seek(0, os.SEEK_END)
+    while whole:
+        start = max(0, whole - CHUNK)
+        file.seek(start)
+        last = file.read(whole - start).rfind(b"\n")
+        whole = start + last + 1 if last >= 0 else start
+        if last >= 0:
+            break
+    if whole < end:
+        file.truncate(whole)
+
+
+class GrowingLines:
+    """Of a file that others append lines to, those that `wanted` takes. Each line is read once."""
+
+    def __init__(self, path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        self._path, self._wanted = path, wanted
+        self._found: list[dict[str, Any]] = []
+        self._file, self._end = 0, 0
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self._path.is_file():
+            return []
+        with self._path.open("rb") as file:
+            facts = os.fstat(file.fileno())
+            if facts.st_ino != self._file or facts.st_size < self._end:  # written anew
+                self._found, self._file, self._end = [], facts.st_ino, 0
+            file.seek(self._end)
+            new = file.read()
+        new = new[: new.rfind(b"\n") + 1]
+        self._end += len(new)
+        lines = (_object(line, str(self._path)) for line in new.decode("utf-8").split("\n") if line)
+        self._found += [line for line in lines if self._wanted(line)]
+        return list(self._found)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -193,7 +193,7 @@ async def _evaluate(
     began, found = time.monotonic(), len(run.evaluated(name))
     trajectories = await evaluate_policy(parts, run, watcher, step, name, split)
     await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
-    watcher.evaluated(run.metrics("eval")[-1])
+    watcher.evaluated(run.evaluations()[-1])
     new = len(trajectories) - found
     if budget and new > 0:  # as long as if none of it had been there already
         budget.evaluated((time.monotonic() - began) * len(trajectories) / new)
@@ -210,7 +210,7 @@ def _checkpoint(parts: Parts, run: Run, step: int) -> None:
 def best_step(run: Run) -> int | None:
     """The evaluated step with the most success on the `eval` split, if any was evaluated: of several, and where there
     is no success, that with the best mean reward. One with scores that are too good to be true is withheld (D17)."""
-    scored = [m for m in run.metrics("eval") if m["name"].startswith("step_") and m["episodes"]]
+    scored = [m for m in run.evaluations() if m["name"].startswith("step_") and m["episodes"]]
     scored = [m for m in scored if not m.get("too_good", {}).get("mean")]
     return max(scored, key=_how_good)["step"] if scored else None
 

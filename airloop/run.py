@@ -41,7 +41,7 @@ from airloop import locks
 from airloop.config import Config, load_config, to_toml, with_changes
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
-from airloop.files import append_line, parse_json, read_lines, read_object, write_json, write_text
+from airloop.files import GrowingLines, append_line, parse_json, read_lines, read_object, write_json, write_text
 from airloop.lab.damaged import is_held
 from airloop.lab.entries import add_entry, alone
 from airloop.lab.lineage import as_noted, given_parent, label, run_before
@@ -67,6 +67,7 @@ class Run:
         self._accepted = -1  # the last step that was, in this session
         self.writes = True  # of several ranks, only the first keeps the books; all save their episodes
         self._lock: IO[str] | None = None
+        self._evaluations = GrowingLines(path / "metrics.jsonl", lambda line: line["kind"] == "eval")
 
     @classmethod
     def create(
@@ -271,6 +272,10 @@ class Run:
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         return [m for m in read_lines(self.path / "metrics.jsonl") if kind is None or m["kind"] == kind]
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Their lines of metrics.jsonl, which is not read again from its beginning: this is asked at every step."""
+        return self._evaluations.read()
 
     def log(self, text: str) -> None:
         # A full disk is reported by whatever must not be lost; the log is not.

@@ -22,7 +22,7 @@ from support import warm_process
 from support.warm_process import Process
 from tiny_runs import write_config
 
-from airloop import models
+from airloop import files, models
 from airloop.config import load_config
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, whole_directory, write_json
@@ -283,6 +283,37 @@ def test_a_run_in_use_cannot_be_resumed_by_another_process(tmp_path: Path) -> No
 def test_resume_of_something_else_says_so(tmp_path: Path) -> None:
     with pytest.raises(AirError, match="is not a run"):
         Run.open(tmp_path)
+
+
+def test_a_line_after_one_that_a_crash_has_cut_is_read(tmp_path: Path) -> None:
+    """alarms.jsonl of a run that was killed while it wrote: the next alarm went to the end of the half line."""
+    path = tmp_path / "alarms.jsonl"
+    for half in (b'{"step": 1, "seen": "x', b"{" + b'"a": ' * 50_000):
+        path.write_bytes(b'{"step": 0}\n' + half)
+        append_line(path, {"step": 2, "seen": "ü"})
+        assert read_lines(path) == [{"step": 0}, {"step": 2, "seen": "ü"}]
+    path.write_bytes(b'{"step"')
+    append_line(path, {"step": 3})
+    assert read_lines(path) == [{"step": 3}]
+
+
+def test_growing_lines_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, parsed = tmp_path / "metrics.jsonl", []
+    original = files._object
+    monkeypatch.setattr(files, "_object", lambda text, where: parsed.append(text) or original(text, where))
+    lines = files.GrowingLines(path, lambda line: line["kind"] == "eval")
+    assert lines.read() == []
+    for i in range(20):
+        append_line(path, {"kind": "eval" if i % 2 else "train", "step": i})
+        assert [line["step"] for line in lines.read()] == list(range(1, i + 1, 2))
+    assert len(parsed) == 20
+    with path.open("a") as file:
+        file.write('{"kind": "eval"')  # by a process that is at it, or was killed
+    assert len(lines.read()) == 10 and len(lines.read()) == 10
+    append_line(path, {"kind": "eval", "step": 20})
+    assert lines.read()[-1]["step"] == 20 and len(lines.read()) == 11
+    files.write_text(path, '{"kind": "eval", "step": 7}\n')  # resumed from an earlier step
+    assert [line["step"] for line in lines.read()] == [7]
 
 
 def test_a_line_cut_by_a_crash_is_left_out(tmp_path: Path) -> None:
