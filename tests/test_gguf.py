@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def a_model() -> Qwen2ForCausalLM:
     )
 
 
-def write_gguf(path: Path, model: Qwen2ForCausalLM) -> None:
+def write_gguf(path: Path, model: Qwen2ForCausalLM, ends: Mapping[str, tuple[torch.Tensor, Any]] | None = None) -> None:
+    """`ends`: the embeddings, by their names, each with the type it is quantised to."""
     config, weights = model.config, {name: w.detach() for name, w in model.named_parameters()}
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_name("small")
@@ -66,7 +68,9 @@ def write_gguf(path: Path, model: Qwen2ForCausalLM) -> None:
     writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"].numpy())
+    ends = ends or {"token_embd.weight": (weights["model.embed_tokens.weight"], gguf.GGMLQuantizationType.F32)}
+    for name, (weight, kind) in ends.items():
+        writer.add_tensor(name, gguf.quants.quantize(weight.numpy(), kind), raw_dtype=kind)
     writer.add_tensor("output_norm.weight", weights["model.norm.weight"].numpy())
     for layer in range(config.num_hidden_layers):
         for name, own in LAYER.items():
@@ -94,3 +98,24 @@ def test_a_gguf_is_read_once_and_has_the_models_weights(tmp_path: Path, monkeypa
     loaded = AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.bfloat16)
     wanted = {name: w.bfloat16() for name, w in model.named_parameters()}
     assert all(torch.equal(w, wanted[name]) for name, w in loaded.named_parameters())
+
+
+@pytest.mark.parametrize("precise", ["input", "output", "untied"])
+def test_embeddings_that_are_stored_apart_are_one_matrix_again(precise: str, tmp_path: Path) -> None:
+    """llama.cpp may store a tied matrix twice, at different precision; trained apart, both would drift."""
+    model = a_model()
+    words = model.get_input_embeddings().weight.detach()
+    head = torch.randn_like(words) * words.std() if precise == "untied" else words
+    fine, coarse = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0
+    kinds = (fine, coarse) if precise == "input" else (coarse, fine)
+    write_gguf(
+        tmp_path / "small.gguf", model, {"token_embd.weight": (words, kinds[0]), "output.weight": (head, kinds[1])}
+    )
+    made = convert(tmp_path / "small.gguf", conversion(tmp_path, "small"), name="small", say=lambda _: None)
+    loaded = AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.bfloat16)
+    tied = loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
+    assert tied == bool(loaded.config.tie_word_embeddings) == (precise != "untied")
+    said = f"stored apart ({kinds[0].name} and {kinds[1].name}), are one matrix, Q8_0"
+    assert (said in made.note) == tied, made.note
+    kept = gguf.quants.dequantize(gguf.quants.quantize(head.numpy(), fine), fine)
+    assert torch.equal(loaded.get_output_embeddings().weight, torch.tensor(kept).bfloat16())

@@ -21,7 +21,7 @@ from airloop.errors import AirError
 from airloop.models import sources as model_sources
 from airloop.models.chat import CHATML, PROBE_TOOL, ChatTokenizer
 from airloop.models.checks import active_window, check_context, check_weights
-from airloop.models.gguf import MANIFEST, conversion, convert
+from airloop.models.gguf import FORM, MANIFEST, conversion, convert
 from airloop.models.tiny import KINDS, save_tiny, tiny_model, tiny_tokenizer
 from airloop.waits import Wait
 
@@ -470,7 +470,7 @@ def test_a_damaged_conversion_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp
         case "no manifest":
             manifest.write_text("{")
         case "other form":
-            manifest.write_text(manifest.read_text().replace('"form": 1', '"form": 0'))
+            manifest.write_text(manifest.read_text().replace(f'"form": {FORM}', '"form": 0'))
     assert not target.is_whole()
     make()
     assert target.is_whole() and (tmp_path / "times").read_text() == "xx"

@@ -27,7 +27,10 @@ from airloop.waits import Wait, waiting
 MANIFEST = "air.json"
 # For one of its three parts; gigabytes take minutes.
 CONVERSION_S = 1800.0
-FORM = 1  # of a conversion; a larger number makes old ones be done again
+FORM = 2  # of a conversion; a larger number makes old ones be done again
+# Two copies of one matrix, each quantised in its own way, are some hundredths of its size apart; two matrices are
+# farther apart than either is large.
+ONE_MATRIX = 0.25
 Say = Callable[[str], None]
 
 # Transformers' GGUF reader gives every "gpt2" tokenizer of a Llama the split of GPT-2; these models' own:
@@ -155,6 +158,7 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
                 f"transformers cannot read {gguf} (architecture {header['architecture']!r}): {error}",
                 "give the model in transformers form (a directory with config.json and safetensors)",
             ) from error
+        tied = _tie_embeddings(model, gguf)
         wait.progress("weights read, 1 of 3")
         tokenizer, note = _tokenizer(gguf, header)
         wait.progress("tokenizer read, 2 of 3")
@@ -168,7 +172,29 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
         tokenizer.model_max_length = limit or tokenizer.model_max_length
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-    return f"its weights were {header['quantisation']} and are dequantised to bf16{note}"
+    return f"its weights were {header['quantisation']} and are dequantised to bf16{tied}{note}"
+
+
+def _tie_embeddings(model: Any, gguf: Path) -> str:
+    """Files of models whose input and output embeddings are one matrix may hold it twice, at different precision. Then
+    it is one again, as it was trained: the more precise copy. What was done, for the note."""
+    from gguf import GGUFReader
+
+    stored = {t.name: t for t in GGUFReader(str(gguf)).tensors if t.name in ("token_embd.weight", "output.weight")}
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if len(stored) < 2 or ends[0].weight is ends[1].weight or ends[0].weight.shape != ends[1].weight.shape:
+        return ""
+    words, head = (end.weight.detach().float() for end in ends)
+    if not (words - head).norm() < ONE_MATRIX * head.norm():
+        return ""
+    kinds = [stored["token_embd.weight"], stored["output.weight"]]
+    bits = [8 * int(t.n_bytes) / int(t.n_elements) for t in kinds]
+    precise = bits[1] >= bits[0]
+    ends[0].weight.data.copy_(ends[precise].weight.data)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    names = " and ".join(t.tensor_type.name for t in kinds)
+    return f"; input and output embeddings, stored apart ({names}), are one matrix, {kinds[precise].tensor_type.name}"
 
 
 def _read_header(gguf: Path) -> dict[str, Any]:

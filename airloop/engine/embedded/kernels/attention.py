@@ -120,8 +120,10 @@ def _prefill(query, keys, values, table, starts, counts, places, seats, out, sca
     for p in range(tl.cdiv(place + count, PAGE)):
         page = tl.load(listed + p).to(tl.int64)
         inside = ((page * PAGE + n[:, None]) * KV + kv) * D + d[None, :]
-        k = tl.load(keys + inside)
-        v = tl.load(values + inside)
+        # What nobody has written yet may be anything: no weight would be small enough for a NaN.
+        filled = (p * PAGE + n < place + count)[:, None]
+        k = tl.load(keys + inside, mask=filled, other=0.0)
+        v = tl.load(values + inside, mask=filled, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         s = tl.where(p * PAGE + n[None, :] <= place + token[:, None], s, float("-inf"))
         top = tl.maximum(best, tl.max(s, 1))
