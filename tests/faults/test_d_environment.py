@@ -20,24 +20,23 @@ from airloop.envs.mlgym.checkout import load_task
 from airloop.envs.mlgym.env import MlgymEnv
 from airloop.errors import AirError
 
-TURNS = 20
-
 
 @pytest.mark.slow
-def test_D1_sixty_four_episodes_at_once_each_get_all_their_turns() -> None:
+@pytest.mark.parametrize("turns", [6, pytest.param(20, marks=pytest.mark.soak)])
+def test_D1_sixty_four_episodes_at_once_each_get_all_their_turns(turns: int) -> None:
     async def one(env: MlgymEnv, number: int) -> None:
-        lines = [f"echo {number}.{turn} $N $(cat own)" for turn in range(TURNS - 1)]
+        lines = [f"echo {number}.{turn} $N $(cat own)" for turn in range(turns - 1)]
         game = await play(env, [f"echo {number} > own; N={number}", *lines], env.tasks("train")[number % 10])
         said = observed(game)
-        assert len(game.turns) == TURNS and game.ending == "max_turns"
-        for turn in range(TURNS - 1):
+        assert len(game.turns) == turns and game.ending == "max_turns"
+        for turn in range(turns - 1):
             assert said[turn + 1].startswith(f"{number}.{turn} {number} {number}\n"), said[turn + 1]
-            assert f"step {turn + 2}, {TURNS - turn - 2} left" in said[turn + 1]
+            assert f"step {turn + 2}, {turns - turn - 2} left" in said[turn + 1]
 
     async def work(env: MlgymEnv) -> None:
         await asyncio.gather(*(one(env, number) for number in range(64)))
 
-    with_env(work, prompt="full", max_turns=TURNS, standby=0, memory_mb=256)
+    with_env(work, prompt="full", max_turns=turns, standby=0, memory_mb=256)
 
 
 @pytest.mark.slow

@@ -230,12 +230,10 @@ def test_F2_one_layer_that_stays_behind_is_found_where_rounding_hides_it(monkeyp
 
     monkeypatch.setattr(arrival, "_changed", lambda case: looked.append(changed(case)) or looked[-1])
     with deep_case("16", "8", layers=12, wild=2.0) as case:
-        (healthy,) = ask(case, "adapter_arrives")
         monkeypatch.setattr(Forward, "refresh", refresh)
         (finding,) = ask(case, "adapter_arrives")
-    assert healthy.verdict == "pass" and not looked[0].straggler, healthy
     assert finding.verdict == "fail" and "layer 1 stays behind" in finding.why, finding
-    assert replace(looked[1], straggler="").right  # nothing else would have told
+    assert replace(looked[0], straggler="").right  # nothing else would have told
 
 
 def test_F2_parts_of_a_model_are_told_by_layer_and_by_matrix() -> None:

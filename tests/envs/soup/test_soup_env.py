@@ -167,14 +167,14 @@ def test_the_oracle_solves_every_kind_through_the_tools() -> None:
 
 
 @needs_sandbox
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_oracle_solves_every_kind_on_several_seeds() -> None:
     """Three here; AIR_SOUP_SEEDS=50 takes minutes. The recipes alone run on 50 in test_soup_generator_recipes.py."""
     check_oracle(int(os.environ.get("AIR_SOUP_SEEDS", "3")))
 
 
 @needs_sandbox
-@pytest.mark.parametrize("seeds", [pytest.param(0, id="some kinds"), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [pytest.param(0, id="some kinds"), pytest.param(4, marks=pytest.mark.soak)])
 def test_a_guesser_that_reads_only_the_prompt_gets_next_to_nothing(seeds: int) -> None:
     some = [t for i, t in enumerate(made_of(1)) if i % 5 == 0 or t.payload["kind"] in LIMITS]
     tasks = made_of(seeds) if seeds else some
