@@ -12,6 +12,7 @@ from typing import Any
 from airloop.watch.sparkline import sparkline, squeezed
 
 NOTHING = "–"
+PAGE = 100  # columns that text is wrapped at where there is no terminal; wrapping loses nothing
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]+")
 
 
@@ -26,9 +27,9 @@ def columns(text: str) -> int:
     return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
 
 
-def fitted(text: str, width: int) -> str:
-    """Cut to a width, with … where something is missing."""
-    if columns(text) <= width:
+def fitted(text: str, width: int | None) -> str:
+    """Cut to a width, with … where something is missing; whole where there is no width, as in a pipe."""
+    if width is None or columns(text) <= width:
         return text
     while text and columns(text) > width - 1:
         text = text[:-1]
