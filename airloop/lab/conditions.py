@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +75,15 @@ def _env(env_id: str, rewards: Mapping[str, float] | None, env: Environment) -> 
     }
 
 
-def differences(a: Conditions, b: Conditions) -> list[Difference]:
+def differences(a: Conditions, b: Conditions, excused: Callable[[str], bool] = lambda what: False) -> list[Difference]:
+    """`excused`: names of what may differ, as it has no part in what is compared."""
     one, two = _flat(a.as_json()), _flat(b.as_json())
     if a.sampling is None or b.sampling is None:
         one, two = ({k: v for k, v in side.items() if k.split(".")[0] != "sampling"} for side in (one, two))
     found = [Difference(name, one.get(name), two.get(name)) for name in sorted({*one, *two})]
     both_may_be_none = {"mode.context", "mode.strategy"}
-    return [d for d in found if d.a != d.b and not (d.what in both_may_be_none and None in (d.a, d.b))]
+    differ = [d for d in found if d.a != d.b and not (d.what in both_may_be_none and None in (d.a, d.b))]
+    return [d for d in differ if not excused(d.what)]
 
 
 def flags_for(found: list[Difference], conditions: Conditions) -> str:
