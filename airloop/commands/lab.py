@@ -116,18 +116,21 @@ def report(
 
 
 def _tell(directory: Path, as_json: bool) -> Report:
+    from airloop.lab.confirming import write_confirming
     from airloop.lab.hypothesis_plot import plot_report
     from airloop.lab.hypothesis_report import make_report, note_look
     from airloop.lab.hypothesis_report_text import as_json as report_json
-    from airloop.lab.hypothesis_report_text import format_report
+    from airloop.lab.hypothesis_report_text import format_next, format_report
 
     made = make_report(directory)
     picture = None if missing("plot") else str(plot_report(made, directory / "report.png"))
+    following = write_confirming(made)
     if as_json:
-        print_json({**report_json(made), "picture": picture})
+        print_json({**report_json(made), "picture": picture, "confirm": following and str(following)})
     else:
         left_out = f"left out, it needs matplotlib ({install_line('plot')})"
-        print(f"{format_report(made)}\n\npicture: {picture or left_out}")
+        told = f"\n\n{format_next(made, following)}" if following else ""
+        print(f"{format_report(made)}{told}\n\npicture: {picture or left_out}")
     note_look(made)
     return made
 

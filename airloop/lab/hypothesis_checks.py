@@ -112,12 +112,12 @@ def _check_one_thing(hypothesis: Hypothesis, base: Config, variant: Variant) -> 
     if measured := [key for key in variant.settings if key.startswith(EVAL)]:
         raise AirError(
             f"{name}: {measured[0]} changes what is measured, so the two sides could not be compared.",
-            f"put it into [both]: {line(measured[0], variant.settings[measured[0]])}",
+            f"in [both] instead of [{_table(hypothesis)}]: {line(measured[0], variant.settings[measured[0]])}",
         )
     if not (differ := _differing(base, hypothesis.config(variant))):
-        raise AirError(f"{name}: {variant.text} is what the base has already.", "change it, or the base in [both].")
+        raise AirError(f"{name}: {variant.text} is what the base has already.", _without(hypothesis, variant))
     if WHOLE in variant.settings:
-        _check_measured_alike(name, variant, differ)
+        _check_measured_alike(hypothesis, variant, differ)
     else:
         _check_nothing_else(hypothesis, variant, differ)
 
@@ -128,16 +128,35 @@ def _differing(base: Config, changed: Config) -> dict[str, tuple[Any, Any]]:
     return {key: (here.get(key), there.get(key)) for key in keys if here.get(key) != there.get(key)}
 
 
-def _check_measured_alike(name: str, variant: Variant, differ: Mapping[str, tuple[Any, Any]]) -> None:
+def _table(hypothesis: Hypothesis) -> str:
+    """In which the changes stand."""
+    w = hypothesis.written
+    return "grid" if w.grid is not None else "vary" if w.vary is not None else "change"
+
+
+def _without(hypothesis: Hypothesis, variant: Variant) -> str:
+    """The other values of its key, where a sweep has others."""
+    key = next(iter(variant.settings))
+    others = [v.settings[key] for v in hypothesis.changed if key in v.settings and v != variant]
+    if hypothesis.written.vary is None or not others:
+        return "change it, or the base in [both]."
+    return f"in [vary]: {line(key, others)}"
+
+
+def _check_measured_alike(hypothesis: Hypothesis, variant: Variant, differ: Mapping[str, tuple[Any, Any]]) -> None:
     """A whole config may change anything but what is measured."""
-    if measured := {key: values for key, values in differ.items() if key.startswith(EVAL)}:
-        (key, (was, becomes)), *_ = measured.items()
-        held = ", ".join(line(k, was) for k, (was, _) in measured.items() if was is not None)
-        raise AirError(
-            f"{name}: {variant.text} changes {key} from {shown(was)} to {shown(becomes)}, so the two sides could not "
-            "be compared.",
-            f"hold it in [both]: {held}",
-        )
+    if not (measured := {key: values for key, values in differ.items() if key.startswith(EVAL)}):
+        return
+    (key, (was, becomes)), *_ = measured.items()
+    if own := {k: v for k, v in flat(hypothesis.written.sets.get(variant.whole, {})).items() if k in measured}:
+        fix = f"in [both] instead of [sets.{variant.whole}]: {', '.join(line(k, v) for k, v in own.items())}"
+    else:
+        fix = f"in [both]: {', '.join(line(k, was) for k, (was, _) in measured.items() if was is not None)}"
+    raise AirError(
+        f"{hypothesis.name}: {variant.text} changes {key} from {shown(was)} to {shown(becomes)}, so the two sides "
+        "could not be compared.",
+        fix,
+    )
 
 
 def _check_nothing_else(hypothesis: Hypothesis, variant: Variant, differ: Mapping[str, tuple[Any, Any]]) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from airloop.lab.confirming import worth_asking
 from airloop.lab.hypotheses import rule_text
-from airloop.lab.hypothesis_file import WHOLE, line, lists, shown
+from airloop.lab.hypothesis_file import lists, shown
 from airloop.lab.hypothesis_report import Compared, Report, judged_together, ranked
 from airloop.lab.hypothesis_runs import looks_before
 from airloop.stats.holm import Judged
@@ -142,34 +145,19 @@ def _matrix(report: Report) -> list[str]:
 
 def _conclusion(report: Report) -> list[str]:
     if report.exploratory:
-        first = next((one for one in ranked(report) if one.pairs), None)
-        return ["  To decide, ask about one line by a hypothesis of its own:", *_asked(report, first)] if first else []
-    count = len(report.compared)
-    lines = [
-        f"  Corrected for {count} comparisons (Holm): all lines together show a difference that is none in at most one "
-        "of twenty such sweeps."
+        return []
+    return [
+        f"  Corrected for {len(report.compared)} comparisons (Holm): all lines together show a difference that is none "
+        "in at most one of twenty such sweeps."
     ]
-    found = [one for one in ranked(report) if one.word in ("higher", "lower")]
-    if found:
-        strongest = min(found, key=lambda one: one.judged.p if one.judged else 1.0)
-        lines += ["  To learn how large it is, confirm it by a hypothesis of its own:", *_asked(report, strongest)]
-    return lines
 
 
-def _asked(report: Report, one: Compared) -> list[str]:
-    """The lines that make a hypothesis of a sweep's file, on seeds that were not seen."""
-    w, settings = report.lab.hypothesis.written, one.variant.settings
-    first = max(report.lab.seeds) + 1
-    lines = [line("seeds", [*range(first, first + 3)])]
-    if report.exploratory:
-        lines.append("exploratory = false")
-    lines.append(f"[change]            # in place of [{'grid' if w.grid is not None else 'vary'}]")
-    if len(settings) == 1:
-        lines += [line(key, value) for key, value in settings.items()]
-    else:
-        lines += [line(WHOLE, "changed"), "[sets.changed]", *(line(key, value) for key, value in settings.items())]
-    higher = one.interval is not None and one.interval.mean > 0
-    return [f"    {text}" for text in [*lines, "[rule]", line("prediction", "higher" if higher else "lower")]]
+def format_next(report: Report, file: Path) -> str:
+    """What to do with what a sweep has shown."""
+    asked = worth_asking(report)
+    name = f" ({asked.variant.name})" if asked else ""
+    why = "To decide" if report.exploratory else "To learn how large it is"
+    return f"{why}, ask about one line{name} on other seeds: air lab run {shlex.quote(str(file))}"
 
 
 def format_curves(curves: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
