@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,21 +88,26 @@ def differences(a: Conditions, b: Conditions, excused: Callable[[str], bool] = l
 
 def flags_for(found: list[Difference], conditions: Conditions) -> str:
     """What to add to `air eval` to get A's conditions; settings that follow from others are left out."""
-    names = list(conditions.mode["env"])
     words = []
     for difference in found:
-        flag = FLAGS.get(difference.what, "")
-        section, _, rest = difference.what.partition(".")
-        if section == "sampling" and not flag:
-            flag = f"--orchestrator.{difference.what}"
-        for i, name in enumerate(names):
-            own = rest.removeprefix(f"env.{name}.")
-            if own != rest and own.startswith(("args.", "rewards.")):
-                flag = f"--orchestrator.env.{i}.{own}"
+        flag = flag_of(difference.what, list(conditions.mode["env"]))
         if flag and difference.a is not None:
             value = difference.a if isinstance(difference.a, str) else json.dumps(difference.a)
             words.append(f"{flag} {shlex.quote(value)}")
     return " ".join(words)
+
+
+def flag_of(what: str, names: Sequence[str]) -> str:
+    """By which a condition is set; empty where it follows from others. `names`: of the environments, in order."""
+    flag = FLAGS.get(what, "")
+    section, _, rest = what.partition(".")
+    if section == "sampling" and not flag:
+        flag = f"--orchestrator.{what}"
+    for i, name in enumerate(names):
+        own = rest.removeprefix(f"env.{name}.")
+        if own != rest and own.startswith(("args.", "rewards.")):
+            flag = f"--orchestrator.env.{i}.{own}"
+    return flag
 
 
 def _flat(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:

@@ -16,6 +16,7 @@ from airloop.stats.intervals import fewest
 
 if TYPE_CHECKING:
     from airloop.envs.base import Environment
+    from airloop.lab.conditions import Difference
 
 EVAL = "orchestrator.eval."
 # A loss is its type and what comes with that (clips, scaling): as a factor of a sweep they are one thing.
@@ -231,7 +232,7 @@ def check_alike(hypothesis: Hypothesis) -> None:
             raise AirError(
                 f"{hypothesis.name}: {variant.text} changes how held-out tasks are played ({said}), so their scores "
                 "could not be compared.",
-                _measured_apart(left[0].what, envs),
+                _played_alike(hypothesis, variant, left, envs),
             )
 
 
@@ -256,9 +257,19 @@ def _trains_only(what: str, envs: Mapping[str, Environment], split: str) -> bool
     return title in envs and envs[title].trains_only(arg, split)
 
 
-def _measured_apart(what: str, envs: Mapping[str, Environment]) -> str:
-    if ".rewards." not in what:
+def _played_alike(
+    hypothesis: Hypothesis, variant: Variant, found: Sequence[Difference], envs: Mapping[str, Environment]
+) -> str:
+    """Weights of rewards may differ if something else is compared; what a whole config brings along can be held."""
+    from airloop.lab.conditions import flag_of
+
+    if weights := [d.what for d in found if ".rewards." in d.what]:
+        title = weights[0].removeprefix("mode.env.").partition(".rewards.")[0]
+        measures = title in envs and envs[title].success is not None
+        return f"in [rule]: {line('metric', 'success')}" if measures else "in [rule]: a metric that is not the reward."
+    held = {flag_of(d.what, [*envs]).removeprefix("--"): d.a for d in found}
+    if not variant.whole or None in held.values() or {"", "temperature"} & {*held}:
         return "change what is trained, not what is measured."
-    title = what.removeprefix("mode.env.").partition(".rewards.")[0]
-    measures = title in envs and envs[title].success is not None
-    return f"in [rule]: {line('metric', 'success')}" if measures else "in [rule], metric: one that is not the reward."
+    own = [key for key in held if key in flat(hypothesis.written.sets.get(variant.whole, {}))]
+    where = f" instead of [sets.{variant.whole}]" if own else ""
+    return f"in [both]{where}: {', '.join(line(key, value) for key, value in held.items())}"

@@ -17,6 +17,7 @@ from airloop.errors import AirError
 from airloop.lab.hypotheses import read_hypothesis
 from airloop.lab.hypothesis_checks import check_alike, check_steps
 from airloop.lab.hypothesis_file import flat, lists, shown
+from airloop.shipped import shipped
 
 PLACE = re.compile(r"in \[(\w+)\](?: instead of \[([\w.]+)\])?: ")
 
@@ -132,6 +133,16 @@ def test_one_seed_may_be_called_exploratory(tmp_path: Path) -> None:
 
 def test_weights_of_rewards(tmp_path: Path) -> None:
     try_all(sweep(tmp_path, '"orchestrator.env.0.rewards" = [{ correct = 0.5 }]'), "vary")
+
+
+@pytest.mark.parametrize("keys", ["", "orchestrator.sampling.max_tokens = 2\n"])
+def test_a_whole_config_that_plays_otherwise(tmp_path: Path, keys: str) -> None:
+    """By what its file says, or by what the set says itself."""
+    other = tmp_path / "other.toml"
+    made = shipped("arith").read_text().replace("max_tokens = 3", "max_tokens = 2")
+    other.write_text(made.replace("[trainer.optim]", "[trainer.optim]\nmax_norm = 0.5"))
+    text = f"[sets.a]\ntrainer.optim.max_norm = 0.5\n{keys}" + ('config = "other.toml"\n' if not keys else "")
+    try_all(whole(tmp_path, '["a"]', text), "vary")
 
 
 def try_all(path: Path, kind: str, ways: int = 1) -> None:

@@ -97,8 +97,24 @@ def refusal(path: Path) -> str:
 def test_the_shipped_ones_can_be_read_and_fit_their_budget(path: Path) -> None:
     found = read_hypothesis(path)
     assert len(found.written.seeds) >= 3 and len(found.variants) >= 2
-    assert found.is_sweep == (path.stem == "sweep")
     check_alike(found)
+
+
+def test_a_teams_experiments_a_to_g_come_with_air_and_can_be_planned(air: Any, tmp_path: Path) -> None:
+    """Seed 002: every letter of their log, listed, and planned down to the runs without a model or a data set."""
+    code, listed, errors = air("lab", "list")
+    names = sorted(path.stem for path in HYPOTHESES.glob("musique-*.toml"))
+    assert code == 0 and not errors and {name.split("-")[1][0] for name in names} == set("abcdefg")
+    for name in names:
+        assert f"\n{name}  " in listed
+        code, plan, problem = air("lab", "run", name, "--dry-run", "--json", "--out", tmp_path / name)
+        assert code == 0, problem
+        runs = json.loads(plan)["runs"]
+        assert len(runs) >= 6 and {run["seed"] for run in runs} == {0, 1, 2} and not (tmp_path / name).exists()
+    team = read_hypothesis(HYPOTHESES / "musique-g-careful.toml")
+    ultra = team.config(team.variant("g2-ultra-conservative"))
+    assert (ultra.trainer.optim.lr, ultra.trainer.optim.max_norm, ultra.trainer.model.lora.rank) == (1e-6, 0.1, 8)
+    assert ultra.orchestrator.rollouts_per_example == 16 and ultra.trainer.loss.scale_rewards
 
 
 def test_list_and_show(air: Any) -> None:
