@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from airloop.errors import AirError
 from airloop.files import write_text
 from airloop.lab.hypothesis import Hypothesis
+from airloop.lab.hypothesis_checks import LOSS
 from airloop.lab.hypothesis_file import FEWEST_SEEDS, WHOLE, flat, line
 from airloop.lab.hypothesis_report import Compared, Report, ranked
+from airloop.stats.intervals import FEWEST
 
-FILE = "confirm.toml"
 SET = "changed"
 
 
@@ -28,7 +30,7 @@ def write_confirming(report: Report) -> Path | None:
     one = worth_asking(report) if report.lab.hypothesis.is_sweep else None
     if one is None:
         return None
-    path = report.lab.path / FILE
+    path = report.lab.path / f"{report.lab.hypothesis.name}-confirm.toml"  # whose name its runs will have
     try:
         write_text(path, confirming_text(report, one))
     except (AirError, OSError):
@@ -51,7 +53,7 @@ def confirming_text(report: Report, one: Compared) -> str:
         line("seeds", seeds),
         "",
         "[both]",
-        *(line(key, value) for key, value in hypothesis.settings(base).items()),
+        *(line(key, value) for key, value in _both(hypothesis).items()),
         "",
         *_change(hypothesis, one),
         "",
@@ -66,10 +68,17 @@ def confirming_text(report: Report, one: Compared) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _both(hypothesis: Hypothesis) -> dict[str, Any]:
+    """What only looks may do so on fewer tasks than can decide."""
+    tasks = hypothesis.config(hypothesis.base).orchestrator.eval.num_examples
+    enough = {} if tasks >= FEWEST else {"orchestrator.eval.num_examples": FEWEST}
+    return {**hypothesis.settings(hypothesis.base), **enough}
+
+
 def _change(hypothesis: Hypothesis, one: Compared) -> list[str]:
-    """One key as it is; several, as one thing with a name."""
+    """One key as it is; several, and a loss with what comes with it, as one thing with a name."""
     settings, chosen = one.variant.settings, flat(hypothesis.written.sets.get(one.variant.whole, {}))
-    if len(settings) == 1 and WHOLE not in settings:
+    if len(settings) == 1 and not {WHOLE, LOSS} & {*settings}:
         return ["[change]", *(line(key, value) for key, value in settings.items())]
     own = {key: value for key, value in settings.items() if key != WHOLE}
     if WHOLE in settings:
