@@ -111,11 +111,14 @@ def _values(name: str, table: Mapping[str, Any], kind: str) -> dict[str, list[An
     if wrong := [key for key, values in things.items() if not isinstance(values, list) or not values]:
         value = things[wrong[0]]
         fix = line(wrong[0], [value]) if value != [] else f"leave {wrong[0]} out, or name its values."
+        if kind == "grid":  # of one value there is nothing to cross
+            fix = f"name two or more values of {wrong[0]}, of which the first is the base's."
         raise AirError(f"{name}: [{kind}] {line(wrong[0], value)} is no list of values.", fix)
     for key, values in things.items():
         if twice := [v for i, v in enumerate(values) if v in values[:i]]:
             once = [v for i, v in enumerate(values) if v not in values[:i]]
-            raise AirError(f"{name}: [{kind}] has {line(key, twice[0])} twice.", line(key, once))
+            fix = line(key, once) if kind == "vary" or len(once) > 1 else f"name another value of {key}."
+            raise AirError(f"{name}: [{kind}] has {line(key, twice[0])} twice.", fix)
     return things
 
 

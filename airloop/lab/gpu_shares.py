@@ -50,7 +50,14 @@ def gpus_of(config: Config) -> int:
 
 
 def check_spread(name: str, config: Config, jobs: int, names: Sequence[str]) -> None:
-    """A run numbers the GPUs that it may see from 0: one that names others could only have those, as all its like."""
+    """Where there are GPUs, there are enough for each run. A run numbers those that it may see from 0: one that names
+    others could only have those, as all its like."""
+    if names and gpus_of(config) > len(names):
+        raise AirError(
+            f"{name}: a run uses {gpus_of(config)} GPUs, and {len(names)} {'is' if len(names) == 1 else 'are'} visible "
+            f"({', '.join(names)}).",
+            f"leave it out, or run it where there are {gpus_of(config)}; {VISIBLE} says which are visible.",
+        )
     named = sorted({*(config.trainer_gpu_ids or ()), *(config.inference_gpu_ids or ())})
     if jobs > 1 and names and config.model.device != "cpu" and named != [*range(len(named))]:
         chosen = ",".join(names[i] for i in named if i < len(names))

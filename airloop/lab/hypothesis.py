@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import re
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,11 @@ from typing import Any
 from airloop.config import Config, load_config
 from airloop.errors import AirError
 from airloop.lab.factors import Variant, variants_of
-from airloop.lab.hypothesis_file import WHOLE, Written, flags, flat
+from airloop.lab.hypothesis_file import WHOLE, Written, flags, flat, line
 from airloop.shipped import name_of, shipped
 
 # What `air lab run` sets itself, for both sides alike.
+FLAG = re.compile(r"--([\w.]+)[ =]([^\s,;:]+)")
 OWN_KEYS = ("seed", "output_dir", "logbook.goal", "logbook.parent")
 
 
@@ -57,7 +61,8 @@ class Hypothesis:
         try:
             return load_config(argv)
         except AirError as error:
-            raise AirError(f"{self.name}, {variant.name}: {error.problem}", error.fix) from None
+            problem, fix = as_lines(error.problem), as_lines(error.fix)
+            raise AirError(f"{self.name}, {variant.name}: {problem}", fix) from None
 
     def config_file(self, variant: Variant) -> Path:
         """Beside the hypothesis or here; or the one that comes with air, for one that was copied or has moved."""
@@ -75,6 +80,21 @@ class Hypothesis:
                 f"{meant}name a TOML of `air train`, such as arith or ./my.toml; {self.folder} is looked in first.",
             )
         return found[0].resolve()
+
+
+def as_lines(text: str) -> str:
+    """What is said of flags, said of lines: a hypothesis has no flags."""
+
+    def in_toml(flag: re.Match[str]) -> str:
+        key, value = flag[1], flag[2]
+        if "." not in key and key not in Config.model_fields:
+            return flag[0]
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            tomllib.loads(f"x = {value}")
+            return f"{key} = {value}"
+        return line(key, value)
+
+    return FLAG.sub(in_toml, text)
 
 
 def make_hypothesis(name: str, written: Written, folder: Path) -> Hypothesis:

@@ -60,5 +60,6 @@ def _spread(plan: dict[str, Any]) -> str:
     at_once = f"{plan['jobs']} at a time" if plan["jobs"] > 1 else "one at a time"
     if not plan["gpus"]:
         return f"{at_once}; no GPU is visible here"
-    each = max(run["gpus"] for run in plan["runs"])
+    counts = sorted({run["gpus"] for run in plan["runs"]})
+    each = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return f"{at_once}, each with {each} of the GPUs {', '.join(plan['gpus'])}"

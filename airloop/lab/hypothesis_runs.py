@@ -164,7 +164,7 @@ def check_run(hypothesis: Hypothesis, seeds: Sequence[int], jobs: int) -> None:
     check_alike(hypothesis)
     names = visible_gpus(os.environ)
     for variant in hypothesis.variants:
-        check_spread(hypothesis.name, hypothesis.config(variant), jobs, names)
+        check_spread(f"{hypothesis.name}, {variant.name}", hypothesis.config(variant), jobs, names)
 
 
 @contextmanager

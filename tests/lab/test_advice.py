@@ -15,6 +15,7 @@ from test_hypotheses import sweep, written
 
 from airloop.errors import AirError
 from airloop.lab.hypotheses import read_hypothesis
+from airloop.lab.hypothesis import as_lines
 from airloop.lab.hypothesis_checks import check_alike, check_steps
 from airloop.lab.hypothesis_file import flat, lists, shown
 from airloop.shipped import shipped
@@ -143,6 +144,22 @@ def test_a_whole_config_that_plays_otherwise(tmp_path: Path, keys: str) -> None:
     other.write_text(made.replace("[trainer.optim]", "[trainer.optim]\nmax_norm = 0.5"))
     text = f"[sets.a]\ntrainer.optim.max_norm = 0.5\n{keys}" + ('config = "other.toml"\n' if not keys else "")
     try_all(whole(tmp_path, '["a"]', text), "vary")
+
+
+def test_mistakes_in_keys_are_told_as_lines_of_the_file(tmp_path: Path) -> None:
+    for change, right in (
+        ("trainer.optim.lrr = 1e-3", "trainer.optim.lr = 0.001"),
+        ('trainer.loss.type = "drgrpo"', 'trainer.loss.type = "dr_grpo"'),
+    ):
+        error = refused(written(tmp_path, change))
+        assert error is not None and "--" not in str(error) and right in error.fix
+    held = written(tmp_path, right, deterministic="trainer.loss.scale_rewards = true")
+    assert refused(held) is None
+    assert "two or more values" in str(refused(grid(tmp_path, GRID.replace("[1e-3, 4e-3]", "1e-3"))))
+    assert "name another value" in str(refused(grid(tmp_path, GRID.replace("[1e-3, 4e-3]", "[1e-3, 1e-3]"))))
+    assert (
+        as_lines("write --max_steps 3, not air train --resume RUN") == "write max_steps = 3, not air train --resume RUN"
+    )
 
 
 def try_all(path: Path, kind: str, ways: int = 1) -> None:

@@ -111,6 +111,10 @@ def test_gpus_that_a_config_names_cannot_be_spread(tmp_path: Path, monkeypatch: 
         check_spread("x", config, 2, ["4", "5", "7"])
     assert "trainer_gpu_ids = [0]" in error.value.fix and f"{VISIBLE}=7" in error.value.fix
     check_spread("x", config, 1, ["4", "5", "7"])
+    three = load_config(["@", str(shipped("arith")), "--trainer_gpu_ids=[0,1,2]"])
+    with pytest.raises(AirError, match="uses 3 GPUs, and 2 are visible"):
+        check_spread("x", three, 1, ["4", "5"])
+    check_spread("x", three, 1, [])  # a plan can be made where there is none
     check_spread("x", config, 2, [])
     monkeypatch.setenv(VISIBLE, "4,5,7")
     path = written(tmp_path, deterministic="trainer_gpu_ids = [2]")
