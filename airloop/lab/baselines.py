@@ -28,6 +28,7 @@ from airloop.lab.figures import (
     padded,
     plain,
     share,
+    squeeze,
 )
 from airloop.success import NAME, success_in
 
@@ -234,7 +235,7 @@ def _columns(lines: Sequence[Sequence[str]], width: int | None) -> list[str]:
     shown = [i for i in range(len(lines[0])) if i == 0 or any(line[i] not in (NOTHING, "") for line in lines[1:])]
     widths = {i: max(columns(line[i]) for line in lines) for i in shown}
     if width is not None:
-        _squeeze(lines[0], shown, widths, width)
+        squeeze(lines[0], shown, widths, width - 2, SPARED, NARROWEST)
     left = {0, len(lines[0]) - 1, *([1] if lines[0][1] == "" else [])}
     made = []
     for line in lines:
@@ -245,17 +246,3 @@ def _columns(lines: Sequence[Sequence[str]], width: int | None) -> list[str]:
         ]
         made.append(fitted("  " + "  ".join(cells_).rstrip(), width))
     return made
-
-
-def _squeeze(heads: Sequence[str], shown: list[int], widths: dict[int, int], width: int) -> None:
-    """In place: what can be spared goes, then the first column is made narrower."""
-    for spared in SPARED:
-        place = next((i for i in shown if heads[i] == spared), None)
-        if place is not None and _needed(shown, widths) > width:
-            shown.remove(place)
-    if (missing := _needed(shown, widths) - width) > 0:
-        widths[0] = max(NARROWEST, widths[0] - missing)
-
-
-def _needed(shown: Sequence[int], widths: dict[int, int]) -> int:
-    return 2 + sum(widths[i] for i in shown) + 2 * (len(shown) - 1)

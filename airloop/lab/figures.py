@@ -40,6 +40,23 @@ def padded(text: str, width: int) -> str:
     return text + " " * (width - columns(text))
 
 
+def squeeze(
+    heads: Sequence[str], shown: list[int], widths: dict[int, int], width: int, spared: Sequence[str], narrowest: int
+) -> None:
+    """Columns, two signs apart, made to fit a terminal, in place: those that can be spared go, in that order, then the
+    first is made narrower. `shown`: their places."""
+
+    def needed() -> int:
+        return sum(widths[i] for i in shown) + 2 * (len(shown) - 1)
+
+    for head in spared:
+        place = next((i for i in shown if heads[i] == head), None)
+        if place is not None and needed() > width:
+            shown.remove(place)
+    if (missing := needed() - width) > 0:
+        widths[0] = max(min(narrowest, widths[0]), widths[0] - missing)
+
+
 def trend(values: Sequence[float], width: int) -> str:
     """The whole course in at most `width` bars."""
     if values and not math.isfinite(max(values) - min(values)):

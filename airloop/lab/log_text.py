@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from airloop.lab.figures import (
     plain,
     said,
     setting,
+    squeeze,
     status,
     steps,
     success_change,
@@ -33,6 +34,8 @@ from airloop.lab.figures import (
 TREND = 8
 HEADS = ("run", "status", "steps", "success", "", "reward", "tokens/s", "time", "cost", "alarms")
 RIGHT = {"tokens/s", "time", "cost"}
+SPARED = ("tokens/s", "time", "cost", "")  # left out first where a terminal is narrow: `air log show` has them
+NARROWEST = 14  # of a run's name: its number and a beginning
 OFTEN_EMPTY = {"success", "cost", "alarms"}  # columns that are left out where no run has something in them
 
 
@@ -44,11 +47,12 @@ def format_list(rows: Sequence[dict[str, Any]], root: Path, width: int | None, h
         return f"no runs in {plain(str(root))}{told}"
     cells = [_cells(row, whole=width is None) for row in rows]
     shown = [i for i, head in enumerate(HEADS) if head not in OFTEN_EMPTY or any(c[i] != NOTHING for c in cells)]
-    table = [[HEADS[i] for i in shown], *([line[i] for i in shown] for line in cells)]
-    widths = [max(columns(line[i]) for line in table) for i in range(len(shown))]
-    lines = [_line(table[0], widths, table[0], width)]
-    for row, line in zip(rows, table[1:], strict=True):
-        lines.append(_line(line, widths, table[0], width))
+    widths = {i: max(columns(line[i]) for line in [HEADS, *cells]) for i in shown}
+    if width is not None:
+        squeeze(HEADS, shown, widths, width, SPARED, NARROWEST)
+    lines = [_line(HEADS, shown, widths, width)]
+    for row, line in zip(rows, cells, strict=True):
+        lines.append(_line(line, shown, widths, width))
         if row["goal"]:
             lines.append(fitted(f"    {plain(row['goal'])}", width))
         if row["fault"]:
@@ -59,10 +63,11 @@ def format_list(rows: Sequence[dict[str, Any]], root: Path, width: int | None, h
     return "\n".join(lines)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], heads: Sequence[str], width: int | None) -> str:
+def _line(cells: Sequence[str], shown: Sequence[int], widths: Mapping[int, int], width: int | None) -> str:
+    texts = {i: fitted(cells[i], widths[i]) for i in shown}
     parts = [
-        " " * (wide - columns(cell)) + cell if head in RIGHT else padded(cell, wide)
-        for cell, wide, head in zip(cells, widths, heads, strict=True)
+        " " * (widths[i] - columns(text)) + text if HEADS[i] in RIGHT else padded(text, widths[i])
+        for i, text in texts.items()
     ]
     return fitted("  ".join(parts).rstrip(), width)
 

@@ -81,7 +81,10 @@ def test_every_run_enters_by_itself(air: Any, book: Path, monkeypatch: pytest.Mo
 
 def test_a_narrow_terminal_is_not_overrun(air: Any, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_terminal(monkeypatch, 60)
-    assert all(columns(line) <= 60 for line in air("log", "list", "--dir", book)[1].splitlines())
+    listed = air("log", "list", "--dir", book)[1].splitlines()
+    assert all(columns(line) <= 60 for line in listed)
+    done = next(line for line in listed if line.startswith("exp1.1-"))
+    assert "completed" in done and " → " in done  # results are the last to go
     shown = air("log", "show", "1.1", "--dir", book)[1].splitlines()
     assert all(columns(line) <= 60 for line in shown if str(book) not in line)  # what one copies stays whole
 
