@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import re
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from airloop.lab.hypothesis_file import WHOLE, Written, flags, flat, line
 from airloop.shipped import name_of, shipped
 
 # What `air lab run` sets itself, for both sides alike.
-FLAG = re.compile(r"--([\w.]+)[ =]([^\s,;:]+)")
+FLAG = re.compile(r"--([\w.]+)[ =]('[^']*'|[^\s,;:]+)")  # a value with spaces is quoted as for a shell
 OWN_KEYS = ("seed", "output_dir", "logbook.goal", "logbook.parent")
 
 
@@ -89,10 +89,9 @@ def as_lines(text: str) -> str:
         key, value = flag[1], flag[2]
         if "." not in key and key not in Config.model_fields:
             return flag[0]
-        with contextlib.suppress(tomllib.TOMLDecodeError):
-            tomllib.loads(f"x = {value}")
-            return f"{key} = {value}"
-        return line(key, value)
+        with contextlib.suppress(json.JSONDecodeError):
+            return line(key, json.loads(value.strip("'")))
+        return line(key, value.strip("'"))
 
     return FLAG.sub(in_toml, text)
 

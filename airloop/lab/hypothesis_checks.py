@@ -3,6 +3,7 @@ that is given here is accepted when it is followed: tests/lab/test_advice.py fee
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from airloop.lab.hypothesis import Hypothesis
 from airloop.lab.hypothesis_file import FEWEST_SEEDS, WHOLE, flat, line, shown
 from airloop.stats.holm import strictest
 from airloop.stats.intervals import fewest
+from airloop.success import METRIC
+from airloop.watch.measured import MEASURED
 
 if TYPE_CHECKING:
     from airloop.envs.base import Environment
@@ -220,6 +223,7 @@ def check_alike(hypothesis: Hypothesis) -> None:
                 env.abandon()
 
     base, envs = made(hypothesis.base)
+    _check_metric(hypothesis, envs)
     split = hypothesis.config(hypothesis.base).orchestrator.eval.split
     for variant in hypothesis.changed:
         if variant.fault:
@@ -234,6 +238,24 @@ def check_alike(hypothesis: Hypothesis) -> None:
                 "could not be compared.",
                 _played_alike(hypothesis, variant, left, envs),
             )
+
+
+def _check_metric(hypothesis: Hypothesis, envs: Mapping[str, Environment]) -> None:
+    """One that is misspelled would be missed in the report, when all is spent. An environment may measure what is not
+    known here, so that only what is meant for something known is refused."""
+    metric = hypothesis.written.rule.metric
+    own = [name for env in envs.values() for name in (*env.components, *([env.success] if env.success else []))]
+    known = {"reward", METRIC, *own, *MEASURED}
+    if metric == METRIC and not all(env.success for env in envs.values()):
+        raise AirError(
+            f"{hypothesis.name}: rule.metric = {metric!r}, and an environment of its config names no success.",
+            f"in [rule]: {line('metric', 'reward')}",
+        )
+    close = difflib.get_close_matches(metric, known, 1, 0.8)
+    if metric not in known and close:
+        raise AirError(
+            f"{hypothesis.name}: rule.metric = {metric!r} is not measured.", f"in [rule]: {line('metric', close[0])}"
+        )
 
 
 def excuses(hypothesis: Hypothesis, variant: Variant) -> Callable[[str], bool]:

@@ -146,9 +146,18 @@ def test_a_whole_config_that_plays_otherwise(tmp_path: Path, keys: str) -> None:
     try_all(whole(tmp_path, '["a"]', text), "vary")
 
 
+def test_a_metric_that_is_misspelled_is_known_before_the_runs(tmp_path: Path) -> None:
+    path = sweep(tmp_path, "trainer.optim.lr = [1e-3]")
+    path.write_text(path.read_text().replace("[rule]", '[rule]\nmetric = "sucess"'))
+    try_all(path, "vary")
+    path.write_text(path.read_text().replace('"success"', '"my_own_metric"'))
+    assert refused(path) is None
+
+
 def test_mistakes_in_keys_are_told_as_lines_of_the_file(tmp_path: Path) -> None:
     for change, right in (
         ("trainer.optim.lrr = 1e-3", "trainer.optim.lr = 0.001"),
+        ("trainer.optim.betas = [0.9, 2.0]", "trainer.optim.betas = [0.9, 0.95]"),
         ('trainer.loss.type = "drgrpo"', 'trainer.loss.type = "dr_grpo"'),
     ):
         error = refused(written(tmp_path, change))
