@@ -63,7 +63,12 @@ def run(
     file: File,
     seeds: Annotated[str | None, typer.Option(help="As in 0,1,2 or 0-4; by default the hypothesis' own.")] = None,
     out: Annotated[Path | None, typer.Option(help="Default: outputs/lab/NAME; one that was stopped goes on.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; more only where cores or GPUs abound.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Runs at a time; each then has GPUs of its own, as far as there are.")
+    ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all that can be checked, and say what would run.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """The paired runs of a hypothesis, then its verdict. Exits with 1 if a run failed or the budget ran out."""
@@ -72,12 +77,19 @@ def run(
 
     found = read_hypothesis(find_hypothesis(file))
     chosen = found.written.seeds if seeds is None else _seeds(seeds)
+    place = out or Path("outputs") / "lab" / found.name
+    if dry_run:
+        from airloop.lab.hypothesis_plan import format_plan, make_plan
+
+        plan = make_plan(found, chosen, place, jobs)
+        print_json(plan) if as_json else print(format_plan(plan))
+        return
     with Display(quiet=as_json) as display:
         display.say(f"air lab run: {found.name}, seeds {', '.join(map(str, chosen))}")
         display.phase("loading libraries")
         from airloop.lab.hypothesis_runs import run_hypothesis
 
-        made = run_hypothesis(found, chosen, out or Path("outputs") / "lab" / found.name, jobs, display)
+        made = run_hypothesis(found, chosen, place, jobs, display)
     ended = _tell(made.path, as_json)
     sys.exit(1 if ended.unfinished else 0)
 
@@ -88,8 +100,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Verdicts by the rules that were written before, with intervals and curves; draws report.png."""
-    from airloop.lab.hypothesis_report import as_json as report_json
-    from airloop.lab.hypothesis_report import find_labs, format_verdicts, make_report, note_look
+    from airloop.lab.hypothesis_report import find_labs, make_report, note_look
+    from airloop.lab.hypothesis_report_text import format_verdicts, verdicts_json
 
     found = find_labs(directory)
     if not found:
@@ -98,23 +110,27 @@ def report(
         _tell(directory, as_json)
         return
     reports = [make_report(path) for path in found]
-    print_json([report_json(one) for one in reports]) if as_json else print(format_verdicts(reports))
+    print_json(verdicts_json(reports)) if as_json else print(format_verdicts(reports))
     for one in reports:
         note_look(one)
 
 
 def _tell(directory: Path, as_json: bool) -> Report:
+    from airloop.lab.confirming import write_confirming
     from airloop.lab.hypothesis_plot import plot_report
-    from airloop.lab.hypothesis_report import as_json as report_json
-    from airloop.lab.hypothesis_report import format_report, make_report, note_look
+    from airloop.lab.hypothesis_report import make_report, note_look
+    from airloop.lab.hypothesis_report_text import as_json as report_json
+    from airloop.lab.hypothesis_report_text import format_next, format_report
 
     made = make_report(directory)
     picture = None if missing("plot") else str(plot_report(made, directory / "report.png"))
+    following = write_confirming(made)
     if as_json:
-        print_json({**report_json(made), "picture": picture})
+        print_json({**report_json(made), "picture": picture, "confirm": following and str(following)})
     else:
         left_out = f"left out, it needs matplotlib ({install_line('plot')})"
-        print(f"{format_report(made)}\n\npicture: {picture or left_out}")
+        told = f"\n\n{format_next(made, following)}" if following else ""
+        print(f"{format_report(made)}{told}\n\npicture: {picture or left_out}")
     note_look(made)
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,6 @@ from airloop.errors import AirError
 
 log = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-WIDTH = 100  # where the output is no terminal
 Named = Annotated[str, typer.Argument(metavar="RUN", help="A run: its path, its name, exp1.3 for short, or last.")]
 Root = Annotated[Path, typer.Option("--dir", help="Where runs and evaluations are (their output_dir).")]
 Why = Annotated[str, typer.Option("--why", help="The reason, in a sentence.")]
@@ -205,5 +205,6 @@ def _tell(path: Path, entry: Any, done: str, as_json: bool) -> None:
         print(f"{path.name}: {done}")
 
 
-def _width() -> int:
-    return shutil.get_terminal_size((WIDTH, 24)).columns
+def _width() -> int | None:
+    """Of the terminal; None where there is none: in a pipe or a file nothing is cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

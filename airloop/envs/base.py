@@ -112,6 +112,11 @@ class Environment(ABC):
         """How many there are. An environment that makes its tasks, and knows their number, may say it at once."""
         return len(self.tasks(split))
 
+    def trains_only(self, arg: str, split: str) -> bool:
+        """Whether an argument chooses what is trained on and changes nothing of this split: then runs that differ in it
+        can be compared on the split. Not unless it is known."""
+        return False
+
     @abstractmethod
     def open(self, task: Task, seed: int) -> Session: ...
 

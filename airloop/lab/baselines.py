@@ -17,6 +17,7 @@ from airloop.errors import AirError
 from airloop.lab.damaged import Reader, directories, interval_of, items, number, table, whole, words
 from airloop.lab.figures import (
     NOTHING,
+    PAGE,
     columns,
     count,
     decimal,
@@ -27,6 +28,7 @@ from airloop.lab.figures import (
     padded,
     plain,
     share,
+    squeeze,
 )
 from airloop.success import NAME, success_in
 
@@ -212,7 +214,8 @@ def _part(part: dict[str, Any]) -> str:
     return f"{share(part['share'])} ({decimal(part['reward'])})"
 
 
-def format_baselines(tables: Sequence[Table], root: Path, width: int) -> str:
+def format_baselines(tables: Sequence[Table], root: Path, width: int | None) -> str:
+    """`width`: of the terminal; None for a pipe or a file, where nothing is left out."""
     if not tables:
         return f"no evaluations in {plain(str(root))}: `air eval` makes them"
     blocks = []
@@ -223,20 +226,16 @@ def format_baselines(tables: Sequence[Table], root: Path, width: int) -> str:
             lines += ["", f"  {of.share_name} (reward) of each kind", *_columns(parts, width)]
         blocks.append("\n".join(lines))
     told = "Only what stands in one table was measured on the same rows; `air compare A B` says whether two differ."
-    return "\n\n".join([*blocks, "\n".join(textwrap.wrap(told, width))])
+    return "\n\n".join([*blocks, "\n".join(textwrap.wrap(told, width or PAGE))])
 
 
-def _columns(lines: Sequence[Sequence[str]], width: int) -> list[str]:
+def _columns(lines: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """Texts to the left, figures to the right. Columns without a figure are left out; where there is no room, those
     that can be spared are too, and then models' names are cut."""
     shown = [i for i in range(len(lines[0])) if i == 0 or any(line[i] not in (NOTHING, "") for line in lines[1:])]
     widths = {i: max(columns(line[i]) for line in lines) for i in shown}
-    for spared in SPARED:
-        place = next((i for i in shown if lines[0][i] == spared), None)
-        if place is not None and _needed(shown, widths) > width:
-            shown.remove(place)
-    if (missing := _needed(shown, widths) - width) > 0:
-        widths[0] = max(NARROWEST, widths[0] - missing)
+    if width is not None:
+        squeeze(lines[0], shown, widths, width - 2, SPARED, NARROWEST)
     left = {0, len(lines[0]) - 1, *([1] if lines[0][1] == "" else [])}
     made = []
     for line in lines:
@@ -247,7 +246,3 @@ def _columns(lines: Sequence[Sequence[str]], width: int) -> list[str]:
         ]
         made.append(fitted("  " + "  ".join(cells_).rstrip(), width))
     return made
-
-
-def _needed(shown: Sequence[int], widths: dict[int, int]) -> int:
-    return 2 + sum(widths[i] for i in shown) + 2 * (len(shown) - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,10 +158,10 @@ def _read_run(name: str, path: Path, evaluation: str) -> Side:
 # --- refusing -----------------------------------------------------------------------------------------------
 
 
-def check_comparable(a: Side, b: Side, common: bool) -> None:
+def check_comparable(a: Side, b: Side, common: bool, excused: Callable[[str], bool] = lambda what: False) -> None:
     """Refuses unequal conditions, and unequal rows unless only the common ones are wanted."""
     problems, fixes = [], []
-    found = differences(a.conditions, b.conditions)
+    found = differences(a.conditions, b.conditions, excused)
     if found:
         problems += [str(d) for d in found[:NAMED]]
         problems += [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []

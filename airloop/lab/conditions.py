@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,32 +75,39 @@ def _env(env_id: str, rewards: Mapping[str, float] | None, env: Environment) -> 
     }
 
 
-def differences(a: Conditions, b: Conditions) -> list[Difference]:
+def differences(a: Conditions, b: Conditions, excused: Callable[[str], bool] = lambda what: False) -> list[Difference]:
+    """`excused`: names of what may differ, as it has no part in what is compared."""
     one, two = _flat(a.as_json()), _flat(b.as_json())
     if a.sampling is None or b.sampling is None:
         one, two = ({k: v for k, v in side.items() if k.split(".")[0] != "sampling"} for side in (one, two))
     found = [Difference(name, one.get(name), two.get(name)) for name in sorted({*one, *two})]
     both_may_be_none = {"mode.context", "mode.strategy"}
-    return [d for d in found if d.a != d.b and not (d.what in both_may_be_none and None in (d.a, d.b))]
+    differ = [d for d in found if d.a != d.b and not (d.what in both_may_be_none and None in (d.a, d.b))]
+    return [d for d in differ if not excused(d.what)]
 
 
 def flags_for(found: list[Difference], conditions: Conditions) -> str:
     """What to add to `air eval` to get A's conditions; settings that follow from others are left out."""
-    names = list(conditions.mode["env"])
     words = []
     for difference in found:
-        flag = FLAGS.get(difference.what, "")
-        section, _, rest = difference.what.partition(".")
-        if section == "sampling" and not flag:
-            flag = f"--orchestrator.{difference.what}"
-        for i, name in enumerate(names):
-            own = rest.removeprefix(f"env.{name}.")
-            if own != rest and own.startswith(("args.", "rewards.")):
-                flag = f"--orchestrator.env.{i}.{own}"
+        flag = flag_of(difference.what, list(conditions.mode["env"]))
         if flag and difference.a is not None:
             value = difference.a if isinstance(difference.a, str) else json.dumps(difference.a)
             words.append(f"{flag} {shlex.quote(value)}")
     return " ".join(words)
+
+
+def flag_of(what: str, names: Sequence[str]) -> str:
+    """By which a condition is set; empty where it follows from others. `names`: of the environments, in order."""
+    flag = FLAGS.get(what, "")
+    section, _, rest = what.partition(".")
+    if section == "sampling" and not flag:
+        flag = f"--orchestrator.{what}"
+    for i, name in enumerate(names):
+        own = rest.removeprefix(f"env.{name}.")
+        if own != rest and own.startswith(("args.", "rewards.")):
+            flag = f"--orchestrator.env.{i}.{own}"
+    return flag
 
 
 def _flat(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from airloop.watch.sparkline import sparkline, squeezed
 
 NOTHING = "–"
+PAGE = 100  # columns that text is wrapped at where there is no terminal; wrapping loses nothing
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]+")
 
 
@@ -26,9 +27,9 @@ def columns(text: str) -> int:
     return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
 
 
-def fitted(text: str, width: int) -> str:
-    """Cut to a width, with … where something is missing."""
-    if columns(text) <= width:
+def fitted(text: str, width: int | None) -> str:
+    """Cut to a width, with … where something is missing; whole where there is no width, as in a pipe."""
+    if width is None or columns(text) <= width:
         return text
     while text and columns(text) > width - 1:
         text = text[:-1]
@@ -37,6 +38,23 @@ def fitted(text: str, width: int) -> str:
 
 def padded(text: str, width: int) -> str:
     return text + " " * (width - columns(text))
+
+
+def squeeze(
+    heads: Sequence[str], shown: list[int], widths: dict[int, int], width: int, spared: Sequence[str], narrowest: int
+) -> None:
+    """Columns, two signs apart, made to fit a terminal, in place: those that can be spared go, in that order, then the
+    first is made narrower. `shown`: their places."""
+
+    def needed() -> int:
+        return sum(widths[i] for i in shown) + 2 * (len(shown) - 1)
+
+    for head in spared:
+        place = next((i for i in shown if heads[i] == head), None)
+        if place is not None and needed() > width:
+            shown.remove(place)
+    if (missing := needed() - width) > 0:
+        widths[0] = max(min(narrowest, widths[0]), widths[0] - missing)
 
 
 def trend(values: Sequence[float], width: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from airloop.lab.hypothesis_report import Report, mean_curve, ranked
+from airloop.lab.hypothesis_report import Report, ranked
+from airloop.lab.hypothesis_report_text import mean_curve
 from airloop.stats.looks import percent
 
 GREY, BLUE, RED = "#7f8c99", "#2f6fb0", "#c0392b"
@@ -75,8 +76,9 @@ def _forest(axis: Any, report: Report) -> None:
         assert found is not None
         low, high = max(found.low, -10.0), min(found.high, 10.0)
         colour = BLUE if one.word == "higher" else RED if one.word == "lower" else GREY
-        error = [[found.mean - low], [high - found.mean]]
+        error = None if report.exploratory else [[found.mean - low], [high - found.mean]]
         axis.errorbar([found.mean], [place], xerr=error, fmt="o", color=colour, capsize=4)
     axis.axvline(0.0, color="black", linestyle="--", linewidth=1)
     axis.set_yticks(range(len(lines)), [one.variant.name for one in reversed(lines)], fontsize=7)
-    axis.set(title=f"held-out {report.lab.hypothesis.written.rule.metric}, less the base, {percent(report.level)}")
+    how = "exploratory: no verdict" if report.exploratory else "at Holm's levels"
+    axis.set(title=f"held-out {report.lab.hypothesis.written.rule.metric}, less the base, {how}")

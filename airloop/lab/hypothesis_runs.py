@@ -29,16 +29,11 @@ from airloop import locks
 from airloop.errors import AirError, Stopped
 from airloop.files import read_object, write_json
 from airloop.lab.damaged import is_held
-from airloop.lab.hypotheses import (
-    BASE,
-    FEWEST_SEEDS,
-    Hypothesis,
-    Variant,
-    Written,
-    check_steps,
-    flat,
-    make_hypothesis,
-)
+from airloop.lab.factors import BASE, Variant
+from airloop.lab.gpu_shares import GpuShares, check_spread, gpus_of, visible_gpus, worker_environment
+from airloop.lab.hypothesis import Hypothesis, make_hypothesis
+from airloop.lab.hypothesis_checks import check_alike, check_steps
+from airloop.lab.hypothesis_file import FEWEST_SEEDS, Written, flat
 from airloop.lab.hypothesis_worker import evaluated_fault_free
 from airloop.run import Run
 from airloop.stats.looks import Looks
@@ -155,13 +150,21 @@ def looks_before(lab: Lab, added: Sequence[int] = ()) -> list[frozenset[int]]:
 
 def run_hypothesis(hypothesis: Hypothesis, seeds: Sequence[int], out: Path, jobs: int, display: Display) -> Lab:
     """Every run that is not complete yet, within the budget. What is done stays done, however this ends."""
-    check_steps(hypothesis, seeds)  # what is refused leaves nothing behind
-    _check_comparable(hypothesis)
+    check_run(hypothesis, seeds, jobs)  # what is refused leaves nothing behind
     out = out.expanduser().resolve()
     with _only_lab(out):
         lab = _begin(hypothesis, seeds, out)
         _Runs(lab, jobs, display).work()
     return lab
+
+
+def check_run(hypothesis: Hypothesis, seeds: Sequence[int], jobs: int) -> None:
+    """All that can be known before anything is spent."""
+    check_steps(hypothesis, seeds)
+    check_alike(hypothesis)
+    names = visible_gpus(os.environ)
+    for variant in hypothesis.variants:
+        check_spread(f"{hypothesis.name}, {variant.name}", hypothesis.config(variant), jobs, names)
 
 
 @contextmanager
@@ -178,7 +181,7 @@ def _only_lab(out: Path) -> Iterator[None]:
 
 def _begin(hypothesis: Hypothesis, seeds: Sequence[int], out: Path) -> Lab:
     """A new lab, or the one that is there if it has the same hypothesis: a rule is not changed after its runs."""
-    configs = {k: v for k, v in flat(hypothesis.config(hypothesis.variants[0]).model_dump(mode="json")).items()}
+    configs = {k: v for k, v in flat(hypothesis.config(hypothesis.base).model_dump(mode="json")).items()}
     configs = {key: value for key, value in configs.items() if key not in ("seed", "output_dir")}
     if (out / FILE).is_file():
         lab = open_lab(out)
@@ -213,32 +216,6 @@ def _check_same(lab: Lab, hypothesis: Hypothesis, configs: dict[str, Any]) -> No
     lab.hypothesis = hypothesis  # its budget may have been raised
 
 
-def _check_comparable(hypothesis: Hypothesis) -> None:
-    """What the change does to the way in which held-out tasks are played is known before anything is spent."""
-    from airloop.assemble import load_environments
-    from airloop.lab.conditions import conditions, differences
-
-    def made(variant: Variant) -> Any:
-        config = hypothesis.config(variant)
-        envs = load_environments(config)
-        try:
-            temperature = config.orchestrator.eval.temperature
-            return conditions(config, envs, temperature, samples=True, policy=True)
-        finally:
-            for env in envs.values():
-                env.abandon()
-
-    base = made(hypothesis.variants[0])
-    for variant in hypothesis.changed:
-        if variant.key and (found := differences(base, made(variant))):
-            raise AirError(
-                f"{hypothesis.name}: {variant.text} changes how held-out tasks are played "
-                f"({str(found[0]).replace(' in A', ' for the base').replace(' in B', ' for the changed')}), "
-                "so their scores could not be compared.",
-                "change what is trained, not what is measured.",
-            )
-
-
 class _Runs:
     """The processes under way. A worker never outlives us: it watches the pipe it was started with."""
 
@@ -247,6 +224,9 @@ class _Runs:
         self._jobs = jobs
         self._display = display
         self._under_way: dict[subprocess.Popen[bytes], tuple[Member, float]] = {}
+        # One at a time has all of them, as `air train` would.
+        self._gpus = GpuShares(visible_gpus(os.environ) if jobs > 1 else ())
+        self._taken: dict[subprocess.Popen[bytes], tuple[str, ...]] = {}
         self._clock = time.monotonic()
         self._took: list[float] = []  # seconds of those that ended well
 
@@ -289,20 +269,20 @@ class _Runs:
 
     def _start(self, member: Member) -> None:
         path = member.path or self._create(member)
-        share = max(1, (os.cpu_count() or 1) // self._jobs)
-        environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
+        gpus = self._gpus.take(gpus_of(self._lab.hypothesis.config(member.variant)))
         with (path / "output.txt").open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "airloop.lab.hypothesis_worker", str(path)],
                 stdin=subprocess.PIPE,  # never written to: its end tells the worker that we are gone
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=worker_environment(self._jobs, gpus),
                 start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we hand it on once
             )
         self._under_way[process] = (Member(member.variant, member.seed, path), time.monotonic())
+        self._taken[process] = gpus
         done, total = sum(m.finished for m in self._lab.members()), len(self._lab.members())
-        now = "; ".join(member.label for member, _ in self._under_way.values())
+        now = "; ".join(f"{m.label}{_on(self._taken[p])}" for p, (m, _) in self._under_way.items())
         left = f"; about {span(self._left(total - done))} left" if self._took else ""
         self._display.phase(f"{done} of {total} runs complete{left}; under way: {now}")
 
@@ -334,6 +314,7 @@ class _Runs:
     def _look(self) -> None:
         for process in [p for p in self._under_way if p.poll() is not None]:
             member, began = self._under_way.pop(process)
+            self._gpus.give_back(self._taken.pop(process))
             assert process.stdin is not None
             process.stdin.close()
             took = f"{time.monotonic() - began:.0f} s"
@@ -367,6 +348,10 @@ class _Runs:
                 f"the budget of {minutes:g} minutes is spent with {left} runs not complete; what is done is kept. "
                 "Raise budget.minutes and give the same command to go on."
             )
+
+
+def _on(gpus: Sequence[str]) -> str:
+    return f" on GPU {', '.join(gpus)}" if gpus else ""
 
 
 def _outcome(member: Member) -> str:

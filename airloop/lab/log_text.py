@@ -5,12 +5,13 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from airloop.lab.figures import (
     NOTHING,
+    PAGE,
     arrow,
     columns,
     count,
@@ -23,6 +24,7 @@ from airloop.lab.figures import (
     plain,
     said,
     setting,
+    squeeze,
     status,
     steps,
     success_change,
@@ -32,43 +34,49 @@ from airloop.lab.figures import (
 TREND = 8
 HEADS = ("run", "status", "steps", "success", "", "reward", "tokens/s", "time", "cost", "alarms")
 RIGHT = {"tokens/s", "time", "cost"}
+SPARED = ("tokens/s", "time", "cost", "")  # left out first where a terminal is narrow: `air log show` has them
+NARROWEST = 14  # of a run's name: its number and a beginning
 OFTEN_EMPTY = {"success", "cost", "alarms"}  # columns that are left out where no run has something in them
 
 
-def format_list(rows: Sequence[dict[str, Any]], root: Path, width: int, hidden: int = 0) -> str:
-    """A row per run, with its goal below it, and at the end what could not be read."""
+def format_list(rows: Sequence[dict[str, Any]], root: Path, width: int | None, hidden: int = 0) -> str:
+    """A row per run, with its goal below it, and at the end what could not be read. Without a width nothing is cut: a
+    pipe or a file has room, and whoever reads it cannot make it wider."""
     if not rows:
         told = f" ({hidden} archived: --all shows them)" if hidden else ""
         return f"no runs in {plain(str(root))}{told}"
-    cells = [_cells(row) for row in rows]
+    cells = [_cells(row, whole=width is None) for row in rows]
     shown = [i for i, head in enumerate(HEADS) if head not in OFTEN_EMPTY or any(c[i] != NOTHING for c in cells)]
-    table = [[HEADS[i] for i in shown], *([line[i] for i in shown] for line in cells)]
-    widths = [max(columns(line[i]) for line in table) for i in range(len(shown))]
-    lines = [_line(table[0], widths, table[0], width)]
-    for row, line in zip(rows, table[1:], strict=True):
-        lines.append(_line(line, widths, table[0], width))
+    widths = {i: max(columns(line[i]) for line in [HEADS, *cells]) for i in shown}
+    if width is not None:
+        squeeze(HEADS, shown, widths, width, SPARED, NARROWEST)
+    lines = [_line(HEADS, shown, widths, width)]
+    for row, line in zip(rows, cells, strict=True):
+        lines.append(_line(line, shown, widths, width))
         if row["goal"]:
             lines.append(fitted(f"    {plain(row['goal'])}", width))
         if row["fault"]:
             lines.append(fitted(f"    ! fault on purpose: {plain(row['fault'])}", width))
-        lines += [fitted(f"    ! {plain(problem)}", width) for problem in row["problems"][:2]]
-    lines += ["", *textwrap.wrap(_counted(rows, hidden), width)]
+        problems = row["problems"] if width is None else row["problems"][:2]
+        lines += [fitted(f"    ! {plain(problem)}", width) for problem in problems]
+    lines += ["", *textwrap.wrap(_counted(rows, hidden), width or PAGE)]
     return "\n".join(lines)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], heads: Sequence[str], width: int) -> str:
+def _line(cells: Sequence[str], shown: Sequence[int], widths: Mapping[int, int], width: int | None) -> str:
+    texts = {i: fitted(cells[i], widths[i]) for i in shown}
     parts = [
-        " " * (wide - columns(cell)) + cell if head in RIGHT else padded(cell, wide)
-        for cell, wide, head in zip(cells, widths, heads, strict=True)
+        " " * (widths[i] - columns(text)) + text if HEADS[i] in RIGHT else padded(text, widths[i])
+        for i, text in texts.items()
     ]
     return fitted("  ".join(parts).rstrip(), width)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    marks = fitted(" ".join(row["alarm_ids"]), 14)
+def _cells(row: dict[str, Any], whole: bool) -> list[str]:
+    marks = fitted(" ".join(row["alarm_ids"]), None if whole else 14)
     return [
         plain(row["name"]),
-        fitted(_short_status(row), 20),
+        fitted(_short_status(row), None if whole else 20),
         steps(row) if row["status"] != "planned" else NOTHING,
         success_change(row),
         trend(row["success_trend"] or row["reward_trend"], TREND),
@@ -98,7 +106,9 @@ def _counted(rows: Sequence[dict[str, Any]], hidden: int) -> str:
 # --- one run --------------------------------------------------------------------------------------------------
 
 
-def format_page(page: dict[str, Any], width: int) -> str:
+def format_page(page: dict[str, Any], terminal: int | None) -> str:
+    """`terminal`: its width; None for a pipe or a file."""
+    width = terminal or PAGE
     lines = [f"{plain(page['name'])}   {status(page)}"]
     if page["why"]:
         lines += _wrapped("", page["why"], width)
@@ -107,7 +117,7 @@ def format_page(page: dict[str, Any], width: int) -> str:
     lines.append("")
     for label, text in _about(page):
         lines += _wrapped(label, text, width)
-    lines += _config(page, width)
+    lines += _config(page, terminal)
     lines += ["", "results"]
     for label, text in key_results(page, bars=30):
         lines += _wrapped(label, text, width, label_width=22)
@@ -143,7 +153,7 @@ def _about(page: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _config(page: dict[str, Any], width: int) -> list[str]:
+def _config(page: dict[str, Any], width: int | None) -> list[str]:
     if not page["config"]:
         return []
     since = f", what changed since {plain(page['parent'])} marked" if page["parent_exists"] else ""

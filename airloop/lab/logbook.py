@@ -14,7 +14,7 @@ from airloop.errors import AirError
 from airloop.lab.damaged import Reader, directories, number, whole, words
 from airloop.lab.entries import Entry, add_entry, read_entries
 from airloop.lab.lineage import find_parent, parse_name
-from airloop.lab.results import config_diff, flat_config, run_results
+from airloop.lab.results import config_diff, effective_config, run_results
 from airloop.waits import waiting
 
 DEPTH = 4  # folders below the logbook's own in which runs are looked for
@@ -125,7 +125,7 @@ def run_page(path: Path) -> dict[str, Any]:
 
 def settings(path: Path, parent: Path | None) -> list[dict[str, Any]]:
     """Rows of the config table: what one asks for first, then whatever else is not as in the parent."""
-    here = flat_config(Reader(path).toml("config.toml"))
+    here = effective_config(Reader(path))
     changed = {row["key"]: row for row in config_diff(path, parent)} if parent else {}
     keys = [key for key in SETTINGS if key in here or key in changed]
     keys += [key for key in changed if key not in keys]

@@ -38,6 +38,8 @@ ALL_STATUSES = (*STATUSES, "killed", *STATUS_KINDS)
 ARTEFACTS = ("summary.txt", "learning.png", "doctor.json", "alarms.jsonl", "log.txt")
 # Not part of what a run does: where it is kept, and what its logbook says.
 NOT_COMPARED = ("output_dir", "logbook.goal", "logbook.parent", "logbook.major", "logbook.price_per_hour")
+# Of the adapter: without effect where there is none.
+ADAPTER = ("trainer.model.lora.",)
 
 
 def run_results(path: Path) -> dict[str, Any]:
@@ -82,15 +84,29 @@ def run_results(path: Path) -> dict[str, Any]:
 def config_diff(here: Path, parent: Path) -> list[dict[str, Any]]:
     """What of the resolved config is not as it was in the parent: dotted keys, None where one side has no such key.
     Where a config cannot be read there is nothing to say: run_results names it."""
-    new, old = (flat_config(Reader(path).toml("config.toml")) for path in (here, parent))
+    new, old = (effective_config(Reader(path)) for path in (here, parent))
     if not new or not old:
         return []
-    keys = [key for key in [*new, *(k for k in old if k not in new)] if key not in NOT_COMPARED]
+    gone = [key for key in old if key not in new and not key.startswith(_idle(new))]
+    keys = [key for key in [*new, *gone] if key not in NOT_COMPARED]
     return [
         {"key": key, "parent": old.get(key), "here": new.get(key)}
         for key in keys
         if old.get(key) != new.get(key) or (key in old) != (key in new)
     ]
+
+
+def effective_config(reader: Reader) -> dict[str, Any]:
+    """The resolved config without keys that had no effect: it has a value for every key there is, and a run that trains
+    all the weights has no adapter that a rank could be of."""
+    found = flat_config(reader.toml("config.toml"))
+    idle = _idle(found)
+    return {key: value for key, value in found.items() if not key.startswith(idle)}
+
+
+def _idle(config: dict[str, Any]) -> tuple[str, ...]:
+    """Beginnings of the keys that have no effect in it."""
+    return ADAPTER if config.get("trainer.model.train") == "full" else ()
 
 
 def flat_config(tree: dict[str, Any], at: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from airloop.lab.hypotheses import FEWEST_SEEDS, Rule
+from airloop.lab.hypothesis_file import FEWEST_SEEDS, Rule
 from airloop.stats.intervals import LEVEL, Interval, fewest, gain_interval, student_mean
 
 Verdict = Literal["supported", "rejected", "undecided"]

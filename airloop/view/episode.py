@@ -1,4 +1,4 @@
-"""An episode's file as a dict in air's own form, whatever wrote it: air, or MLGym in its time.
+"""An episode's file as a dict in air's own form, whatever wrote it: air, or MLGym or air-agent in their time.
 
 Files may be half-written, of another version or hostile. `load` either returns a dict whose shape the rest of the
 viewer may rely on, or raises Unreadable with a sentence; nothing in between.
@@ -13,6 +13,7 @@ from typing import Any
 
 from airloop.lab.damaged import items, number, table, whole
 from airloop.trajectory_file import READABLE
+from airloop.view.air_agent import from_air_agent, is_air_agent
 from airloop.view.traj import from_traj
 from airloop.view.weight import HEAVIEST, LARGE, one_at_a_time, weight
 
@@ -60,7 +61,7 @@ def _parsed(data: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Unreadable("This JSON is no episode: it is not an object.")
     if "schema_version" not in found and isinstance(found.get("trajectory"), list):
-        return from_traj(found, path)
+        return from_air_agent(found) if is_air_agent(found) else from_traj(found, path)
     if found.get("schema_version") not in READABLE:
         version = str(found.get("schema_version"))[:40]
         raise Unreadable(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from airloop.errors import AirError
+from airloop.view.air_agent import NAME as AIR_AGENT
 
 Kind = Literal["run", "evaluation", "traj"]
 
@@ -45,6 +46,11 @@ class Shelf:
     path: Path
     suffixes: tuple[str, ...] = (".json",)
     step: int | None = None
+
+    def holds(self, file: str) -> bool:
+        """Other JSON may lie beside loose episodes: of it, what air-agent wrote is known by its name."""
+        loose = self.collection.kind == "traj" and self.source == "."
+        return file.endswith(self.suffixes) or (loose and AIR_AGENT.fullmatch(file) is not None)
 
     def episode(self, file: str) -> str:
         """The episode's name within its collection. Names are unique within a step, not between a step and an
@@ -127,7 +133,7 @@ class Folder:
             return
         with entries:
             for entry in entries:
-                wanted = entry.name.endswith(shelf.suffixes) and not entry.name.startswith(".")
+                wanted = shelf.holds(entry.name) and not entry.name.startswith(".")
                 if wanted and (self.only is None or entry.name == self.only) and _is_regular(entry):
                     yield entry
 
@@ -185,7 +191,7 @@ def _kind(files: set[str], directories: list[str]) -> Kind | None:
         return "run"
     if "trajectories" in directories and {"metrics.jsonl", "status.json"} & files:
         return "run"  # damaged: it has lost its config
-    if any(name.endswith(".traj") for name in files) or "demonstrations" in directories:
+    if any(name.endswith(".traj") or AIR_AGENT.fullmatch(name) for name in files) or "demonstrations" in directories:
         return "traj"
     return None
 

@@ -20,7 +20,7 @@ from airloop.errors import AirError
 from airloop.files import cache_directory
 from airloop.view.hits import Hits
 
-MAKE = 8  # of the tables below: another number, and the file is made anew
+MAKE = 9  # of the tables below: another number, and the file is made anew
 OF = ".of"  # the file beside an index that says of which directory it is
 KEPT_S = 60 * 86400.0
 WAIT_S = 20.0  # for another viewer of the same directory that is writing

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from airloop.lab.hypotheses import Rule
+from airloop.lab.hypothesis_file import Rule
 from airloop.lab.verdicts import decide, difference
 from airloop.stats.intervals import FEWEST, MOST_TRIED, gain_interval
 from airloop.stats.looks import Looks, level_after, percent

@@ -23,20 +23,15 @@ from airloop.doctor.preflight import SKIPPED
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError
 from airloop.lab.faults import FAULTS, fault_on
-from airloop.lab.hypotheses import check_steps, flat, read_hypothesis
-from airloop.lab.hypothesis_report import (
-    as_json,
-    format_curves,
-    format_report,
-    make_report,
-    mean_curve,
-    note_look,
-)
+from airloop.lab.hypotheses import read_hypothesis
+from airloop.lab.hypothesis_checks import check_alike, check_steps
+from airloop.lab.hypothesis_file import flat
+from airloop.lab.hypothesis_report import make_report, note_look
+from airloop.lab.hypothesis_report_text import as_json, format_curves, format_report, mean_curve
 from airloop.lab.hypothesis_runs import (
     LOOKS,
     Lab,
     Member,
-    _check_comparable,
     looks_before,
     open_lab,
     run_hypothesis,
@@ -102,8 +97,24 @@ def refusal(path: Path) -> str:
 def test_the_shipped_ones_can_be_read_and_fit_their_budget(path: Path) -> None:
     found = read_hypothesis(path)
     assert len(found.written.seeds) >= 3 and len(found.variants) >= 2
-    assert found.is_sweep == (path.stem == "sweep")
-    _check_comparable(found)
+    check_alike(found)
+
+
+def test_a_teams_experiments_a_to_g_come_with_air_and_can_be_planned(air: Any, tmp_path: Path) -> None:
+    """Seed 002: every letter of their log, listed, and planned down to the runs without a model or a data set."""
+    code, listed, errors = air("lab", "list")
+    names = sorted(path.stem for path in HYPOTHESES.glob("musique-*.toml"))
+    assert code == 0 and not errors and {name.split("-")[1][0] for name in names} == set("abcdefg")
+    for name in names:
+        assert f"\n{name}  " in listed
+        code, plan, problem = air("lab", "run", name, "--dry-run", "--json", "--out", tmp_path / name)
+        assert code == 0, problem
+        runs = json.loads(plan)["runs"]
+        assert len(runs) >= 6 and {run["seed"] for run in runs} == {0, 1, 2} and not (tmp_path / name).exists()
+    team = read_hypothesis(HYPOTHESES / "musique-g-careful.toml")
+    ultra = team.config(team.variant("g2-ultra-conservative"))
+    assert (ultra.trainer.optim.lr, ultra.trainer.optim.max_norm, ultra.trainer.model.lora.rank) == (1e-6, 0.1, 8)
+    assert ultra.orchestrator.rollouts_per_example == 16 and ultra.trainer.loss.scale_rewards
 
 
 def test_list_and_show(air: Any) -> None:
@@ -147,11 +158,10 @@ def test_a_key_that_brings_a_second_change_along_is_refused_with_the_line_that_h
     text = refusal(written(tmp_path, 'trainer.loss.type = "dr_grpo"'))
     assert "also changes trainer.loss.scale_rewards from true to false" in text
     held = written(tmp_path, 'trainer.loss.type = "dr_grpo"', deterministic="trainer.loss.scale_rewards = true")
-    assert read_hypothesis(held).changed[0].value == "dr_grpo"
+    assert read_hypothesis(held).changed[0].settings == {"trainer.loss.type": "dr_grpo"}
     # What only comes or goes with the key is no second change.
-    assert (
-        read_hypothesis(written(tmp_path, 'trainer.loss.overlong = "reply"')).changed[0].key == "trainer.loss.overlong"
-    )
+    comes = read_hypothesis(written(tmp_path, 'trainer.loss.overlong = "reply"'))
+    assert [*comes.changed[0].settings] == ["trainer.loss.overlong"]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +202,7 @@ def test_a_change_of_how_held_out_tasks_are_played_is_refused_before_anything_ru
 def sweep(directory: Path, vary: str, prediction: str = "") -> Path:
     path = written(directory)
     text = path.read_text().replace("[change]\ntrainer.loss.scale_rewards = false", f"[vary]\n{vary}")
+    text = text.replace("num_examples = 6", "num_examples = 9")  # several comparisons take more tasks
     path.write_text(text.replace('prediction = "same"', prediction).replace("margin = 0.9", ""))
     return path
 

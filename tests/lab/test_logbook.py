@@ -53,9 +53,14 @@ def run_named(root: Path, number: str) -> Path:
     return next(root.glob(f"exp{number}-*"))
 
 
+def in_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+
+
 @pytest.mark.slow
 def test_every_run_enters_by_itself(air: Any, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    in_a_terminal(monkeypatch, 100)
     code, out, _ = air("log", "list", "--dir", book)
     assert code == 0
     lines = out.splitlines()
@@ -75,10 +80,39 @@ def test_every_run_enters_by_itself(air: Any, book: Path, monkeypatch: pytest.Mo
 
 
 def test_a_narrow_terminal_is_not_overrun(air: Any, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    assert all(columns(line) <= 60 for line in air("log", "list", "--dir", book)[1].splitlines())
+    in_a_terminal(monkeypatch, 60)
+    listed = air("log", "list", "--dir", book)[1].splitlines()
+    assert all(columns(line) <= 60 for line in listed)
+    done = next(line for line in listed if line.startswith("exp1.1-"))
+    assert "completed" in done and " → " in done  # results are the last to go
     shown = air("log", "show", "1.1", "--dir", book)[1].splitlines()
     assert all(columns(line) <= 60 for line in shown if str(book) not in line)  # what one copies stays whole
+
+
+def test_a_pipe_cuts_nothing(air: Any, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads a file cannot make it wider; COLUMNS, which some shells hand on, changes nothing of that."""
+    goal = "whether " + "a long goal that no terminal shows in one line is kept whole " * 5
+    assert air("log", "goal", "1.1", goal, "--dir", own)[0] == 0
+    monkeypatch.setenv("COLUMNS", "60")
+    out = air("log", "list", "--dir", own)[1]
+    assert "…" not in out and f"    {goal.strip()}" in out.splitlines()
+    row = next(line for line in out.splitlines() if line.startswith("exp1.1-"))
+    assert "completed" in row and " → " in row and re.search(r"\d+ s\b", row) and re.search(r"\d+\.\d\d", row)
+    assert "…" not in air("log", "show", "1.1", "--dir", own)[1]
+
+
+def test_a_full_fine_tuning_run_lists_no_keys_of_an_adapter(air: Any, own: Path) -> None:
+    parent = run_named(own, "1.0").name
+    flags = ["@", str(write_config(own.parent)), "--output_dir", str(own), "--logbook.parent", parent]
+    full = Run.create(load_config([*flags, "--trainer.model.train", "full"]), "arith", planned=True)
+    out = air("log", "show", full.path)[1]
+    assert re.search(r'^\* trainer\.model\.train +"?full', out, re.M) and "lora." not in out
+    page = json.loads(air("log", "show", full.path, "--json")[1])
+    assert not [row for row in page["config"] if row["key"].startswith("trainer.model.lora")]
+    flags[-1] = full.name
+    back = Run.create(load_config(flags), "arith", planned=True)  # its adapter is a thing that its parent had not
+    assert re.search(r"^\* trainer\.model\.lora\.rank +16 +\(was ", air("log", "show", back.path)[1], re.M)
+    assert "trainer.model.lora.rank" in air("log", "show", "1.0", "--dir", own)[1]
 
 
 def test_show_tells_what_changed_and_what_came_of_it(air: Any, book: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.lab.hypotheses import Rule
+from airloop.lab.hypothesis_file import Rule
 from airloop.lab.verdicts import Difference, by_rule, decide, difference
 from airloop.stats.intervals import Interval
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import HOSTILE, alarm, episode, record, save, start_run
@@ -153,6 +154,57 @@ def test_mlgyms_own_files_can_be_read(tmp_path: Path) -> None:
         assert "1 episodes" in show(place)
     text = show(tmp_path, id="one")
     assert "look around" in text and "train.csv" in text
+
+
+def air_agents(directory: Path, **other: Any) -> Path:
+    """As air-agent saved an episode: of each turn the whole prompt and the completion, and nothing of ours."""
+    first = [{"role": "system", "content": "You are an agent."}, {"role": "user", "content": "Beat the baseline."}]
+    reply = {"role": "assistant", "content": "open baseline.py"}
+    seen = {"role": "user", "content": "[File: baseline.py (12 lines total)]"}
+    steps = [
+        {"prompt": first, "completion": [reply], "reward": None, "response": "ChatCompletion(id=1)"},
+        {"prompt": [*first, reply, seen], "completion": [{"role": "assistant", "content": "submit"}], "reward": None},
+    ]
+    data = {
+        "task": "titanic",
+        "example_id": 3,
+        "policy_step": 12,
+        "trajectory": steps,
+        "metrics": {"baseline_score": 0.76, "final_score": 0.83, "improvement": 0.07, "validation_history": [[1, 0.8]]},
+        "info": {"exit_reason": "submit"},
+        "timestamp": "20260206_031502",
+    }
+    path = directory / "titanic_pi12_20260206_031502.json"
+    path.write_text(json.dumps({**data, **other}, indent=2))
+    return path
+
+
+def test_episodes_of_air_agent_show_their_turns(tmp_path: Path) -> None:
+    directory = tmp_path / "trajectories_exp1.2"
+    directory.mkdir()
+    file = air_agents(directory)
+    (directory / "notes.json").write_text("{}")  # no episode, and not taken for one
+    for place in (tmp_path, directory, file):
+        listed = show(place)
+        assert "1 episodes" in listed and "open baseline.py" in listed and "done" in listed
+    text = show(directory, id=file.stem)
+    order = ["You are an agent.", "Beat the baseline.", "open baseline.py", "baseline.py (12 lines", "turn 2", "submit"]
+    assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
+    assert text.count("12 lines total") == 1 and "improvement 0.07" in text and "task titanic" in text
+
+
+def test_episodes_of_air_agent_that_hold_text_or_printed_messages(tmp_path: Path) -> None:
+    steps = [
+        {"prompt": "Beat it.", "completion": "ls"},
+        {
+            "prompt": ["role='assistant' content='ls'", "role='user' content='a.py'"],
+            "completion": ["role='assistant'?"],
+        },
+        {"prompt": None, "completion": [{"role": "assistant", "content": None, "tool_calls": [{"name": "run"}]}, 7]},
+    ]
+    text = show(tmp_path, id=air_agents(tmp_path, trajectory=steps, info=None, metrics=[]).stem)
+    for words in ("Beat it.", "content='a.py'", "role='assistant'?", '"run"', "turn 3"):
+        assert words in text
 
 
 def test_wrong_questions_have_answers(runs: Path, tmp_path: Path) -> None:

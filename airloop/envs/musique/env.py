@@ -60,6 +60,10 @@ class MusiqueEnv(Environment):
             for q in self.library.split(split)
         ]
 
+    def trains_only(self, arg: str, split: str) -> bool:
+        """With a set of its own, test is the same whatever is trained on."""
+        return arg == "datasets" and split == "test" and self.library.test_datasets is not None
+
     def count(self, split: str) -> int:
         if self.args == MusiqueArgs():
             return GENERATED_COUNTS[split]
