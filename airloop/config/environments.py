@@ -1,0 +1,116 @@
+"""The environments that a config names: whether they are known, and whether they take the arguments they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from airloop.config import keys
+from airloop.config.mistakes import correction, head
+from airloop.config.schema import ENV_SYNONYMS
+from airloop.config.sources import KeyPath, Mistake, Settings
+from airloop.config.spelling import misspelt
+from airloop.envs.files import is_file_id
+from airloop.errors import AirError
+from airloop.plugins import plugins
+
+_OWN = 'a file\'s is id = "./my_env.py:MyEnv" (`air init` writes one to begin with)'
+
+
+def known_id(name: str) -> str | None:
+    """The id here of an environment, by its own name or one that others have for the same tasks."""
+    ours = ENV_SYNONYMS.get(name, name)
+    return ours if ours in plugins("envs") or is_file_id(ours) else None
+
+
+def not_known(path: KeyPath, name: str, settings: Settings, at: KeyPath = ()) -> Mistake:
+    known = sorted(plugins("envs"))
+    origin = settings.origin(path)
+    place = f"{origin.place}: " if origin else ""
+    near = misspelt(name, known)
+    if near:
+        changes = {"orchestrator.env.0.id": near} if at else {keys.dotted(*path): near}
+        fix = correction(changes, as_flags=bool(origin and origin.flag))
+        return Mistake(f"{place}no environment is known as {name!r}.", fix, frozenset(changes), "A13", at, changes)
+    return Mistake(
+        f"{place}the environment {name!r} is not known here: nothing else is trained in its place.",
+        f"your choice: name one of {', '.join(known)}; {_OWN}, a package adds one with an entry point in the group "
+        f'"airloop.envs"',
+        frozenset([f"orchestrator.env:{name}"]),
+        "A13",
+        at=at,
+        choice=True,
+    )
+
+
+def none_named(settings: Settings) -> Mistake:
+    return Mistake(
+        f"{settings.files[-1]}: it names a model and no environment to train it on.",
+        f"your choice: name one of {', '.join(sorted(plugins('envs')))} in [[orchestrator.env]] id = …; {_OWN}",
+        frozenset(["orchestrator.env"]),
+        "A13",
+        choice=True,
+    )
+
+
+def check_environments(settings: Settings) -> Iterator[Mistake]:
+    orchestrator = settings.tree.get("orchestrator")
+    entries = orchestrator.get("env") if isinstance(orchestrator, dict) else None
+    for index, entry in enumerate(entries if isinstance(entries, list) else []):
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+            continue
+        path: KeyPath = ("orchestrator", "env", index)
+        ours = known_id(entry["id"])
+        if ours is None:
+            mistake = not_known((*path, "id"), entry["id"], settings)
+            yield mistake
+            ours = str(next(iter(mistake.changes.values()), ""))
+        if ours and isinstance(entry.get("args", {}), dict):
+            yield from _arguments(ours, entry.get("args", {}), (*path, "args"), settings)
+
+
+def _arguments(env_id: str, args: Mapping[str, Any], path: KeyPath, settings: Settings) -> Iterator[Mistake]:
+    """Every argument that the environment refuses. What it lacks on this machine is said later, by whoever opens it."""
+    from airloop.envs.base import find_environment
+
+    try:
+        model = find_environment(env_id)().Args
+    except (AirError, ImportError):
+        return
+    try:
+        model(**args)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            yield _argument(env_id, model.model_fields, detail["loc"], detail, path, settings)
+    except TypeError:  # a name that is no identifier
+        return
+
+
+def _argument(
+    env_id: str, known: Mapping[str, Any], loc: tuple[Any, ...], detail: Any, path: KeyPath, settings: Settings
+) -> Mistake:
+    full: KeyPath = (*path, *loc)
+    origin, as_flags = settings.origin(full), bool((o := settings.origin(full)) and o.flag)
+    message = detail["msg"].removeprefix("Value error, ")
+    if not loc:  # about several of them together
+        place = f"{origin.place}: " if origin else ""
+        problem = f"{place}args of environment {env_id!r}: {message}."
+        return Mistake(problem, "correct them", frozenset([keys.dotted(*path)]), choice=True)
+    name = str(loc[0])
+    if detail["type"] == "extra_forbidden":
+        near = misspelt(name, known)
+        changes = {keys.dotted(*path, near): detail["input"]} if near else {}
+        problem = f"{head(full, detail['input'], origin)}: environment {env_id!r} has no argument {name!r}."
+        fix = correction(
+            changes, as_flags=as_flags, instead=f"it has {', '.join(known)}", choice=not near
+        )
+        return Mistake(problem, fix, frozenset([keys.dotted(*full)]), "A1", at=full, changes=changes, choice=not near)
+    problem = f"{head(full, detail['input'], origin)}: environment {env_id!r}: {_lower(message)}."
+    fix = f"correct {name} in its args"
+    return Mistake(problem, fix, frozenset([keys.dotted(*full)]), at=full, choice=True)
+
+
+def _lower(message: str) -> str:
+    return message.replace("Input should be", "expected", 1)
