@@ -176,6 +176,11 @@ def said(tree: dict[str, Any]) -> dict[str, Any]:
         "lr": at(tree, "trainer", "optim", "lr") or 1e-6,
         "max_tokens": sampling.get("max_completion_tokens", sampling.get("max_tokens")),
         "temperature": sampling.get("temperature", 1.0),
+        "weight_decay": at(tree, "trainer", "optim", "weight_decay") if at(tree, "trainer", "optim") else 0.01,
+        "seq_len": o.get("seq_len", tree.get("seq_len")),
+        "trained_len": at(tree, "trainer", "model", "seq_len"),
+        "checkpoints": at(tree, "ckpt", "interval"),
+        "evaluations": at(o, "eval", "interval"),
     }
 
 
@@ -192,6 +197,11 @@ def loaded(config: Config) -> dict[str, Any]:
         "lr": t.optim.lr,
         "max_tokens": o.sampling.max_tokens,
         "temperature": o.sampling.temperature,
+        "weight_decay": t.optim.weight_decay,
+        "seq_len": o.seq_len,
+        "trained_len": t.model.seq_len,
+        "checkpoints": config.ckpt.interval,
+        "evaluations": o.eval.interval,
     }
 
 

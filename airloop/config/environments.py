@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,7 +11,7 @@ from airloop.config import keys
 from airloop.config.mistakes import correction, head
 from airloop.config.schema import ENV_SYNONYMS
 from airloop.config.sources import KeyPath, Mistake, Settings
-from airloop.config.spelling import misspelt
+from airloop.spelling import misspelt
 from airloop.envs.files import is_file_id
 from airloop.errors import AirError
 from airloop.plugins import plugins
@@ -80,37 +80,39 @@ def _arguments(env_id: str, args: Mapping[str, Any], path: KeyPath, settings: Se
     except (AirError, ImportError):
         return
     try:
-        model(**args)
+        model.model_validate(dict(args))
     except ValidationError as error:
+        known = list(model.model_fields)
         for detail in error.errors(include_url=False):
-            yield _argument(env_id, model.model_fields, detail["loc"], detail, path, settings)
-    except TypeError:  # a name that is no identifier
-        return
+            yield _argument(env_id, known, detail, args, path, settings)
 
 
 def _argument(
-    env_id: str, known: Mapping[str, Any], loc: tuple[Any, ...], detail: Any, path: KeyPath, settings: Settings
+    env_id: str, known: Sequence[str], detail: Any, args: Mapping[str, Any], path: KeyPath, settings: Settings
 ) -> Mistake:
-    full: KeyPath = (*path, *loc)
-    origin, as_flags = settings.origin(full), bool((o := settings.origin(full)) and o.flag)
-    message = detail["msg"].removeprefix("Value error, ")
-    if not loc:  # about several of them together
+    full: KeyPath = (*path, *detail["loc"])
+    origin = settings.origin(full)
+    as_flags = bool(origin and origin.flag)
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
+    about = frozenset([keys.dotted(*full)])
+    if not detail["loc"]:  # about several of them together
         place = f"{origin.place}: " if origin else ""
         problem = f"{place}args of environment {env_id!r}: {message}."
-        return Mistake(problem, "correct them", frozenset([keys.dotted(*path)]), choice=True)
-    name = str(loc[0])
-    if detail["type"] == "extra_forbidden":
-        near = misspelt(name, known)
-        changes = {keys.dotted(*path, near): detail["input"]} if near else {}
-        problem = f"{head(full, detail['input'], origin)}: environment {env_id!r} has no argument {name!r}."
-        fix = correction(
-            changes, as_flags=as_flags, instead=f"it has {', '.join(known)}", choice=not near
-        )
-        return Mistake(problem, fix, frozenset([keys.dotted(*full)]), "A1", at=full, changes=changes, choice=not near)
-    problem = f"{head(full, detail['input'], origin)}: environment {env_id!r}: {_lower(message)}."
-    fix = f"correct {name} in its args"
-    return Mistake(problem, fix, frozenset([keys.dotted(*full)]), at=full, choice=True)
+        return Mistake(problem, "correct them: the sentence names which", about, choice=True)
+    said = f"{head(full, detail['input'], origin)}: environment {env_id!r}"
+    name = str(detail["loc"][0])
+    if detail["type"] != "extra_forbidden":
+        return Mistake(f"{said}: {message}.", f"correct {name} in args", about, choice=True)
+    near = misspelt(name, [other for other in known if other not in args])
+    if near is None:
+        fix = correction({}, as_flags=as_flags, what="argument", instead=f"it has {', '.join(known)}", choice=True)
+        return Mistake(f"{said} has no argument {name!r}.", fix, about, "A1", choice=True)
+    changes = {keys.dotted(*path, near): detail["input"]} if as_flags else {keys.dotted(*path): _respelt(args, known)}
+    fix = correction(changes, as_flags=as_flags)
+    return Mistake(f"{said} has no argument {name!r}; the nearest is {near}.", fix, about, "A1", changes=changes)
 
 
-def _lower(message: str) -> str:
-    return message.replace("Input should be", "expected", 1)
+def _respelt(args: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """All of the arguments, as they are pasted over the others: with every misspelt name corrected."""
+    left = [name for name in known if name not in args]
+    return {(name if name in known else misspelt(name, left) or name): value for name, value in args.items()}

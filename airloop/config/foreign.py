@@ -130,7 +130,7 @@ def when_off(why: str, instead: str) -> Alias:
     """A switch or weight that has no equivalent, unless it says that there is none of it."""
 
     def read(given: Any, _: Mapping[str, Any]) -> Answer:
-        off = str(given).lower() in ("false", "none", "no", "") or number(given) == 0
+        off = given is not None and (str(given).lower() in ("false", "none", "no", "", "[]") or number(given) == 0)
         return Answer("off here, too") if off else Answer(f"no equivalent here: {why}", instead=instead, choice=True)
 
     return Alias(read=read)
@@ -277,7 +277,7 @@ ENV_ARGS = {
 }
 
 _TYPES = "see docs/losses.md for the six there are"
-_PARSER = "write auto, and look at `air doctor`: it shows whether the model's calls are read"
+_PARSER = "auto reads calls in tags (hermes) and as JSON, and `air doctor` shows whether the model's are read"
 # Values that other trainers know for a key that is here, too.
 FOREIGN_VALUES: dict[str, dict[str, Answer]] = {
     "trainer.loss.type": {

@@ -57,7 +57,8 @@ def _offload(given: Any, _: Mapping[str, Any]) -> Answer:
 
 
 def _filters(given: Any, _: Mapping[str, Any]) -> Answer:
-    kinds = {str(entry.get("type")): entry.get("enforce", True) for entry in given if isinstance(entry, Mapping)}
+    entries = [entry for entry in given if isinstance(entry, Mapping)] if isinstance(given, list) else []
+    kinds = {str(entry.get("type")): entry.get("enforce", True) for entry in entries}
     others = sorted(kind for kind, enforced in kinds.items() if enforced and kind != "zero_advantage")
     changes = {}
     if kinds.get("zero_advantage"):

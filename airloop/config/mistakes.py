@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from airloop.config import keys
-from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, Answer
+from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.rules import NOT_YET, Conflict
 from airloop.config.sources import KeyPath, Mistake, Origin, Settings, leaves, parse_path
-from airloop.config.spelling import misspelt
+from airloop.spelling import misspelt
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError
 from airloop.plugins import plugins
@@ -73,12 +73,14 @@ def foreign_flags(settings: Settings) -> Iterable[Mistake]:
             answer = replace(answer, changes={"orchestrator.env.0.id": "musique", **answer.changes})
         if name == "loss_type" and (known := FOREIGN_VALUES["trainer.loss.type"].get(text or "")):
             answer = known
+        answer = fitting(answer)
         what = "another trainer's flag" + (f"; {answer.why}" if answer.why else "")
         fix = correction(answer.changes, as_flags=True, instead=answer.instead, choice=answer.choice)
         if answer.changes:
             fix += f", or in TOML\n{_indent(_toml_lines(answer.changes))}"
         keys_ = frozenset(answer.changes)
         yield Mistake(f"{flag}: {what}.", fix, keys_, "A2", changes=answer.changes, choice=answer.choice)
+        settings.origins |= {path: Origin(flag=flag) for path in leaves(answer.changes)}
 
 
 def _as_written(name: str, text: str | None) -> str:
@@ -132,6 +134,9 @@ def explain(error: ErrorDetails, settings: Settings) -> Mistake:
         fix = f"name the environment; known are {', '.join(sorted(plugins('envs')))}"
         return Mistake(problem.removeprefix(": "), fix, keys_, choice=True)
     answer = _expectation(error, path, value)
+    # What comes with a corrected value is not put in the place of what the user has said himself.
+    kept = {k: v for k, v in answer.changes.items() if k == keys.dotted(*path) or _unsaid(k, settings)}
+    answer = replace(answer, changes=kept)
     name, field = keys.dotted(*path), keys.field_at(path)
     return Mistake(
         f"{head(path, value, origin)}: {answer.why}.",
@@ -142,6 +147,11 @@ def explain(error: ErrorDetails, settings: Settings) -> Mistake:
         changes=answer.changes,
         choice=answer.choice,
     )
+
+
+def _unsaid(key: str, settings: Settings) -> bool:
+    value = value_at(settings.tree, parse_path(key))
+    return value is None or isinstance(value, dict | list) or not key.startswith("trainer.loss.")
 
 
 def _expectation(error: ErrorDetails, path: KeyPath, value: Any) -> Answer:
@@ -206,6 +216,7 @@ def unknown(path: KeyPath, value: Any, settings: Settings) -> Mistake:
     origin = settings.origin(path)
     as_flags = bool(origin and origin.flag)
     answer = _right_place(path, value, settings, as_flags=as_flags)
+    answer = fitting(answer) if answer.id != "A3" else answer
     fix = correction(answer.changes, as_flags=as_flags, instead=answer.instead, choice=answer.choice)
     about = frozenset(keys.dotted(*key) for key in leaves(answer.changes))
     problem = f"{head(path, value, origin)}: {answer.why}."
@@ -237,8 +248,7 @@ def by_name(path: KeyPath, value: Any, tree: Mapping[str, Any]) -> Answer | None
     """What is known of a key of another trainer: by its whole path, or by its name wherever it stands."""
     section, leaf = path[:-1], str(path[-1]).replace("-", "_")
     if alias := foreign_at((*section, leaf)):
-        answer = alias.answer(value, tree)
-        return replace(answer, why=f"unknown key; {answer.why or 'here it is ' + ', '.join(answer.changes)}")
+        return named(alias, value, tree)
     if leaf in FOREIGN_KEYS:
         answer = FOREIGN_KEYS[leaf].answer(value, tree)
         changes = answer.changes if value is not False else {}
@@ -250,20 +260,45 @@ def by_name(path: KeyPath, value: Any, tree: Mapping[str, Any]) -> Answer | None
         return None
     if leaf == "batch_size":  # a key of ours in the wrong section
         return None
-    answer = ALIASES[leaf].answer(value, tree)
-    return replace(answer, why=f"unknown key; {answer.why or 'here it is ' + ', '.join(answer.changes)}")
+    return named(ALIASES[leaf], value, tree)
+
+
+def named(alias: Alias, value: Any, tree: Mapping[str, Any]) -> Answer:
+    """The answer with the name that the key has here, if it has one."""
+    answer = alias.answer(value, tree)
+    here = f"here it is {', '.join(answer.changes)}" if answer.changes and (alias.key or not answer.why) else ""
+    return replace(answer, why=f"unknown key; {', '.join(filter(None, (here, answer.why)))}")
 
 
 def _fits(path: KeyPath, value: Any) -> bool:
     """Whether the key could have this value: a name that is near is not meant if it could not."""
+    return not _objection(path, value)
+
+
+def _objection(path: KeyPath, value: Any) -> str:
+    """What the schema says against a value by itself."""
     model = keys.section_at(path[:-1])
     if model is None:
-        return False
+        return "" if keys.is_free(path) else "there is no such key"
     try:
         model.model_validate({str(path[-1]): value})
     except ValidationError as error:
-        return not any(detail["loc"][:1] == (path[-1],) and len(detail["loc"]) == 1 for detail in error.errors())
-    return True
+        own = [detail for detail in error.errors() if detail["loc"][:1] == (path[-1],)]
+        whole = [detail for detail in own if len(detail["loc"]) == 1 or not isinstance(value, dict)]
+        return str(whole[0]["msg"]).replace("Input should be", "expected", 1) if whole else ""
+    return ""
+
+
+def fitting(answer: Answer) -> Answer:
+    """Without values that the key here could not have: a correction must load."""
+    changes = {keys.dotted(*path): value for path, value in leaves(answer.changes).items()}
+    wrong = {key: said for key, value in changes.items() if (said := _objection(parse_path(key), value))}
+    if not wrong:
+        return answer
+    kept = {key: value for key, value in changes.items() if key not in wrong}
+    said = "; ".join(f"{key}: {objection}" for key, objection in wrong.items())
+    instead = f"write {', '.join(f'{key} = …' for key in wrong)}"
+    return Answer("; ".join(filter(None, (answer.why, said))), kept, instead, choice=True, id=answer.id)
 
 
 def _env_arg(section: KeyPath, leaf: str, value: Any, settings: Settings, *, as_flags: bool) -> Answer:
@@ -322,7 +357,7 @@ def correction(
     changes: Mapping[str, Any], *, as_flags: bool, what: str = "line", instead: str = "", choice: bool = False
 ) -> str:
     """What to write, or that nothing is lost without it; where the user has to decide, what can be done instead."""
-    delete = "leave it out" if as_flags else f"delete the {what}"
+    delete = "leave it out" if as_flags else "take it out of args" if what == "argument" else f"delete the {what}"
     if not changes or all(value is None for value in changes.values()):
         if choice:  # where a key has to be written, leaving it out is no way
             return f"your choice: {instead}" + ("" if instead.startswith("write ") else f"; to go on without it, {delete}")
@@ -362,6 +397,8 @@ def head(path: KeyPath, value: Any, origin: Origin | None) -> str:
     text = toml_value(value) if value is not None else "none"
     text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
     section, place = keys.dotted(*path[:-1]), f"{origin.place}: " if origin else ""
+    if path[:2] == ("orchestrator", "env") and "args" in path[:-1]:
+        return f"{place}{keys.dotted(*path[4:])} = {text} in args of [[orchestrator.env]]"
     if isinstance(value, dict):
         return f"{place}{keys.header(keys.dotted(*path))}"
     return f"{place}{path[-1]} = {text} " + (f"in {keys.header(section)}" if section else "at top level")

@@ -3,16 +3,15 @@ that what a correction leads to is told with it, and the corrections together lo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from typing import Any
-
 from pydantic import ValidationError
 
 from airloop.config.environments import check_environments, none_named
 from airloop.config.mistakes import explain, explain_conflict, foreign_flags, missing_template
 from airloop.config.rules import Conflict
 from airloop.config.schema import Config
-from airloop.config.sources import Mistake, Settings
+from airloop.config.sources import Mistake, Settings, take_out
 from airloop.config.translate import is_whole, translate
 
 # Corrections may lead to others, as a section that was moved and has a key of another tool; never to many.
@@ -23,10 +22,10 @@ def review(settings: Settings, *, environments: bool) -> tuple[Config | None, li
     """The config, if it has no mistakes, and these. The settings are corrected on the way."""
     whole = is_whole(settings.tree)
     found = list(settings.mistakes)
-    for mistake in [*foreign_flags(settings), *missing_template(settings)]:
+    for mistake in itertools.chain(foreign_flags(settings), missing_template(settings)):
         found.append(mistake)
         settings.correct(mistake)
-    found += translate(settings)
+    found += translate(settings, environments=environments)
     config = _by_schema(settings, found)
     _together(settings, found)
     if environments:
@@ -51,8 +50,8 @@ def _by_schema(settings: Settings, found: list[Mistake]) -> Config | None:
         mistakes = [explain(detail, settings) for detail in details.values()]
         _note(dict.fromkeys(mistakes), settings, found)
         for loc, mistake in zip(details, mistakes, strict=True):
-            if not mistake.at:  # nothing to be taken out: an environment without an id
-                _drop(settings.tree, loc)
+            if not mistake.at:  # what lacks something goes as a whole
+                take_out(settings.tree, loc[:-1])
     return None
 
 
@@ -61,13 +60,6 @@ def _note(mistakes: Iterable[Mistake], settings: Settings, found: list[Mistake])
         settings.correct(mistake)
         if mistake not in found:
             found.append(mistake)
-
-
-def _drop(tree: dict[str, Any], loc: tuple[Any, ...]) -> None:
-    node: Any = tree
-    for part in loc[:-2]:
-        node = node[part]
-    node.pop(loc[-2]) if len(loc) > 1 else node.pop(loc[-1], None)
 
 
 def _together(settings: Settings, found: list[Mistake]) -> None:

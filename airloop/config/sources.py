@@ -62,6 +62,7 @@ class Settings:
     mistakes: list[Mistake] = field(default_factory=list)
     foreign_flags: dict[str, str | None] = field(default_factory=dict)  # other tools' flags, for the aliases
     files: list[str] = field(default_factory=list)
+    spelt: dict[str, str] = field(default_factory=dict)  # flags that were written in another form
 
     def origin(self, path: KeyPath) -> Origin | None:
         """Where the key was written, or failing that something in it, or the nearest table around it."""
@@ -90,10 +91,10 @@ class Settings:
         """What the tree is once the user has made the correction: later mistakes are looked for in that."""
         origin = self.origin(mistake.at) if mistake.at else None
         if mistake.at:
-            _take_out(self.tree, mistake.at)
+            take_out(self.tree, mistake.at)
         for path, value in leaves(mistake.changes).items():
             if value is None:
-                _take_out(self.tree, path)
+                take_out(self.tree, path)
                 continue
             try:
                 _put(self.tree, path, value)
@@ -125,7 +126,7 @@ def read_sources(argv: Sequence[str], foreign: Sequence[str]) -> Settings:
     return settings
 
 
-def _take_out(tree: dict[str, Any], path: KeyPath) -> None:
+def take_out(tree: dict[str, Any], path: KeyPath) -> None:
     """The value at a path, or the deepest that exists on the way to it; with it, tables that are left without keys
     and would not be there but for it."""
     node: Any = tree
@@ -185,9 +186,13 @@ def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[s
         elif _ASSIGNED.fullmatch(word):  # as on the command lines of hydra: a.b=c
             name, _, text = word.partition("=")
             flags.append((name.lstrip("+"), text))
+            settings.spelt[name.lstrip("+")] = word
         elif not named:
             named = word
-            files.append(_named(word))
+            try:
+                files.append(_named(word))
+            except AirError as error:  # said with what else is wrong
+                settings.mistakes.append(Mistake(error.problem, error.fix))
         else:
             fix = f"write @ {word}" if word.endswith(".toml") else "write @ FILE.toml for a file, --KEY VALUE for a key"
             settings.mistakes.append(Mistake(f"{word}: neither a file (@) nor a flag (--).", fix))
@@ -283,7 +288,7 @@ def _anchor(tree: dict[str, Any], folders: list[Path]) -> None:
 def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
     path, negated = _flag_path(name, settings.tree)
     flag = f"--{name}"
-    written = flag if text is None else f"{flag} {shlex.quote(text)}"
+    written = settings.spelt.get(name) or (flag if text is None else f"{flag} {shlex.quote(text)}")
     annotation = getattr(field_at(path), "annotation", None)
     if text is None or negated:
         if annotation is not None and without_none(annotation) is not bool:

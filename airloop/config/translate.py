@@ -14,8 +14,12 @@ from airloop.config import keys
 from airloop.config.environments import known_id, not_known
 from airloop.config.foreign import FOREIGN_VALUES, Answer
 from airloop.config.foreign_paths import at, foreign_at, is_one, is_prime
-from airloop.config.mistakes import by_name, correction, head
-from airloop.config.sources import KeyPath, Mistake, Settings
+from airloop.config.mistakes import by_name, correction, fitting, head
+from airloop.config.rules import LOSS_KEYS
+from airloop.config.sources import KeyPath, Mistake, Settings, leaves, parse_path
+from airloop.spelling import misspelt
+from airloop.config.toml import toml_value
+from airloop.plugins import plugins
 
 _SOURCES = tuple(("orchestrator", *path) for path in (("train", "source"), ("train", "env")))
 _EVALUATED = tuple(("orchestrator", *path) for path in (("eval", "source"), ("eval", "env")))
@@ -30,18 +34,48 @@ _PRIME_DEFAULTS: dict[str, Any] = {
 }
 
 
-def translate(settings: Settings) -> list[Mistake]:
+# Keys that no file of another trainer has.
+_OURS = ("budget", "warmstart", "logbook", "tensorboard", "deterministic", "run_name", "trainer.token_budget")
+_OURS += ("trainer.processes", "trainer.model.train", "model.device", "model.dtype", "model.adapter", "inference.backend")
+_OURS += ("trainer.loss.passes", "trainer.loss.credit", "orchestrator.eval.split", "orchestrator.episode_timeout_s")
+
+
+def translate(settings: Settings, *, environments: bool) -> list[Mistake]:
+    """`environments` is False for the config of a run, which leaves nothing out."""
+    found = _flags(settings)
     said = copy.deepcopy(settings.tree)
-    found: list[Mistake] = []
-    marks = [path for path, _ in _foreign(said, ()) if is_prime(path) or path[:3] in _SOURCES + _EVALUATED]
     for path, value in _foreign(said, ()):
         if mistake := _answered(path, value, said, settings):
             settings.correct(mistake)
             found.append(mistake)
-    gpus = at(said, "inference_gpu_ids"), at(said, "trainer_gpu_ids")
-    if (marks or (all(gpus) and gpus[0] != gpus[1])) and is_whole(said) and settings.files:
+    if environments and settings.files and is_whole(said) and _is_prime_file(said):
         found += _defaults(said, settings)
     return found
+
+
+def _flags(settings: Settings) -> list[Mistake]:
+    """Flags are answered one by one, with flags."""
+    said = copy.deepcopy(settings.tree)
+    found = []
+    given = [path for path, origin in settings.origins.items() if origin.flag]
+    for path in given:
+        value = at(settings.tree, *path)
+        if keys.field_at(path) is None and not keys.is_free(path) and (answer := by_name(path, value, said)):
+            found.append(_mistake(path, value, answer, settings, as_flags=True))
+            settings.correct(found[-1])
+    return found
+
+
+def _is_prime_file(said: Mapping[str, Any]) -> bool:
+    """By keys that only prime-rl has; or by an environment that is not here, or GPUs apart, without a key of ours."""
+    if any(is_prime(path) or path[:3] in _SOURCES + _EVALUATED for path, _ in _foreign(said, ())):
+        return True
+    if any(at(said, *key.split(".")) is not None for key in _OURS):
+        return False
+    gpus = at(said, "inference_gpu_ids"), at(said, "trainer_gpu_ids")
+    names = [env_id(entry) for entry in _entries(said, ("orchestrator", "env"))]
+    strange = at(said, "model", "name") is not None and any(known_id(name) is None and misspelt(name, plugins("envs")) is None for name in names)
+    return strange or (all(gpus) and gpus[0] != gpus[1])
 
 
 def is_whole(said: Mapping[str, Any]) -> bool:
@@ -83,9 +117,6 @@ def _is_tables(value: Any) -> bool:
 
 
 def _answered(path: KeyPath, value: Any, said: Mapping[str, Any], settings: Settings) -> Mistake | None:
-    origin = settings.origin(path)
-    if origin is not None and origin.flag:
-        return None  # flags are answered one by one, in the schema's round
     if path[:3] in _SOURCES or path[:2] == ("orchestrator", "env") and len(path) == 3:
         return _environment(path, value, said, settings)
     if path[:3] in _EVALUATED:
@@ -97,13 +128,13 @@ def _answered(path: KeyPath, value: Any, said: Mapping[str, Any], settings: Sett
     return _mistake(path, value, answer, settings) if answer else None
 
 
-def _mistake(path: KeyPath, value: Any, answer: Answer, settings: Settings) -> Mistake:
+def _mistake(path: KeyPath, value: Any, answer: Answer, settings: Settings, as_flags: bool = False) -> Mistake:
     what = "table" if isinstance(value, dict) else "line"
-    answer = _with_values(answer)
+    answer = _beside_others(fitting(_with_values(answer)), settings.tree)
     changes = answer.changes
     return Mistake(
         f"{head(path, value, settings.origin(path))}: {answer.why}.",
-        correction(changes, as_flags=False, what=what, instead=answer.instead, choice=answer.choice),
+        correction(changes, as_flags=as_flags, what=what, instead=answer.instead, choice=answer.choice),
         frozenset(changes),
         answer.id,
         at=path,
@@ -122,6 +153,22 @@ def _with_values(answer: Answer) -> Answer:
             instead = "; ".join(filter(None, (answer.instead, known.instead)))
             answer = Answer(why, {**others, **known.changes}, instead, answer.choice or known.choice, answer.id)
     return answer
+
+
+def _beside_others(answer: Answer, tree: Mapping[str, Any]) -> Answer:
+    """A key that the file has with another value already stays as it is: which of the two counts, the user decides."""
+    for key, value in leaves_of(answer).items():
+        there = at(tree, *parse_path(key))
+        if there is not None and there != value:
+            others = {k: v for k, v in leaves_of(answer).items() if k != key}
+            why = f"{answer.why}; {key} is {toml_value(there)} already, not {toml_value(value)}"
+            instead = "; ".join(filter(None, (answer.instead, f"keep {toml_value(there)}, or change it there")))
+            answer = Answer(why, others, instead, True, answer.id)
+    return answer
+
+
+def leaves_of(answer: Answer) -> dict[str, Any]:
+    return {keys.dotted(*path): value for path, value in leaves(answer.changes).items()}
 
 
 def _table(path: KeyPath, table: Mapping[str, Any], said: Mapping[str, Any]) -> Answer | None:
@@ -176,8 +223,8 @@ def _environment(path: KeyPath, entry: Mapping[str, Any], said: Mapping[str, Any
             at(settings.tree, "orchestrator", "env")[path[2]] = {"id": "tune"}  # for the other checks only
         return not_known(path, env_id(entry), settings, at=() if listed else path)
     place = f"orchestrator.env.{path[2] if listed else len(at(settings.tree, 'orchestrator', 'env') or [])}"
-    task = at(entry, "env", "taskset") or at(entry, "taskset") or {}
-    args = {**(at(entry, "args") or {}), **{key: value for key, value in task.items() if key not in ("id", "task")}}
+    task, given = at(entry, "env", "taskset") or at(entry, "taskset") or {}, at(entry, "args")
+    args = {**(given if isinstance(given, dict) else {}), **{key: value for key, value in dict(task).items() if key not in ("id", "task")}}
     changes: dict[str, Any] = {f"{place}.id": ours}
     if isinstance(name := entry.get("name"), str) and name != ours:
         changes[f"{place}.name"] = name
@@ -212,13 +259,17 @@ def _beside(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _uneven(said: Mapping[str, Any]) -> bool:
-    entries = [entry for path in _SOURCES for entry in at(said, *path) or [] if isinstance(entry, dict)]
-    return len({entry.get("ratio") for entry in entries}) > 1
+    return len({str(entry.get("ratio")) for entry in _entries(said, *_SOURCES)}) > 1
+
+
+def _entries(said: Mapping[str, Any], *paths: tuple[str, ...]) -> list[dict[str, Any]]:
+    lists = [found for path in paths if isinstance(found := at(said, *path), list)]
+    return [entry for found in lists for entry in found if isinstance(entry, dict)]
 
 
 def _evaluated(entry: Mapping[str, Any], said: Mapping[str, Any]) -> Answer:
     """Evaluations are on held-out tasks of the environments that are trained on."""
-    trained = {env_id(e) for path in (*_SOURCES, ("orchestrator", "env")) for e in at(said, *path) or []}
+    trained = {env_id(entry) for entry in _entries(said, *_SOURCES, ("orchestrator", "env"))}
     name = env_id(entry)
     changes = {
         "orchestrator.eval.num_examples": at(entry, "num_examples"),
@@ -237,7 +288,7 @@ def _defaults(said: Mapping[str, Any], settings: Settings) -> list[Mistake]:
     """What a file of prime-rl leaves out means what it means there: what air would do instead is another run."""
     now = settings.tree
     missing = {key: value for key, value in _PRIME_DEFAULTS.items() if at(now, *key.split(".")) is None}
-    if at(now, "trainer", "loss", "type") is not None:
+    if at(now, "trainer", "loss", "type") in LOSS_KEYS:
         missing.pop("trainer.loss.scale_rewards", None)
     if at(now, "trainer", "model", "lora") is None and at(now, "trainer", "model", "train") is None:
         missing["trainer.model.train"] = "full"
@@ -247,11 +298,11 @@ def _defaults(said: Mapping[str, Any], settings: Settings) -> list[Mistake]:
     name = settings.files[-1]
     found: list[Mistake] = []
     if missing:
-        why = "what it leaves out has other defaults in prime-rl, which it was written for, than here"
+        why = "it looks like a file of prime-rl, and what it leaves out has other defaults there than here"
         fix = correction(missing, as_flags=False).replace(" instead", "", 1)
         found.append(Mistake(f"{name}: {why}.", fix, frozenset(missing), "A13", changes=missing))
     for key, there in (("max_steps", "without end"), ("orchestrator.rollouts_per_example", "one reply per task")):
-        if at(now, *key.split(".")) is None and at(said, "orchestrator", "group_size") is None or key == "max_steps" and at(now, key) is None:
+        if at(now, *key.split(".")) is None and (key == "max_steps" or at(said, "orchestrator", "group_size") is None):
             fix = f"your choice: write {key} = …"
             problem = f"{name}: it does not say {key}, which means {there} in prime-rl and has no equivalent here."
             found.append(Mistake(problem, fix, frozenset([key]), "A13", choice=True))

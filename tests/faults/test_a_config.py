@@ -182,7 +182,8 @@ def test_A8_paths_do_not_depend_on_the_working_directory(tmp_path: Path, monkeyp
     for path in (folder / "adapter", elsewhere):
         path.mkdir(parents=True)
     (folder / "chat.jinja").write_text("{{ messages }}")
-    (folder / "a.toml").write_text('[model]\nname = "./weights"\nchat_template = "chat.jinja"\nadapter = "adapter"\n')
+    text = '[model]\nname = "./weights"\nchat_template = "chat.jinja"\nadapter = "adapter"\n'
+    (folder / "a.toml").write_text(text + '[[orchestrator.env]]\nid = "arith"\n')
     (folder / "weights").mkdir()
     loaded = []
     for cwd, name in ((folder, "a.toml"), (tmp_path, "configs/a.toml"), (elsewhere, str(folder / "a.toml"))):
