@@ -2,11 +2,11 @@
 corrections are applied as they are printed, by rule and not by understanding, and what the file said is compared with
 what the loaded config says.
 
-    python bench/configs.py CHECKOUT [--show FILE]
+    python bench/configs.py CHECKOUT [--show]
 
 A file counts as "same" if one round of corrections gives a config that loads and trains what the file said: group size,
 LoRA or full, learning rate, steps, batch, rank. An environment that air does not have must be refused by its name, and
-is replaced by a stand-in afterwards, as a user would replace it by a file of his own. What has no equivalent is a choice
+is replaced by a stand-in afterwards, as a user would replace it by one of his own. What has no equivalent is a choice
 that the user is asked for: it is counted, and taken by leaving the key out.
 """
 
@@ -150,7 +150,9 @@ def to_text(tree: dict[str, Any], name: str = "") -> Iterator[str]:
 
 
 def _tables(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value))
+    return isinstance(value, dict) or (
+        isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
+    )
 
 
 def at(tree: Any, *path: str) -> Any:
@@ -301,7 +303,7 @@ def main() -> None:
     unknown = sum(bool(outcome.unknown) for outcome in outcomes)
     choices = sum(outcome.choices > 0 for outcome in outcomes)
     said_so = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    print(f"{len(outcomes)} RL files: {said_so}; {unknown} name an environment that is not here, {choices} ask for choices")
+    print(f"{len(outcomes)} RL files: {said_so}; {unknown} name an unknown environment, {choices} ask for choices")
     sys.exit(0 if set(counts) <= {"same", "loads as it is"} else 1)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from airloop.config import ALIASES, Config, Refused, describe_keys, load_config
 from airloop.config.foreign import FOREIGN_KEYS, FOREIGN_VALUES
-from airloop.config.foreign_paths import PRIME, VERL
+from airloop.config.foreign_prime import PRIME
+from airloop.config.foreign_verl import VERL
 from airloop.config.sources import leaves
 from airloop.config.toml import toml_value
 from airloop.spelling import distance, misspelt
@@ -73,7 +74,9 @@ ENTRIES = [(name, alias) for name, alias in {**PRIME, **VERL}.items()]
 @pytest.mark.parametrize(("name", "alias"), ENTRIES, ids=[name for name, _ in ENTRIES])
 def test_every_correction_of_the_paths_loads(tmp_path: Path, name: str, alias: Any):
     path = name.replace(".**", ".anything").replace(".*.", ".").split(".")
-    values = sample(alias.key) if alias.key else [1, 0, "some", True, False, {"lora": {"rank": 4}}, [{"type": "gibberish"}]]
+    values = (
+        sample(alias.key) if alias.key else [1, 0, "some", True, False, {"lora": {"rank": 4}}, [{"type": "gibberish"}]]
+    )
     answered = 0
     for value in values:
         inner = toml_value(value)

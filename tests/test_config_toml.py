@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airloop.config import ALIASES, Config, describe_keys, load_config, to_toml
-from airloop.config.foreign_paths import PRIME, VERL
+from airloop.config.foreign_prime import PRIME
+from airloop.config.foreign_verl import VERL
 from airloop.config.lines import key_lines
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError

@@ -11,10 +11,10 @@ from airloop.config import keys
 from airloop.config.mistakes import correction, head
 from airloop.config.schema import ENV_SYNONYMS
 from airloop.config.sources import KeyPath, Mistake, Settings
-from airloop.spelling import misspelt
 from airloop.envs.files import is_file_id
 from airloop.errors import AirError
 from airloop.plugins import plugins
+from airloop.spelling import misspelt
 
 _OWN = 'a file\'s is id = "./my_env.py:MyEnv" (`air init` writes one to begin with)'
 

@@ -89,7 +89,9 @@ def is_on(given: Any) -> bool:
 
 def _both_clips(given: Any, _: Mapping[str, Any]) -> Answer:
     value = typed("trainer.loss.clip_low", given)
-    return Answer("the ratio is clipped on both sides", {"trainer.loss.clip_low": value, "trainer.loss.clip_high": value})
+    return Answer(
+        "the ratio is clipped on both sides", {"trainer.loss.clip_low": value, "trainer.loss.clip_high": value}
+    )
 
 
 def _group(given: Any, _: Mapping[str, Any]) -> Answer:
@@ -142,7 +144,8 @@ def beta(which: int) -> Alias:
         optim = tree.get("trainer", {}).get("optim", {}) if isinstance(tree.get("trainer"), Mapping) else {}
         for index, names in enumerate((("betas1", "adam_beta1"), ("betas2", "adam_beta2"))):
             betas[index] = next((optim[name] for name in names if name in optim), betas[index])
-        betas[which] = number(given) if number(given) is not None else betas[which]
+        if (value := number(given)) is not None:
+            betas[which] = value
         return Answer("AdamW's decay rates are one key", {"trainer.optim.betas": betas})
 
     return Alias(read=read)
@@ -152,7 +155,7 @@ OWN_RANKS = "air starts its processes itself, one for each of trainer_gpu_ids, a
 ONE_COPY = "the sampler uses the trainer's own weights"
 _PER_STEP = "air counts a batch in trajectories per step, over all devices and accumulation steps"
 _ENV_DATA = "data sets belong to the environment"
-_ENV_ARGS = "name it in the environment's args, as in [[orchestrator.env]] id = \"gsm8k\", args = { dataset = … }"
+_ENV_ARGS = 'name it in the environment\'s args, as in [[orchestrator.env]] id = "gsm8k", args = { dataset = … }'
 _ALWAYS_CUT = "a reply that is cut off is scored and trained as it is"
 
 # Flags of the MuSiQue command lines and of TRL (GRPOConfig and what it inherits), also met as keys in TOML files. All
@@ -216,7 +219,7 @@ ALIASES: dict[str, Alias] = {
     "zero_truncated_completions": when_off(_ALWAYS_CUT, 'trainer.loss.overlong = "reply" penalises long replies'),
     "reward_funcs": none(
         "rewards belong to the environment",
-        "weigh its components in [[orchestrator.env]] rewards = { … }, or write an environment of your own (`air init`)",
+        "weigh its components in [[orchestrator.env]] rewards = { … }, or write an environment (`air init`)",
     ),
     "reward_weights": none(
         "here each component is weighed by its name", "write [[orchestrator.env]] rewards = { NAME = weight }"

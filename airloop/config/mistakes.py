@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 import tomllib
@@ -18,11 +17,11 @@ from airloop.config import keys
 from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.rules import NOT_YET, Conflict
-from airloop.config.sources import KeyPath, Mistake, Origin, Settings, leaves, parse_path
-from airloop.spelling import misspelt
+from airloop.config.sources import KeyPath, Mistake, Origin, Settings, at, leaves, parse_path
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError
 from airloop.plugins import plugins
+from airloop.spelling import misspelt
 
 _SHOWN = 80  # characters of an offending value
 
@@ -53,38 +52,6 @@ def _place(mistake: Mistake) -> tuple[bool, str, int]:
     """In the order of the file; what has no line comes last."""
     found = _PLACE.match(mistake.problem)
     return (False, found[1], int(found[2])) if found else (True, "", 0)
-
-
-def foreign_flags(settings: Settings) -> Iterable[Mistake]:
-    given = settings.foreign_flags
-    batch = next((name for name in ("batch_size", "per_device_train_batch_size") if name in given), "")
-    names = (batch, "gradient_accumulation_steps", "num_processes")
-    sizes = {name: given[name] for name in names if name in given}
-    numbers = [int(text) for text in sizes.values() if text and text.isdigit()]
-    for name, text in given.items():
-        answer, flag = ALIASES[name].answer(text, settings.tree), _as_written(name, text)
-        if name == batch and len(numbers) == len(sizes) > 1:
-            why = f"{answer.why}: {' × '.join(map(str, numbers))} = {math.prod(numbers)}"
-            answer = replace(answer, why=why, changes={"orchestrator.batch_size": math.prod(numbers)})
-            flag = " ".join(_as_written(*size) for size in sizes.items())
-        elif name == "gradient_accumulation_steps" and batch:
-            continue  # said together with --batch-size
-        if name == "datasets":
-            answer = replace(answer, changes={"orchestrator.env.0.id": "musique", **answer.changes})
-        if name == "loss_type" and (known := FOREIGN_VALUES["trainer.loss.type"].get(text or "")):
-            answer = known
-        answer = fitting(answer)
-        what = "another trainer's flag" + (f"; {answer.why}" if answer.why else "")
-        fix = correction(answer.changes, as_flags=True, instead=answer.instead, choice=answer.choice)
-        if answer.changes:
-            fix += f", or in TOML\n{_indent(_toml_lines(answer.changes))}"
-        keys_ = frozenset(answer.changes)
-        yield Mistake(f"{flag}: {what}.", fix, keys_, "A2", changes=answer.changes, choice=answer.choice)
-        settings.origins |= {path: Origin(flag=flag) for path in leaves(answer.changes)}
-
-
-def _as_written(name: str, text: str | None) -> str:
-    return f"--{name.replace('_', '-')}" + (f" {shlex.quote(text)}" if text is not None else "")
 
 
 def missing_template(settings: Settings) -> Iterable[Mistake]:
@@ -125,7 +92,7 @@ def explain(error: ErrorDetails, settings: Settings) -> Mistake:
         return unknown(path, error["input"], settings)
     while len(path) > 1 and (keys.field_at(path) is None or isinstance(path[-1], int)):
         path = path[:-1]  # an element of a list or free table: the key is what is named
-    value = value_at(settings.tree, path)
+    value = at(settings.tree, *path)
     origin = settings.origin(tuple(error["loc"])) or settings.origin(path)
     as_flags = bool(origin and origin.flag)
     if error["type"] == "missing":  # there is one key that must be given: an environment's id
@@ -150,7 +117,7 @@ def explain(error: ErrorDetails, settings: Settings) -> Mistake:
 
 
 def _unsaid(key: str, settings: Settings) -> bool:
-    value = value_at(settings.tree, parse_path(key))
+    value = at(settings.tree, *parse_path(key))
     return value is None or isinstance(value, dict | list) or not key.startswith("trainer.loss.")
 
 
@@ -306,13 +273,13 @@ def _env_arg(section: KeyPath, leaf: str, value: Any, settings: Settings, *, as_
         section if section[:2] == ("orchestrator", "env") and len(section) == 3 else ("orchestrator", "env", 0)
     )
     why = f"unknown key; {leaf} is the environment's own and belongs in its args"
-    named = value_at(settings.tree, (*env, "id"))
+    named = at(settings.tree, *env, "id")
     if as_flags:
         return Answer(why, {keys.dotted(*env, "args", leaf): value}, id="A1")
-    args = value_at(settings.tree, (*env, "args"))
+    args = at(settings.tree, *env, "args")
     changes = {keys.dotted(*env, "args"): {**(args if isinstance(args, dict) else {}), leaf: value}}
     if named is None:  # whose it is, only the user knows
-        example = "\n".join(_indent(_toml_lines(changes)).splitlines())
+        example = "\n".join(indented(toml_lines(changes)).splitlines())
         return Answer(why, instead=f"name the environment and write it there, as\n{example}\n ", choice=True, id="A1")
     return Answer(why, changes, id="A1")
 
@@ -360,7 +327,9 @@ def correction(
     delete = "leave it out" if as_flags else "take it out of args" if what == "argument" else f"delete the {what}"
     if not changes or all(value is None for value in changes.values()):
         if choice:  # where a key has to be written, leaving it out is no way
-            return f"your choice: {instead}" + ("" if instead.startswith("write ") else f"; to go on without it, {delete}")
+            return f"your choice: {instead}" + (
+                "" if instead.startswith("write ") else f"; to go on without it, {delete}"
+            )
         return f"{delete}; {instead}" if instead else delete
     lead = f"your choice: {instead}; otherwise " if choice else ""
     if as_flags:
@@ -368,14 +337,14 @@ def correction(
         return f"{lead}write {flags}"
     where = " above the first [section]" if not any("." in key for key in changes) else ""
     of = " of the table" if what == "table" else ""
-    return f"{lead}write{where} instead{of}\n{_indent(_toml_lines(changes))}"
+    return f"{lead}write{where} instead{of}\n{indented(toml_lines(changes))}"
 
 
 def _flag_text(value: Any) -> str:
     return shlex.quote(value if isinstance(value, str) else toml_value(value))
 
 
-def _toml_lines(changes: Mapping[str, Any]) -> list[str]:
+def toml_lines(changes: Mapping[str, Any]) -> list[str]:
     sections: dict[str, list[str]] = {"": []}  # keys of the top level come before any section
     for path, value in leaves(changes).items():
         if value is None:
@@ -387,7 +356,7 @@ def _toml_lines(changes: Mapping[str, Any]) -> list[str]:
     return [line for header, lines in sections.items() for line in ([header] if header else []) + lines]
 
 
-def _indent(lines: list[str]) -> str:
+def indented(lines: list[str]) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
@@ -402,12 +371,3 @@ def head(path: KeyPath, value: Any, origin: Origin | None) -> str:
     if isinstance(value, dict):
         return f"{place}{keys.header(keys.dotted(*path))}"
     return f"{place}{path[-1]} = {text} " + (f"in {keys.header(section)}" if section else "at top level")
-
-
-def value_at(tree: Any, path: KeyPath) -> Any:
-    for part in path:
-        try:
-            tree = tree[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return tree

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+
 from pydantic import ValidationError
 
 from airloop.config.environments import check_environments, none_named
-from airloop.config.mistakes import explain, explain_conflict, foreign_flags, missing_template
+from airloop.config.foreign_flags import foreign_flags
+from airloop.config.mistakes import explain, explain_conflict, missing_template
 from airloop.config.rules import Conflict
 from airloop.config.schema import Config
 from airloop.config.sources import Mistake, Settings, take_out

@@ -162,6 +162,16 @@ def leaves(changes: Mapping[str, Any]) -> dict[KeyPath, Any]:
     return found
 
 
+def at(tree: Any, *path: str | int) -> Any:
+    """The value at a path; None where there is none."""
+    for part in path:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree
+
+
 def parse_path(key: str) -> KeyPath:
     return tuple(int(part) if part.isdigit() else part for part in key.split(".")) if key else ()
 

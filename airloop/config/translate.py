@@ -13,16 +13,16 @@ from typing import Any
 from airloop.config import keys
 from airloop.config.environments import known_id, not_known
 from airloop.config.foreign import FOREIGN_VALUES, Answer
-from airloop.config.foreign_paths import at, foreign_at, is_one, is_prime
+from airloop.config.foreign_paths import foreign_at, is_one, is_prime
 from airloop.config.mistakes import by_name, correction, fitting, head
 from airloop.config.rules import LOSS_KEYS
-from airloop.config.sources import KeyPath, Mistake, Settings, leaves, parse_path
-from airloop.spelling import misspelt
+from airloop.config.sources import KeyPath, Mistake, Settings, at, leaves, parse_path
 from airloop.config.toml import toml_value
 from airloop.plugins import plugins
+from airloop.spelling import misspelt
 
-_SOURCES = tuple(("orchestrator", *path) for path in (("train", "source"), ("train", "env")))
-_EVALUATED = tuple(("orchestrator", *path) for path in (("eval", "source"), ("eval", "env")))
+_SOURCES: tuple[KeyPath, ...] = (("orchestrator", "train", "source"), ("orchestrator", "train", "env"))
+_EVALUATED: tuple[KeyPath, ...] = (("orchestrator", "eval", "source"), ("orchestrator", "eval", "env"))
 # What prime-rl does where its file says nothing, and air would do otherwise.
 _PRIME_DEFAULTS: dict[str, Any] = {
     "model.name": "Qwen/Qwen3-0.6B",
@@ -35,8 +35,23 @@ _PRIME_DEFAULTS: dict[str, Any] = {
 
 
 # Keys that no file of another trainer has.
-_OURS = ("budget", "warmstart", "logbook", "tensorboard", "deterministic", "run_name", "trainer.token_budget")
-_OURS += ("trainer.processes", "trainer.model.train", "model.device", "model.dtype", "model.adapter", "inference.backend")
+_OURS: tuple[str, ...] = (
+    "budget",
+    "warmstart",
+    "logbook",
+    "tensorboard",
+    "deterministic",
+    "run_name",
+    "trainer.token_budget",
+)
+_OURS += (
+    "trainer.processes",
+    "trainer.model.train",
+    "model.device",
+    "model.dtype",
+    "model.adapter",
+    "inference.backend",
+)
 _OURS += ("trainer.loss.passes", "trainer.loss.credit", "orchestrator.eval.split", "orchestrator.episode_timeout_s")
 
 
@@ -74,7 +89,9 @@ def _is_prime_file(said: Mapping[str, Any]) -> bool:
         return False
     gpus = at(said, "inference_gpu_ids"), at(said, "trainer_gpu_ids")
     names = [env_id(entry) for entry in _entries(said, ("orchestrator", "env"))]
-    strange = at(said, "model", "name") is not None and any(known_id(name) is None and misspelt(name, plugins("envs")) is None for name in names)
+    strange = at(said, "model", "name") is not None and any(
+        known_id(name) is None and misspelt(name, plugins("envs")) is None for name in names
+    )
     return strange or (all(gpus) and gpus[0] != gpus[1])
 
 
@@ -96,7 +113,9 @@ def _foreign(node: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, 
         elif known is not None and isinstance(value, list) and keys.section_of(known.annotation):
             for index, element in enumerate(value):
                 if isinstance(element, dict):
-                    yield from [((*here, index), element)] if "taskset" in element else _foreign(element, (*here, index))
+                    yield from (
+                        [((*here, index), element)] if "taskset" in element else _foreign(element, (*here, index))
+                    )
         elif known is None and _is_tables(value) and here[:3] in _SOURCES + _EVALUATED:
             yield from (((*here, index), element) for index, element in enumerate(value))
         elif known is None and isinstance(value, dict) and value and all(_is_table(v) for v in value.values()):
@@ -117,7 +136,7 @@ def _is_tables(value: Any) -> bool:
 
 
 def _answered(path: KeyPath, value: Any, said: Mapping[str, Any], settings: Settings) -> Mistake | None:
-    if path[:3] in _SOURCES or path[:2] == ("orchestrator", "env") and len(path) == 3:
+    if path[:3] in _SOURCES or (path[:2] == ("orchestrator", "env") and len(path) == 3):
         return _environment(path, value, said, settings)
     if path[:3] in _EVALUATED:
         return _mistake(path, value, _evaluated(value, said), settings)
@@ -224,7 +243,10 @@ def _environment(path: KeyPath, entry: Mapping[str, Any], said: Mapping[str, Any
         return not_known(path, env_id(entry), settings, at=() if listed else path)
     place = f"orchestrator.env.{path[2] if listed else len(at(settings.tree, 'orchestrator', 'env') or [])}"
     task, given = at(entry, "env", "taskset") or at(entry, "taskset") or {}, at(entry, "args")
-    args = {**(given if isinstance(given, dict) else {}), **{key: value for key, value in dict(task).items() if key not in ("id", "task")}}
+    args = {
+        **(given if isinstance(given, dict) else {}),
+        **{key: value for key, value in dict(task).items() if key not in ("id", "task")},
+    }
     changes: dict[str, Any] = {f"{place}.id": ours}
     if isinstance(name := entry.get("name"), str) and name != ours:
         changes[f"{place}.name"] = name
@@ -262,7 +284,7 @@ def _uneven(said: Mapping[str, Any]) -> bool:
     return len({str(entry.get("ratio")) for entry in _entries(said, *_SOURCES)}) > 1
 
 
-def _entries(said: Mapping[str, Any], *paths: tuple[str, ...]) -> list[dict[str, Any]]:
+def _entries(said: Mapping[str, Any], *paths: KeyPath) -> list[dict[str, Any]]:
     lists = [found for path in paths if isinstance(found := at(said, *path), list)]
     return [entry for found in lists for entry in found if isinstance(entry, dict)]
 
