@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -15,6 +15,9 @@ from airloop.envs.files import is_file_id
 from airloop.errors import AirError
 from airloop.plugins import plugins
 from airloop.spelling import misspelt
+
+if TYPE_CHECKING:
+    from airloop.envs.base import EnvArgs
 
 _OWN = 'a file\'s is id = "./my_env.py:MyEnv" (`air init` writes one to begin with)'
 
@@ -33,7 +36,8 @@ def not_known(path: KeyPath, name: str, settings: Settings, at: KeyPath = ()) ->
     if near:
         changes = {"orchestrator.env.0.id": near} if at else {keys.dotted(*path): near}
         fix = correction(changes, as_flags=bool(origin and origin.flag))
-        return Mistake(f"{place}no environment is known as {name!r}.", fix, frozenset(changes), "A13", at, changes)
+        problem = f"{place}no environment is known as {name!r}; did you mean {near!r}?"
+        return Mistake(problem, fix, frozenset(changes), "A13", at, changes)
     return Mistake(
         f"{place}the environment {name!r} is not known here: nothing else is trained in its place.",
         f"your choice: name one of {', '.join(known)}; {_OWN}, a package adds one with an entry point in the group "
@@ -73,11 +77,8 @@ def check_environments(settings: Settings) -> Iterator[Mistake]:
 
 def _arguments(env_id: str, args: Mapping[str, Any], path: KeyPath, settings: Settings) -> Iterator[Mistake]:
     """Every argument that the environment refuses. What it lacks on this machine is said later, by whoever opens it."""
-    from airloop.envs.base import find_environment
-
-    try:
-        model = find_environment(env_id)().Args
-    except (AirError, ImportError):
+    model = _args_of(env_id)
+    if model is None:
         return
     try:
         model.model_validate(dict(args))
@@ -85,6 +86,27 @@ def _arguments(env_id: str, args: Mapping[str, Any], path: KeyPath, settings: Se
         known = list(model.model_fields)
         for detail in error.errors(include_url=False):
             yield _argument(env_id, known, detail, args, path, settings)
+
+
+def _args_of(env_id: str) -> type[EnvArgs] | None:
+    from airloop.envs.base import find_environment
+
+    try:
+        return find_environment(env_id)().Args
+    except (AirError, ImportError):
+        return None
+
+
+def taken(env_id: str, args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Of arguments that another trainer's environment was given, those that ours takes; names of the others; and the
+    names that it knows."""
+    model = _args_of(env_id)
+    if model is None:
+        return dict(args), [], []
+    known = list(model.model_fields)
+    spelt = _respelt(args, known)
+    others = [name for name in spelt if name not in known]
+    return {name: value for name, value in spelt.items() if name in known}, others, known
 
 
 def _argument(

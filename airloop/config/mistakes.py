@@ -207,7 +207,7 @@ def _right_place(path: KeyPath, value: Any, settings: Settings, *, as_flags: boo
     if close and _fits((*section, close), value):
         return Answer(f"unknown key; the nearest is {close}", {keys.dotted(*section, close): value})
     place = keys.header(keys.dotted(*section)) or "the top level"
-    instead = "write one of these, if one is meant"
+    instead = "one of these may be meant"
     return Answer(f"unknown key; {place} has {', '.join(here)}", instead=instead, choice=True)
 
 
@@ -245,7 +245,7 @@ def _fits(path: KeyPath, value: Any) -> bool:
 def _objection(path: KeyPath, value: Any) -> str:
     """What the schema says against a value by itself."""
     model = keys.section_at(path[:-1])
-    if model is None:
+    if model is None or keys.field_at(path) is None:
         return "" if keys.is_free(path) else "there is no such key"
     try:
         model.model_validate({str(path[-1]): value})
@@ -258,14 +258,24 @@ def _objection(path: KeyPath, value: Any) -> str:
 
 def fitting(answer: Answer) -> Answer:
     """Without values that the key here could not have: a correction must load."""
-    changes = {keys.dotted(*path): value for path, value in leaves(answer.changes).items()}
+    changes = {_respelt(path): value for path, value in leaves(answer.changes).items()}
+    if changes.keys() != {keys.dotted(*path) for path in leaves(answer.changes)}:
+        answer = replace(answer, changes=changes)
     wrong = {key: said for key, value in changes.items() if (said := _objection(parse_path(key), value))}
     if not wrong:
         return answer
     kept = {key: value for key, value in changes.items() if key not in wrong}
     said = "; ".join(f"{key}: {objection}" for key, objection in wrong.items())
-    instead = f"write {', '.join(f'{key} = …' for key in wrong)}"
+    asked = [f"{key} = …" for key in wrong if keys.field_at(parse_path(key)) is not None]
+    instead = f"write {', '.join(asked)}" if asked else "`air train --help` has the keys"
     return Answer("; ".join(filter(None, (answer.why, said))), kept, instead, choice=True, id=answer.id)
+
+
+def _respelt(path: KeyPath) -> str:
+    """In a section that is moved or respelt, keys may be misspelt as well."""
+    model = keys.section_at(path[:-1])
+    known = misspelt(str(path[-1]), model.model_fields) if model and keys.field_at(path) is None else None
+    return keys.dotted(*path[:-1], known or path[-1])
 
 
 def _env_arg(section: KeyPath, leaf: str, value: Any, settings: Settings, *, as_flags: bool) -> Answer:
@@ -335,7 +345,7 @@ def correction(
     if as_flags:
         flags = " ".join(f"--{keys.dotted(*p)} {_flag_text(v)}" for p, v in leaves(changes).items() if v is not None)
         return f"{lead}write {flags}"
-    where = " above the first [section]" if not any("." in key for key in changes) else ""
+    where = " above the first [section]" if all(len(path) == 1 for path in leaves(changes)) else ""
     of = " of the table" if what == "table" else ""
     return f"{lead}write{where} instead{of}\n{indented(toml_lines(changes))}"
 

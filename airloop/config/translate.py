@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from airloop.config import keys
-from airloop.config.environments import known_id, not_known
+from airloop.config.environments import known_id, not_known, taken
 from airloop.config.foreign import FOREIGN_VALUES, Answer
 from airloop.config.foreign_paths import foreign_at, is_one, is_prime
 from airloop.config.mistakes import by_name, correction, fitting, head
@@ -242,31 +243,36 @@ def _environment(path: KeyPath, entry: Mapping[str, Any], said: Mapping[str, Any
             at(settings.tree, "orchestrator", "env")[path[2]] = {"id": "tune"}  # for the other checks only
         return not_known(path, env_id(entry), settings, at=() if listed else path)
     place = f"orchestrator.env.{path[2] if listed else len(at(settings.tree, 'orchestrator', 'env') or [])}"
+    answer = _as_ours(ours, entry, place, said)
+    mistake = _mistake(path, dict(entry), answer, settings)
+    if listed:  # the element is replaced where it is, so that the others keep their places
+        at(settings.tree, "orchestrator", "env")[path[2]] = {}
+        mistake = replace(mistake, at=())
+    return mistake
+
+
+def _as_ours(ours: str, entry: Mapping[str, Any], place: str, said: Mapping[str, Any]) -> Answer:
     task, given = at(entry, "env", "taskset") or at(entry, "taskset") or {}, at(entry, "args")
-    args = {
-        **(given if isinstance(given, dict) else {}),
-        **{key: value for key, value in dict(task).items() if key not in ("id", "task")},
-    }
+    args = dict(given) if isinstance(given, dict) else {}
+    args |= {key: value for key, value in dict(task).items() if key not in ("id", "task")}
+    args, others, known = taken(ours, args)
     changes: dict[str, Any] = {f"{place}.id": ours}
     if isinstance(name := entry.get("name"), str) and name != ours:
         changes[f"{place}.name"] = name
     if args:
         changes[f"{place}.args"] = args
-    why = "unknown table; an environment is [[orchestrator.env]] here, with its own way of asking and scoring"
-    answer = Answer(why, {**changes, **_beside(entry)})
+    why = ["unknown table; an environment is [[orchestrator.env]] here, with its own way of asking and scoring"]
+    instead = []
+    if others:
+        why.append(f"{', '.join(others)}: {ours} has no such arguments")
+        instead.append(f"it has {', '.join(known)}")
     if _uneven(said):
-        answer = Answer(f"{why}; ratio has no equivalent", answer.changes, _SHARES, choice=True)
-    if listed:
-        at(settings.tree, "orchestrator", "env")[path[2]] = {}
-    return _mistake(path, dict(entry), answer, settings) if not listed else _in_place(path, entry, answer, settings)
+        why.append("ratio has no equivalent")
+        instead.append(_SHARES)
+    return Answer("; ".join(why), {**changes, **_beside(entry)}, "; ".join(instead), choice=bool(instead))
 
 
 _SHARES = "the number of tasks in the environments' args is their share"
-
-
-def _in_place(path: KeyPath, entry: Mapping[str, Any], answer: Answer, settings: Settings) -> Mistake:
-    mistake = _mistake(path, dict(entry), answer, settings)
-    return Mistake(mistake.problem, mistake.fix, mistake.keys, mistake.id, (), mistake.changes, mistake.choice)
 
 
 def _beside(entry: Mapping[str, Any]) -> dict[str, Any]:
