@@ -2,7 +2,7 @@
 corrections are applied as they are printed, by rule and not by understanding, and what the file said is compared with
 what the loaded config says.
 
-    python bench/configs.py CHECKOUT [--show]
+    python bench/configs.py CHECKOUT [--show] [--env arith]
 
 A file counts as "same" if one round of corrections gives a config that loads and trains what the file said: group size,
 LoRA or full, learning rate, steps, batch, rank. An environment that air does not have must be refused by its name, and
@@ -87,7 +87,7 @@ def corrected(text: str, name: str, told: list[Told]) -> dict[str, Any]:
     for path, mistake in gone:
         if NOT_KNOWN.search(mistake.problem) or ASKED.match(mistake.fix):
             continue
-        if path is not None and (mistake.lines or "delete" in mistake.fix):
+        if path is not None and (mistake.lines or re.search("delete|take it out", mistake.fix)):
             _remove(tree, path, headers)
     for path, mistake in gone:
         if mistake.lines:
@@ -145,7 +145,8 @@ def to_text(tree: dict[str, Any], name: str = "") -> Iterator[str]:
     for key, value in tree.items():
         full = f"{name}.{toml_key(key)}".lstrip(".")
         for table in (value if isinstance(value, list) else [value]) if _tables(value) else []:
-            yield f"[[{full}]]" if isinstance(value, list) else f"[{full}]"
+            if isinstance(value, list) or not table or not all(_tables(inner) for inner in table.values()):
+                yield f"[[{full}]]" if isinstance(value, list) else f"[{full}]"
             yield from to_text(table, full)
 
 
@@ -273,6 +274,17 @@ def _compare(tree: dict[str, Any], config: Config, outcome: Outcome) -> list[str
     return differs
 
 
+def renamed(file: Path, env: str, folder: Path) -> Path:
+    """The file with every environment that it trains on called `env`: how its tables fare where the name is known."""
+    tree = tomllib.loads(file.read_text())
+    o = tree["orchestrator"]
+    for entry in [*(at(o, "train", "source") or []), *(at(o, "train", "env") or []), *(o.get("env") or [])]:
+        (at(entry, "env", "taskset") or at(entry, "taskset") or entry)["id"] = env
+    copy = folder / "renamed.toml"
+    copy.write_text("\n".join(to_text(tree)) + "\n")
+    return copy
+
+
 def rl_files(root: Path) -> list[Path]:
     found = []
     for file in sorted(root.rglob("*.toml")):
@@ -289,11 +301,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--show", action="store_true", help="what differs or comes in a second round, in full")
+    parser.add_argument("--env", default="", help="an environment of air that every one in the files is called")
     options = parser.parse_args()
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         for file in rl_files(options.checkout):
-            outcomes.append(outcome := follow(file, Path(folder)))
+            read = renamed(file, options.env, Path(folder)) if options.env else file
+            outcomes.append(outcome := follow(read, Path(folder)))
             name = str(file.relative_to(options.checkout))
             envs = ", ".join(dict.fromkeys(outcome.unknown)) or "-"
             print(f"{name:62.62} {outcome.mistakes:3} {outcome.choices:3}  {outcome.verdict:18} {envs}")

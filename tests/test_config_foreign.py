@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -312,3 +314,28 @@ def test_what_the_file_says_itself_is_not_written_over(tmp_path: Path):
 def test_a_run_is_called_after_its_name_or_its_environments():
     flags = ["--orchestrator.env.0.id=arith", "--orchestrator.env.1.id=gsm8k"]
     assert load_config(flags).task == "arith-gsm8k" and load_config([*flags, "--run_name", "both"]).task == "both"
+
+
+def test_an_old_file_without_a_foreign_key_is_known_by_its_bare_headers(tmp_path: Path):
+    text = 'max_steps = 2\n[model]\nname = "m"\n[orchestrator]\nbatch_size = 8\nrollouts_per_example = 4\n'
+    found = refused(tmp_path, f"{text}[trainer.optim]\nlr = 3e-6\n[inference]\n{ARITH}")
+    assert len(found.mistakes) == 1 and 'train = "full"' in found.fix and "lr" not in found.fix
+    (tmp_path / "ours.toml").write_text(text + ARITH)
+    assert load_config(["@", str(tmp_path / "ours.toml")]).trainer.model.train == "lora"
+
+
+def test_arguments_of_a_known_environment_that_ours_has_not_are_a_choice(tmp_path: Path):
+    text = NEWER.replace('id = "{env}"', 'id = "arith"\nmax_nmber = 30\nmin_turns = 3')
+    (about,) = [m for m in refused(tmp_path, text).mistakes if "[[orchestrator.train.source]]" in m.problem]
+    assert about.choice and "min_turns: arith has no such arguments" in about.problem
+    assert "args = { max_number = 30 }" in about.fix
+
+
+def test_the_bench_follows_what_is_printed(tmp_path: Path):
+    (tmp_path / "unknown.toml").write_text(NEWER.replace("{env}", "reverse-text"))
+    (tmp_path / "known.toml").write_text(NEWER.replace("{env}", "gsm8k"))
+    (tmp_path / "other.toml").write_text("[tool]\nx = 1\n")
+    bench = Path(__file__).parents[1] / "bench" / "configs.py"
+    done = subprocess.run([sys.executable, str(bench), str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "2 RL files: 2 same; 1 name an unknown environment, 0 ask for choices"

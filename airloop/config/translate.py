@@ -83,7 +83,8 @@ def _flags(settings: Settings) -> list[Mistake]:
 
 
 def _is_prime_file(said: Mapping[str, Any]) -> bool:
-    """By keys that only prime-rl has; or by an environment that is not here, or GPUs apart, without a key of ours."""
+    """By keys that only prime-rl has; or, without a key of ours, by an environment that is not here, GPUs apart, or a
+    header without keys, which switches something on there and says nothing here."""
     if any(is_prime(path) or path[:3] in _SOURCES + _EVALUATED for path, _ in _foreign(said, ())):
         return True
     if any(at(said, *key.split(".")) is not None for key in _OURS):
@@ -93,7 +94,12 @@ def _is_prime_file(said: Mapping[str, Any]) -> bool:
     strange = at(said, "model", "name") is not None and any(
         known_id(name) is None and misspelt(name, plugins("envs")) is None for name in names
     )
-    return strange or (all(gpus) and gpus[0] != gpus[1])
+    bare = at(said, "model", "name") is not None and {} in (
+        said.get("inference"),
+        said.get("trainer"),
+        said.get("ckpt"),
+    )
+    return strange or bare or (all(gpus) and gpus[0] != gpus[1])
 
 
 def is_whole(said: Mapping[str, Any]) -> bool:

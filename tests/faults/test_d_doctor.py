@@ -12,6 +12,8 @@ import pytest
 import yaml
 from examined import TINY, findings, silent, trouble
 
+from airloop.envs.mlgym.fields import cannot_run
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
 from fixture_checkout import write_checkout
 
@@ -96,3 +98,9 @@ def test_D_an_argument_that_an_environment_has_not_is_the_configs_mistake() -> N
     assert ids == ("A1",) and finding.verdict == "fail" and "max_nmber" in finding.seen
     assert "write --orchestrator.env.0.args.max_number 3" in finding.fix
     assert silent([*TINY, "--orchestrator.env.0.args.max_number", "3"], "D-tasks")
+
+
+def test_D_what_is_to_be_done_about_a_task_is_said_once() -> None:
+    said = str(cannot_run("titanic", "The data set is not here. Fix: pip install x."))
+    assert said.lower().count("fix:") == 1 and "fix: pip install x; `air tasks check titanic` says more." in said
+    assert str(cannot_run("titanic", "It has no metric.")).count("fix:") == 1
