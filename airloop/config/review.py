@@ -22,7 +22,8 @@ ROUNDS = 6
 
 def review(settings: Settings, *, environments: bool) -> tuple[Config | None, list[Mistake]]:
     """The config, if it has no mistakes, and these. The settings are corrected on the way."""
-    whole = is_whole(settings.tree)
+    # A file that only names a model is a part of others; one that says how to train it, too, is a run.
+    whole = is_whole(settings.tree) and bool({"max_steps", "trainer", "orchestrator"} & settings.tree.keys())
     found = list(settings.mistakes)
     for mistake in itertools.chain(foreign_flags(settings), missing_template(settings)):
         found.append(mistake)
