@@ -117,7 +117,7 @@ class Run:
         """An existing run, to be resumed or read."""
         if not (path / "config.toml").is_file():
             raise AirError(f"{path} is not a run: it has no config.toml.", "name a directory that `air train` made.")
-        return cls(path.resolve(), load_config(["@", str(path / "config.toml")]))
+        return cls(path.resolve(), load_config(["@", str(path / "config.toml")], environments=False))
 
     @property
     def name(self) -> str:

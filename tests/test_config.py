@@ -92,7 +92,7 @@ seq_len = 8192
     answer = refusal("@", write(tmp_path, "v8.toml", text), "--wandb.project", "beautiful-soup-env")
     assert answer.startswith("2 mistakes")
     assert "v8.toml:5: " in answer and "[trainer.model.lora]\n    rank = 8\n    alpha = 32" in answer
-    assert "v8.toml:2" in answer and "inference_gpu_ids = [1]\n    trainer_gpu_ids = [1]" in answer
+    assert "v8.toml:2" in answer and "inference_gpu_ids = [0, 1]\n    trainer_gpu_ids = [0, 1]" in answer
 
 
 def test_nothing_given_is_the_default():
@@ -102,7 +102,8 @@ def test_nothing_given_is_the_default():
 
 
 @pytest.mark.parametrize(
-    ("foreign", "ours"), [("air_mlgym", "mlgym"), ("vf-musique", "musique"), ("acme/own", "acme/own")]
+    ("foreign", "ours"),
+    [("air_mlgym", "mlgym"), ("vf-musique", "musique"), ("seconds-0/beautiful-soup-env", "soup")],
 )
 def test_environment_ids_of_other_tools(foreign: str, ours: str):
     assert load_config(["--orchestrator.env.0.id", foreign]).orchestrator.env[0].id == ours
@@ -120,7 +121,7 @@ def test_files_left_to_right_then_flags(tmp_path: Path):
 def test_a_later_list_of_environments_replaces_the_earlier(tmp_path: Path):
     a = write(tmp_path, "a.toml", '[[orchestrator.env]]\nid = "x"\n[[orchestrator.env]]\nid = "y"\n')
     b = write(tmp_path, "b.toml", '[[orchestrator.env]]\nid = "z"\n')
-    assert [env.id for env in load_config(["@", a, "@", b]).orchestrator.env] == ["z"]
+    assert [env.id for env in load_config(["@", a, "@", b], environments=False).orchestrator.env] == ["z"]
 
 
 @pytest.mark.parametrize(
@@ -167,13 +168,15 @@ def test_flags_into_environments(tmp_path: Path):
         "--orchestrator.env.0.rewards.score=2",
         "--orchestrator.env.1.id=x",
     ]
-    first, second = load_config(["@", file, *flags]).orchestrator.env
+    first, second = load_config(["@", file, *flags], environments=False).orchestrator.env
     assert first.args == {"max_turns": 5, "mode": "m"} and first.rewards == {"score": 2.0}
     assert second.id == "x"
     args = "--orchestrator.env.0.args"
-    env = load_config([f"{args}.datasets", "p,c,train[:256]", f"{args}.verbose", f"{args}.lr=1e-5"]).orchestrator.env[0]
+    flags = [f"{args}.datasets", "p,c,train[:256]", f"{args}.verbose", f"{args}.lr=1e-5"]
+    env = load_config(flags, environments=False).orchestrator.env[0]
     assert env == EnvConfig(id="tune", args={"datasets": "p,c,train[:256]", "verbose": True, "lr": 1e-5})
-    whole = load_config(["--orchestrator.env", '[{"id": "arith", "args": {"a": [1, 2]}}]']).orchestrator.env
+    flag = ["--orchestrator.env", '[{"id": "arith", "args": {"a": [1, 2]}}]']
+    whole = load_config(flag, environments=False).orchestrator.env
     assert whole == [EnvConfig(id="arith", args={"a": [1, 2]})]
 
 
@@ -234,12 +237,12 @@ def test_refusals_of_flags(argv: list[str], words: list[str]):
         (
             "inference_gpu_ids = [0]\ntrainer_gpu_ids = [1]",
             "different GPUs",
-            "inference_gpu_ids = [1]\n    trainer_gpu_ids = [1]",
+            "inference_gpu_ids = [0, 1]\n    trainer_gpu_ids = [0, 1]",
         ),
         (
-            "inference_gpu_ids = [0]\ntrainer_gpu_ids = [2, 3]",
+            "inference_gpu_ids = [0, 1, 2]\ntrainer_gpu_ids = [3]",
             "different GPUs",
-            "inference_gpu_ids = [2, 3]\n    trainer_gpu_ids = [2, 3]",
+            "inference_gpu_ids = [0, 1, 2, 3]\n    trainer_gpu_ids = [0, 1, 2, 3]",
         ),
         ("trainer_gpu_ids = [2, 3, 2]", "names a GPU twice", "trainer_gpu_ids = [2, 3]"),
         ("inference_gpu_ids = [3, 3]", "names a GPU twice", "inference_gpu_ids = [3]"),
@@ -266,9 +269,11 @@ def test_several_gpus_have_a_process_each():
     assert "not evenly shared by 3" in load_config(["--trainer.processes=3"]).warnings()[0]
 
 
-def test_disjoint_gpus_are_not_the_complaint_with_vllm():
+def test_what_a_correction_leads_to_is_corrected_in_the_same_round():
+    """Without vLLM the GPUs cannot be apart: said with it, not after it."""
     answer = refusal("--inference_gpu_ids=[0]", "--trainer_gpu_ids=[1]", "--inference.backend=vllm")
-    assert "different GPUs" not in answer and "not in this version" in answer
+    assert "not in this version" in answer and "--trainer_gpu_ids '[0, 1]'" in answer
+    assert load_config(["--inference_gpu_ids=[0,1]", "--trainer_gpu_ids=[0,1]", "--inference.backend=embedded"])
 
 
 def test_all_mistakes_in_one_go(tmp_path: Path):

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airloop.config import Config, describe_keys, load_config, to_toml
+from airloop.config import ALIASES, Config, describe_keys, load_config, to_toml
+from airloop.config.foreign_prime import PRIME
+from airloop.config.foreign_verl import VERL
 from airloop.config.lines import key_lines
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError
@@ -111,7 +113,7 @@ def configs(draw: st.DrawFn) -> Config:
 def test_the_resolved_toml_loads_back_to_the_same_config(config: Config, tmp_path_factory: pytest.TempPathFactory):
     file = tmp_path_factory.getbasetemp() / "resolved.toml"
     file.write_text(to_toml(config), encoding="utf-8", newline="")
-    assert load_config(["@", str(file)]) == config
+    assert load_config(["@", str(file)], environments=False) == config
 
 
 @pytest.mark.slow
@@ -125,9 +127,12 @@ def test_values_are_written_as_valid_toml_and_found_on_their_line(tree: dict[str
 
 
 KEYS = [key.name.split(".") for key in describe_keys()]
-NAMES = sorted({part for path in KEYS for part in path if part != "0"} | {"rank_", "lora_name"})
+FOREIGN = [[part for part in name.split(".") if part not in ("*", "**")] for name in (*PRIME, *VERL)]
+OTHERS = {part for path in FOREIGN for part in path} | {"source", "taskset", "ratio", *ALIASES}
+NAMES = sorted({part for path in KEYS for part in path if part != "0"} | {"rank_", "lora_name"} | OTHERS)
 PATHS = st.one_of(
     st.sampled_from(KEYS),
+    st.sampled_from(FOREIGN),
     st.builds(lambda path, last: [*path[:-1], last], st.sampled_from(KEYS), st.sampled_from(NAMES)),
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=3),
 )

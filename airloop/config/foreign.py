@@ -1,13 +1,32 @@
-"""Keys and flags that people know from other trainers, and what each is called here or why there is none."""
+"""Keys and flags that people know from other trainers: what each is called here, or why there is none.
+
+Nothing is guessed: a name is in a table or it is not. A table says one of three things of a key: the key here that
+means the same; that nothing is lost without it; or that there is no equivalent, so that the user has to decide.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from airloop.config.keys import field_at
-from airloop.config.sources import KeyPath, parse_flag
+from airloop.config.sources import parse_flag
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to say of one key with its value."""
+
+    why: str = ""
+    changes: dict[str, Any] = field(default_factory=dict)
+    instead: str = ""  # what to do where no key does it
+    choice: bool = False  # without the key another run is trained: the user has to decide
+    id: str = "A2"  # of the failure catalogue
+
+
+# Some depend on the value, or on what else is configured.
+Read = Callable[[Any, Mapping[str, Any]], Answer]
 
 
 @dataclass(frozen=True)
@@ -17,46 +36,222 @@ class Alias:
     key: str = ""
     why: str = ""
     value: Any = None
-    id: str = "A2"  # of the failure catalogue
+    id: str = "A2"
+    instead: str = ""
+    choice: bool = False
+    read: Read | None = None
 
     def changes(self, given: Any) -> dict[str, Any]:
         if not self.key:
             return {}
         if self.value is not None:
             return {self.key: self.value}
-        field = field_at(tuple(self.key.split(".")))
-        typed = parse_flag(given, field.annotation) if isinstance(given, str) and field else given
-        return {self.key: True if typed is None else typed}
+        return {self.key: typed(self.key, given)}
+
+    def answer(self, given: Any, tree: Mapping[str, Any]) -> Answer:
+        if self.read is not None:
+            return self.read(given, tree)
+        if self.key and self.value is True and given in (False, "false"):  # a switch that was left off
+            return Answer(self.why, {self.key: False}, id=self.id)
+        return Answer(self.why, self.changes(given), self.instead, self.choice, self.id)
 
 
-_OWN_RANKS = "air starts its processes itself, one for each of trainer_gpu_ids, and each samples and trains"
+def typed(key: str, given: Any) -> Any:
+    """A flag's text as the key's type; what came from a file is what it is."""
+    field = field_at(tuple(int(part) if part.isdigit() else part for part in key.split(".")))
+    value = parse_flag(given, field.annotation) if isinstance(given, str) and field else given
+    return True if value is None else value
+
+
+def to(key: str, why: str = "") -> Alias:
+    return Alias(key, why)
+
+
+def drop(why: str, instead: str = "") -> Alias:
+    """Nothing of what is trained is lost without it."""
+    return Alias(why=why, instead=instead)
+
+
+def none(why: str, instead: str) -> Alias:
+    return Alias(why=why, instead=instead, choice=True)
+
+
+def number(given: Any) -> float | None:
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        return None
+
+
+def is_on(given: Any) -> bool:
+    return given is None or str(given).lower() in ("true", "1", "yes", "on")
+
+
+def _both_clips(given: Any, _: Mapping[str, Any]) -> Answer:
+    value = typed("trainer.loss.clip_low", given)
+    return Answer(
+        "the ratio is clipped on both sides", {"trainer.loss.clip_low": value, "trainer.loss.clip_high": value}
+    )
+
+
+def _group(given: Any, _: Mapping[str, Any]) -> Answer:
+    if number(given) != 1:
+        return Answer(changes={"orchestrator.rollouts_per_example": typed("orchestrator.rollouts_per_example", given)})
+    return Answer(
+        "one reply per task has no baseline here: an advantage is a reward less the mean of its group",
+        instead="write orchestrator.rollouts_per_example = 2, or more",
+        choice=True,
+        id="A5",
+    )
+
+
+group = Alias(read=_group)
+
+
+def _schedule(given: Any, _: Mapping[str, Any]) -> Answer:
+    if str(given).startswith("constant"):
+        return Answer("the learning rate is constant after trainer.optim.warmup_steps")
+    return Answer(
+        f"lr falls by {given} there, and has no equivalent here: it is constant after trainer.optim.warmup_steps",
+        instead="a constant lr of about half has the same mean",
+        choice=True,
+    )
+
+
+def _peft(given: Any, _: Mapping[str, Any]) -> Answer:
+    return Answer("an adapter, or all the weights", {"trainer.model.train": "lora" if is_on(given) else "full"})
+
+
+def _level(given: Any, _: Mapping[str, Any]) -> Answer:
+    if given == "token":
+        return Answer("ratios are per token unless the loss is gspo")
+    return Answer("one ratio for a sequence is the loss gspo", {"trainer.loss.type": "gspo"})
+
+
+def when_off(why: str, instead: str) -> Alias:
+    """A switch or weight that has no equivalent, unless it says that there is none of it."""
+
+    def read(given: Any, _: Mapping[str, Any]) -> Answer:
+        off = given is not None and (str(given).lower() in ("false", "none", "no", "", "[]") or number(given) == 0)
+        return Answer("off here, too") if off else Answer(f"no equivalent here: {why}", instead=instead, choice=True)
+
+    return Alias(read=read)
+
+
+def beta(which: int) -> Alias:
+    def read(given: Any, tree: Mapping[str, Any]) -> Answer:
+        betas = [0.9, 0.999]
+        optim = tree.get("trainer", {}).get("optim", {}) if isinstance(tree.get("trainer"), Mapping) else {}
+        for index, names in enumerate((("betas1", "adam_beta1"), ("betas2", "adam_beta2"))):
+            betas[index] = next((optim[name] for name in names if name in optim), betas[index])
+        if (value := number(given)) is not None:
+            betas[which] = value
+        return Answer("AdamW's decay rates are one key", {"trainer.optim.betas": betas})
+
+    return Alias(read=read)
+
+
+OWN_RANKS = "air starts its processes itself, one for each of trainer_gpu_ids, and each samples and trains"
+ONE_COPY = "the sampler uses the trainer's own weights"
 _PER_STEP = "air counts a batch in trajectories per step, over all devices and accumulation steps"
+_ENV_DATA = "data sets belong to the environment"
+_ENV_ARGS = 'name it in the environment\'s args, as in [[orchestrator.env]] id = "gsm8k", args = { dataset = … }'
+_ALWAYS_CUT = "a reply that is cut off is scored and trained as it is"
 
-# Flags of the MuSiQue command lines (also met as keys in TOML files). All are refused with the equivalent,
-# not translated: `--batch-size` there is per device and per accumulation step, and that is easy to overlook.
+# Flags of the MuSiQue command lines and of TRL (GRPOConfig and what it inherits), also met as keys in TOML files. All
+# are refused with the equivalent, not translated: a batch size there is per device and per accumulation step, and that
+# is easy to overlook.
 ALIASES: dict[str, Alias] = {
-    "model": Alias("model.name"),
-    "lora_r": Alias("trainer.model.lora.rank"),
-    "lora_alpha": Alias("trainer.model.lora.alpha"),
+    "model": to("model.name"),
+    "model_name_or_path": to("model.name"),
+    "model_name": to("model.name"),
+    "lora_r": to("trainer.model.lora.rank"),
+    "lora_rank": to("trainer.model.lora.rank"),
+    "lora_alpha": to("trainer.model.lora.alpha"),
+    "lora_dropout": to("trainer.model.lora.dropout"),
+    "lora_target_modules": to("trainer.model.lora.target_modules"),
+    "use_peft": Alias(read=_peft),
     "no_peft": Alias("trainer.model.train", "without an adapter, all the weights are trained", "full"),
-    "loss_type": Alias("trainer.loss.type"),
-    "kl_beta": Alias("trainer.loss.kl_beta"),
+    "loss_type": to("trainer.loss.type"),
+    "kl_beta": to("trainer.loss.kl_beta"),
+    "beta": to("trainer.loss.kl_beta", "the weight of the KL term"),
+    "epsilon": Alias(read=_both_clips),
+    "epsilon_high": to("trainer.loss.clip_high"),
+    "num_iterations": to("trainer.loss.passes", "updates over one batch"),
+    "importance_sampling_level": Alias(read=_level),
+    "vllm_importance_sampling_cap": to("trainer.loss.importance_cap"),
     "scale_rewards": Alias("trainer.loss.scale_rewards", "it is on by default", True),
     "no_scale_rewards": Alias("trainer.loss.scale_rewards", "it is on by default", False),
-    "learning_rate": Alias("trainer.optim.lr"),
-    "max_grad_norm": Alias("trainer.optim.max_norm"),
+    "learning_rate": to("trainer.optim.lr"),
+    "max_grad_norm": to("trainer.optim.max_norm"),
+    "adam_beta1": beta(0),
+    "adam_beta2": beta(1),
+    "lr_scheduler_type": Alias(read=_schedule),
     "bf16": Alias("model.dtype", "on CUDA it is the default", "bfloat16"),
-    "num_generations": Alias("orchestrator.rollouts_per_example"),
-    "batch_size": Alias("orchestrator.batch_size", _PER_STEP),
-    "gradient_accumulation_steps": Alias(
-        why=f"{_PER_STEP}; accumulation follows from trainer.token_budget, the tokens in one forward"
+    "num_generations": group,
+    "group_size": group,
+    "batch_size": to("orchestrator.batch_size", _PER_STEP),
+    "per_device_train_batch_size": to("orchestrator.batch_size", _PER_STEP),
+    "gradient_accumulation_steps": drop(
+        f"{_PER_STEP}; accumulation follows from trainer.token_budget, the tokens in one forward"
     ),
-    "max_completion_length": Alias("orchestrator.sampling.max_tokens", "it is counted per reply"),
-    "datasets": Alias("orchestrator.env.0.args.datasets", "data sets belong to the environment"),
-    "num_processes": Alias("trainer.processes", _OWN_RANKS),
-    "data_parallel_size": Alias(why=f"the sampler uses the trainer's own weights: {_OWN_RANKS}"),
-    "config_file": Alias(why=f"there is nothing else to launch; full fine-tuning is sharded by itself: {_OWN_RANKS}"),
+    "max_completion_length": to("orchestrator.sampling.max_tokens", "it is counted per reply"),
+    "datasets": to("orchestrator.env.0.args.datasets", _ENV_DATA),
+    "num_processes": to("trainer.processes", OWN_RANKS),
+    "data_parallel_size": drop(f"{ONE_COPY}: {OWN_RANKS}"),
+    "config_file": drop(f"there is nothing else to launch; full fine-tuning is sharded by itself: {OWN_RANKS}"),
+    "deepspeed": drop(f"full fine-tuning is sharded by itself: {OWN_RANKS}"),
+    "save_steps": to("ckpt.interval"),
+    "save_total_limit": to("ckpt.keep_last"),
+    "eval_steps": to("orchestrator.eval.interval"),
+    "vllm_gpu_memory_utilization": to("inference.gpu_memory_utilization"),
+    "vllm_max_model_length": to("inference.model.max_model_len"),
+    "use_vllm": drop(f"{ONE_COPY}, in an engine of air's own"),
+    "vllm_mode": drop(f"{ONE_COPY}, in the same process"),
+    "vllm_tensor_parallel_size": drop(f"{ONE_COPY}: {OWN_RANKS}"),
+    "logging_steps": drop("every step is logged"),
+    "log_completions": drop("every trajectory is saved; `air view` shows them"),
+    "report_to": drop("metrics.jsonl is always written", "for W&B write a [wandb] table"),
+    "resume_from_checkpoint": drop("a run goes on with its own config", "run `air train --resume RUN`"),
+    "attn_implementation": drop("air has its own attention"),
+    "torch_dtype": to("model.dtype"),
+    "mask_truncated_completions": when_off(_ALWAYS_CUT, 'trainer.loss.overlong = "reply" penalises long replies'),
+    "zero_truncated_completions": when_off(_ALWAYS_CUT, 'trainer.loss.overlong = "reply" penalises long replies'),
+    "reward_funcs": none(
+        "rewards belong to the environment",
+        "weigh its components in [[orchestrator.env]] rewards = { … }, or write an environment (`air init`)",
+    ),
+    "reward_weights": none(
+        "here each component is weighed by its name", "write [[orchestrator.env]] rewards = { NAME = weight }"
+    ),
+    "dataset_name": none(_ENV_DATA, _ENV_ARGS),
+    "dataset_config": none(_ENV_DATA, _ENV_ARGS),
+    "dataset_subset": none(_ENV_DATA, _ENV_ARGS),
+    "env_ratios": none(
+        "every task of every environment comes once an epoch, in a shuffled order",
+        "the number of tasks in the environments' args is their share",
+    ),
+    "num_train_epochs": none("a run is counted in steps", "write max_steps"),
+    "warmup_ratio": when_off("warming up is counted in steps", "write trainer.optim.warmup_steps"),
+    "max_prompt_length": drop("a prompt is never cut: prompt and reply share orchestrator.seq_len"),
+    "steps_per_generation": none("every batch is sampled from the newest weights", "see trainer.loss.passes"),
+    "generation_batch_size": none("every batch is sampled from the newest weights", "see orchestrator.batch_size"),
+    "repetition_penalty": none("log-probs of what is sampled are the model's own", "leave sampling as it is"),
+    "delta": none("there is no second clip", "see trainer.loss.clip_low and clip_high"),
+    "top_entropy_quantile": none("every sampled token is trained", "see docs/losses.md"),
+    "sync_ref_model": when_off("the KL term is to the starting model", "see trainer.loss.kl_beta"),
+    "load_in_4bit": when_off("weights are not quantised", "train an adapter on a smaller model"),
+    "load_in_8bit": when_off("weights are not quantised", "train an adapter on a smaller model"),
+    "fp16": when_off("weights are in bfloat16 or float32", "write model.dtype"),
+    "optim": drop("the optimiser is AdamW"),
+    "entity": drop("the account is W&B's own setting", "set it in the shell: export WANDB_ENTITY=…"),
+    "resume_step": drop("a run goes on with its own config", "run `air train --resume RUN`"),
 }
+
+# By a leaf of these names alone it cannot be told what was meant, wherever it stands.
+AMBIGUOUS = {"beta", "epsilon", "delta", "model", "optim", "datasets", "entity", "batch_size"}
+
+_ON_POLICY = drop("sampling is strictly on-policy: every batch comes from the newest weights")
 
 # Keys of other trainers' TOML files, wherever they were written.
 FOREIGN_KEYS: dict[str, Alias] = {
@@ -67,11 +262,13 @@ FOREIGN_KEYS: dict[str, Alias] = {
         1,
         "C3",
     ),
-    "lora_name": Alias(why="there is one adapter, and it is always the served one"),
-    "env_worker_logs": Alias(why="worker errors always reach the main log"),
-    "max_async_level": Alias(why="sampling is strictly on-policy: every batch comes from the newest weights"),
-    "async_level": Alias(why="sampling is strictly on-policy: every batch comes from the newest weights"),
-    "micro_batch_size": Alias(why="sequences are packed into trainer.token_budget tokens, whatever their number"),
+    "lora_name": drop("there is one adapter, and it is always the served one"),
+    "env_worker_logs": drop("worker errors always reach the main log"),
+    "max_async_level": _ON_POLICY,
+    "async_level": _ON_POLICY,
+    "strict_async_level": _ON_POLICY,
+    "max_off_policy_steps": _ON_POLICY,
+    "micro_batch_size": drop("sequences are packed into trainer.token_budget tokens, whatever their number"),
     "gradient_checkpointing": Alias("trainer.model.ac.freq", "activation checkpointing is a table here", 1),
 }
 
@@ -82,18 +279,34 @@ ENV_ARGS = {
     *("datasets", "noise_rate", "retriever"),
 }
 
-
-def buffer_type(value: Any) -> tuple[str, dict[str, Any]]:
-    online = isinstance(value, str) and "online" in value.lower()
-    why = "the buffer has no types; what differs is one switch"
-    return why, {"orchestrator.buffer.online_difficulty_filtering": online}
-
-
-# Keys that are wrong in one place only. Each gives the reason and the corrected keys.
-FOREIGN_PATHS: dict[KeyPath, Callable[[Any], tuple[str, dict[str, Any]]]] = {
-    ("orchestrator", "buffer", "type"): buffer_type,
-    ("trainer", "model", "experimental"): lambda value: (
-        "the experimental section is gone; what was in it is in [trainer.model]",
-        {"trainer.model": value},
-    ),
+_TYPES = "see docs/losses.md for the six there are"
+_PARSER = "auto reads calls in tags (hermes) and as JSON, and `air doctor` shows whether the model's are read"
+# Values that other trainers know for a key that is here, too.
+FOREIGN_VALUES: dict[str, dict[str, Answer]] = {
+    "trainer.loss.type": {
+        "bnpo": Answer(
+            "its mean over the tokens of a batch is that of dapo, clipped on both sides alike",
+            {"trainer.loss.type": "dapo", "trainer.loss.clip_high": 0.2},
+        ),
+        "default": Answer("prime-rl's own loss has no equivalent here", instead=_TYPES, choice=True),
+        "ipo": Answer("it has no equivalent here", instead=_TYPES, choice=True),
+        "custom": Answer("a loss of your own has no equivalent here", instead=_TYPES, choice=True),
+        "sft": Answer(
+            "learning from a teacher's replies has no equivalent here",
+            instead="[warmstart] learns from demonstrations before the first step",
+            choice=True,
+        ),
+    },
+    "trainer.model.impl": {
+        name: Answer("air chooses its forward pass itself", {"trainer.model.impl": "auto"})
+        for name in ("custom", "liger_kernel", "torch")
+    },
+    "inference.model.tool_call_parser": {
+        name: Answer("calls of this form are not read here", instead=_PARSER, choice=True)
+        for name in ("glm45", "glm47", "qwen3_coder", "qwen3_xml", "mistral", "llama3_json", "pythonic", "deepseek_v3")
+    },
+    "model.dtype": {
+        name: Answer("so it is called here", {"model.dtype": ours})
+        for name, ours in (("bf16", "bfloat16"), ("torch.bfloat16", "bfloat16"), ("fp32", "float32"))
+    },
 }

@@ -177,9 +177,8 @@ def _gpus(config: Config) -> Iterator[Conflict]:
         yield Conflict(
             ("inference_gpu_ids", "trainer_gpu_ids"),
             f"inference_gpu_ids = {inference} and trainer_gpu_ids = {trainer} are different GPUs, but the "
-            "embedded backend samples on the trainer's own weights, on the trainer's "
-            + ("GPUs" if len(trainer) > 1 else "GPU"),
-            {"inference_gpu_ids": trainer, "trainer_gpu_ids": trainer},
+            "embedded backend samples on the trainer's own weights: each GPU samples and trains, so that none is lost",
+            dict.fromkeys(("inference_gpu_ids", "trainer_gpu_ids"), sorted({*trainer, *inference})),
         )
         return
     for key, values in (("trainer_gpu_ids", trainer), ("inference_gpu_ids", inference)):

@@ -365,6 +365,9 @@ class Config(Section):
         default=False, description="Lock-step scheduling and fp32: same seed, same run, bit for bit."
     )
     output_dir: str = Field(default="outputs", min_length=1, description="Where run directories are made.")
+    run_name: str | None = Field(
+        default=None, min_length=1, description="What the run is called after; by default its environments."
+    )
     seq_len: int | None = Field(
         default=None,
         ge=16,
@@ -412,8 +415,8 @@ class Config(Section):
 
     @property
     def task(self) -> str:
-        """What the run is called after: its environments."""
-        return "-".join(env.title for env in self.orchestrator.env)
+        """What the run is called after: its own name, or its environments."""
+        return self.run_name or "-".join(env.title for env in self.orchestrator.env)
 
     def warnings(self) -> list[str]:
         """What is allowed but seldom meant."""

@@ -7,12 +7,12 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from airloop.config.keys import field_at, is_free, without_none
+from airloop.config.keys import field_at, is_free, section_at, without_none
 from airloop.config.lines import key_lines
 from airloop.config.schema import DEFAULT_ENV, not_toml
 from airloop.envs.files import anchored, is_file_id
@@ -27,6 +27,7 @@ _PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
 SHORT_FLAGS = {"minutes": "budget.minutes"}
 # a path only if it starts with a dot
 _PATH_OR_NAME_KEYS = (("model", "name"), ("warmstart", "source"), ("logbook", "parent"))
+_ASSIGNED = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=.*", re.DOTALL)
 DEEPEST = 30  # sections in sections; an environment's own arguments may have some
 
 
@@ -47,8 +48,11 @@ class Origin:
 class Mistake:
     problem: str
     fix: str
-    keys: frozenset[str] = frozenset()  # what it is about or would set: no further complaints about these
+    keys: frozenset[str] = frozenset()  # what it is about or would set
     id: str = "A11"  # of the failure catalogue: what cannot be used is refused, never ignored
+    at: KeyPath = ()  # what the correction takes out
+    changes: dict[str, Any] = field(default_factory=dict, compare=False)  # and what it puts in
+    choice: bool = False  # no correction says the same: the user has to decide
 
 
 @dataclass
@@ -57,6 +61,8 @@ class Settings:
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
     foreign_flags: dict[str, str | None] = field(default_factory=dict)  # other tools' flags, for the aliases
+    files: list[str] = field(default_factory=list)
+    spelt: dict[str, str] = field(default_factory=dict)  # flags that were written in another form
 
     def origin(self, path: KeyPath) -> Origin | None:
         """Where the key was written, or failing that something in it, or the nearest table around it."""
@@ -81,6 +87,22 @@ class Settings:
                 below[key] = value
                 self.forget((*at, key))
 
+    def correct(self, mistake: Mistake) -> None:
+        """What the tree is once the user has made the correction: later mistakes are looked for in that."""
+        origin = self.origin(mistake.at) if mistake.at else None
+        if mistake.at:
+            take_out(self.tree, mistake.at)
+        for path, value in leaves(mistake.changes).items():
+            if value is None:
+                take_out(self.tree, path)
+                continue
+            try:
+                _put(self.tree, path, value)
+            except LookupError:  # into something that is itself refused
+                continue
+            if origin is not None and path not in self.origins:
+                self.origins[path] = origin
+
     def forget(self, path: KeyPath) -> None:
         """A list or scalar is replaced as a whole, so what was inside it has no origin any more."""
         for known in [known for known in self.origins if known[: len(path)] == path]:
@@ -91,6 +113,7 @@ def read_sources(argv: Sequence[str], foreign: Sequence[str]) -> Settings:
     """Files and flags of a command line, merged. `foreign` names flags of other tools, set aside."""
     settings = Settings()
     files, flags = _split(list(argv), settings)
+    settings.files = files
     for file in files:
         _read_file(file, settings)
     for name, text in flags:
@@ -101,6 +124,56 @@ def read_sources(argv: Sequence[str], foreign: Sequence[str]) -> Settings:
         else:
             _apply_flag(name, text, settings)
     return settings
+
+
+def take_out(tree: dict[str, Any], path: KeyPath) -> None:
+    """The value at a path, or the deepest that exists on the way to it; with it, tables that are left without keys
+    and would not be there but for it."""
+    node: Any = tree
+    trail: list[tuple[Any, str | int]] = []
+    for part in path:
+        fits = isinstance(node, dict) and part in node
+        if not fits and not (isinstance(node, list) and isinstance(part, int) and part < len(node)):
+            break
+        trail.append((node, part))
+        node = node[part]
+    for depth in range(len(trail), 0, -1):
+        holder, part = trail[depth - 1]
+        if depth < len(trail) and (holder[part] or field_at(path[:depth]) is not None):
+            return
+        if isinstance(holder, list) and field_at(path[:depth]) is None:
+            holder[int(part)] = {}  # the others keep their places
+            if any(holder):
+                return
+            holder.clear()
+        else:
+            del holder[part]
+
+
+def leaves(changes: Mapping[str, Any]) -> dict[KeyPath, Any]:
+    """Changed keys one by one: a section is taken apart, a free table or list is one value."""
+    found: dict[KeyPath, Any] = {}
+    for name, value in changes.items():
+        path = parse_path(name)
+        if isinstance(value, dict) and value and section_at(path) is not None:
+            found |= leaves({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            found[path] = value
+    return found
+
+
+def at(tree: Any, *path: str | int) -> Any:
+    """The value at a path; None where there is none."""
+    for part in path:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree
+
+
+def parse_path(key: str) -> KeyPath:
+    return tuple(int(part) if part.isdigit() else part for part in key.split(".")) if key else ()
 
 
 def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[str, str | None]]]:
@@ -120,9 +193,16 @@ def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[s
             else:
                 takes = argv and not argv[0].startswith(("--", "@"))
                 flags.append((name, argv.pop(0) if takes else None))
+        elif _ASSIGNED.fullmatch(word):  # as on the command lines of hydra: a.b=c
+            name, _, text = word.partition("=")
+            flags.append((name.lstrip("+"), text))
+            settings.spelt[name.lstrip("+")] = word
         elif not named:
             named = word
-            files.append(_named(word))
+            try:
+                files.append(_named(word))
+            except AirError as error:  # said with what else is wrong
+                settings.mistakes.append(Mistake(error.problem, error.fix))
         else:
             fix = f"write @ {word}" if word.endswith(".toml") else "write @ FILE.toml for a file, --KEY VALUE for a key"
             settings.mistakes.append(Mistake(f"{word}: neither a file (@) nor a flag (--).", fix))
@@ -218,7 +298,7 @@ def _anchor(tree: dict[str, Any], folders: list[Path]) -> None:
 def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
     path, negated = _flag_path(name, settings.tree)
     flag = f"--{name}"
-    written = flag if text is None else f"{flag} {shlex.quote(text)}"
+    written = settings.spelt.get(name) or (flag if text is None else f"{flag} {shlex.quote(text)}")
     annotation = getattr(field_at(path), "annotation", None)
     if text is None or negated:
         if annotation is not None and without_none(annotation) is not bool:

@@ -18,11 +18,13 @@ WHY = {
     "A5": "every trajectory is compared with the mean of its group, so groups must be whole and have two or more",
     "A8": "a path that depends on where the command is started is found today and lost tomorrow",
     "A11": "nothing in a config is ignored: what cannot be used is refused",
+    "A12": "a correction must load, and must not change what was meant",
+    "A13": "what a file says and air does not know is asked for: filled in, it would be another run than yours",
     "C3": "the weights would be in one memory and the adapter in the other: it breaks deep in the forward pass",
 }
 
 
-@check("A1", "A2", "A3", "A4", "A5", "A8", "A11", "C3", stage="fast", title="the config is understood")
+@check("A1", "A2", "A3", "A4", "A5", "A8", "A11", "A13", "C3", stage="fast", title="the config is understood")
 def config_is_understood(case: Case) -> Iterator[Finding]:
     """Mistakes in the files and flags, with the sentences that `air train` refuses them with."""
     for mistake in case.refused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from airloop.doctor.base import STAGES, Check, Finding, Stage, Verdict, checks
@@ -42,9 +42,11 @@ def examine(
     chosen = [check for check in checks(only) if check.stage in stages]
     places = {check.name: f"check {i} of {len(chosen)}" for i, check in enumerate(chosen, 1)}
 
+    answered = {id for check in chosen for id in check.ids}
+
     def run(check: Check) -> Told:
         watch(f"doctor, {places[check.name]}: {check.title}")
-        return _run(check, case)
+        return _run(check, case, answered)
 
     told: list[Told] = []
     for stage in stages:
@@ -58,7 +60,7 @@ def examine(
 Told = tuple[Result, Broken | None]  # with what the check could not do without
 
 
-def _run(check: Check, case: Case) -> Told:
+def _run(check: Check, case: Case, answered: Collection[str]) -> Told:
     began, broken = time.perf_counter(), None
     try:
         answer = check.run(case)
@@ -66,7 +68,9 @@ def _run(check: Check, case: Case) -> Told:
         if not found:
             raise ValueError("it has found nothing, not even that all is well")
     except Broken as cause:
-        found, broken = (_refused(cause, cause.ids),), cause
+        # Where no check is asked that answers for the cause, it is said under what was asked.
+        own = () if set(cause.ids) & set(answered) else check.ids
+        found, broken = (_refused(cause, (*own, *cause.ids)),), cause
     except AirError as error:
         found = (_refused(error),)
     except Exception as error:

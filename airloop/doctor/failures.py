@@ -18,6 +18,8 @@ WHAT = {
     "A9": "a second run writes over the first",
     "A10": "the learning rate is too small for any visible update",
     "A11": "a key is accepted and ignored",
+    "A12": "a correction is itself refused, or changes what was meant",
+    "A13": "after all corrections it is another run than the user's",
     "B1": "a vision-language checkpoint is given to a text trainer",
     "B2": "the installed transformers does not know the model type",
     "B3": "the model's name is on no hub and in no directory",
@@ -103,6 +105,15 @@ DESIGN = {
         "test_A9_a_run_never_writes_over_another",
     ),
     "A11": ("every key is used or refused", "test_A11_no_key_is_silently_ignored"),
+    "A12": (
+        "other trainers' keys are in tables, and what is not there is not guessed; what a correction leads to is told "
+        "with it",
+        "test_A12_corrections_load_and_keep_the_meaning",
+    ),
+    "A13": (
+        "what a file says and air does not know is asked for, never filled in",
+        "test_A13_what_is_not_known_is_asked_for",
+    ),
     "B6": (
         "sampled tokens are never tokenised again; on a rewrite the transcript forks",
         "test_B6_sampled_tokens_stay_as_sampled_and_a_rewrite_forks",

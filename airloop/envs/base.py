@@ -19,6 +19,7 @@ from airloop.envs.files import check_file, find_class, is_file_id
 from airloop.errors import AirError, Lack
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
+from airloop.spelling import misspelt
 from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
 # How replies become actions: one fenced shell-like command, tool calls, or the whole reply as it is.
@@ -205,19 +206,28 @@ def find_environment(env_id: str) -> Callable[[], type[Environment]]:
 
 
 def check_args(env_id: str, model: type[EnvArgs], args: Mapping[str, Any]) -> EnvArgs:
+    """The arguments, checked; AirError has all that is wrong with them."""
     try:
         return model(**args)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, model.model_fields, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise AirError(
-                f"Environment {env_id!r} has no argument {key!r}.",
-                f"{hint}Known: {', '.join(model.model_fields)}.",
-            ) from None
-        raise AirError(
-            f"Environment {env_id!r}, argument {key!r} = {first['input']!r}: {first['msg']}.",
-            f"correct args = {{ {key} = … }} of this environment.",
-        ) from None
+        told = [_wrong_argument(env_id, model, detail) for detail in error.errors(include_url=False)]
+    if len(told) == 1:
+        raise AirError(*told[0])
+    lines = [f"{number}. {problem}\n  fix: {fix}" for number, (problem, fix) in enumerate(told, 1)]
+    raise AirError("\n".join([f"Environment {env_id!r} refuses {len(told)} arguments:", *lines]))
+
+
+def _wrong_argument(env_id: str, model: type[EnvArgs], detail: Any) -> tuple[str, str]:
+    """What is wrong with one of them, or with several together, and what to change."""
+    key = ".".join(str(part) for part in detail["loc"])
+    message = detail["msg"].removeprefix("Value error, ")
+    if not key:
+        return f"Environment {env_id!r}: {message}.", "correct the args of this environment that the sentence names."
+    if detail["type"] == "extra_forbidden":
+        near = misspelt(key, model.model_fields)
+        hint = f"did you mean {near!r}? " if near else ""
+        return f"Environment {env_id!r} has no argument {key!r}.", f"{hint}Known: {', '.join(model.model_fields)}."
+    return (
+        f"Environment {env_id!r}, argument {key!r} = {detail['input']!r}: {message}.",
+        f"correct args = {{ {key} = … }} of this environment.",
+    )

@@ -69,7 +69,7 @@ def open_trained(named: str) -> tuple[Run, Checkpoint]:
 
 def config_of(run: Run, argv: list[str]) -> Config:
     """The run's own config with files and flags laid over it; the model must stay the run's."""
-    config = load_config(["@", str(run.path / "config.toml"), *argv])
+    config = load_config(["@", str(run.path / "config.toml"), *argv], environments=False)
     own, wanted = run.config, config
     for key, a, b in (
         ("model.name", own.model.name, wanted.model.name),

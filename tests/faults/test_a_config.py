@@ -182,7 +182,8 @@ def test_A8_paths_do_not_depend_on_the_working_directory(tmp_path: Path, monkeyp
     for path in (folder / "adapter", elsewhere):
         path.mkdir(parents=True)
     (folder / "chat.jinja").write_text("{{ messages }}")
-    (folder / "a.toml").write_text('[model]\nname = "./weights"\nchat_template = "chat.jinja"\nadapter = "adapter"\n')
+    text = '[model]\nname = "./weights"\nchat_template = "chat.jinja"\nadapter = "adapter"\n'
+    (folder / "a.toml").write_text(text + '[[orchestrator.env]]\nid = "arith"\n')
     (folder / "weights").mkdir()
     loaded = []
     for cwd, name in ((folder, "a.toml"), (tmp_path, "configs/a.toml"), (elsewhere, str(folder / "a.toml"))):
@@ -245,3 +246,34 @@ def test_A11_no_key_is_silently_ignored(section: str, key: str, value: object):
 def test_A11_top_level_seq_len_that_would_change_nothing(refuse):
     answer = refuse("[trainer.model]\nseq_len = 4096\n[orchestrator]\nseq_len = 4096\n", "--seq_len", "8192")
     assert "--seq_len 8192" in answer and "no effect" in answer
+
+
+@pytest.mark.parametrize(
+    ("text", "corrected", "never"),
+    [
+        (
+            "inference_gpu_ids = [0, 1, 2]\ntrainer_gpu_ids = [3]\n",
+            "inference_gpu_ids = [0, 1, 2, 3]\n    trainer_gpu_ids = [0, 1, 2, 3]",
+            "= [3]\n",
+        ),
+        ("[trainer.loss]\nbeta = 0.0\n", "kl_beta = 0.0", "betas"),
+        ("[orchestrator]\ngroup_size = 16\n", "rollouts_per_example = 16", "delete the line"),
+        ("[wandb]\ntags = ['a']\n", "export WANDB_TAGS", "args"),
+        ("[trainer.loss]\ntype = 'bnpo'\n", 'type = "dapo"\n    clip_high = 0.2', "gspo"),
+    ],
+)
+def test_A12_corrections_load_and_keep_the_meaning(refuse, tmp_path: Path, text: str, corrected: str, never: str):
+    answer = refuse(text)
+    fix = answer.partition("fix: ")[2]
+    assert corrected in answer and never not in fix
+    (tmp_path / "again.toml").write_text("\n".join(line for line in fix.splitlines() if line.startswith("    ")))
+    assert load_config(["@", str(tmp_path / "again.toml")])
+
+
+def test_A13_what_is_not_known_is_asked_for(refuse):
+    """A file for another trainer: neither our default environment nor our LoRA takes the place of its own."""
+    text = "max_steps = 5\n[model]\nname = 'm'\n[orchestrator]\nbatch_size = 32\ngroup_size = 16\n"
+    answer = refuse(text + "[[orchestrator.train.source]]\nenv.taskset.id = 'wordle'\n")
+    assert "run.toml:7: the environment 'wordle' is not known here" in answer and "arith, gsm8k" in answer
+    assert "rollouts_per_example = 16" in answer and 'train = "full"' in answer and "lr = 1e-6" in answer
+    assert 'id = "tune"' not in answer

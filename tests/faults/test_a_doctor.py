@@ -157,3 +157,12 @@ def test_A11_what_has_no_effect_is_told():
 
 def test_A_a_good_config_is_silent_in_every_fast_check():
     assert silent(TINY)
+
+
+def test_A4_a_cause_that_no_asked_check_answers_for_is_headed_by_what_was_asked(tmp_path: Path):
+    """`--only A4` of a model without a tokenizer: the block is A4's, and B8 says where the cause belongs."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    ids, finding = trouble([*TINY, "--model.name", str(tmp_path)], "A4")
+    assert ids == ("A4", "B8") and "tokenizer" in finding.seen
+    ids, _ = trouble([*TINY, "--model.name", str(tmp_path)], "A4,B8")
+    assert ids == ("B8",)

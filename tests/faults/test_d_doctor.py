@@ -12,6 +12,8 @@ import pytest
 import yaml
 from examined import TINY, findings, silent, trouble
 
+from airloop.envs.mlgym.fields import cannot_run
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
 from fixture_checkout import write_checkout
 
@@ -85,8 +87,20 @@ def test_D_a_sandbox_that_does_not_work(tmp_path: Path, monkeypatch: pytest.Monk
     assert "No permissions to create new namespace" in finding.seen and "user namespaces" in finding.fix
 
 
-def test_D_an_environment_that_cannot_be_opened_is_said_once() -> None:
+def test_D_an_environment_that_cannot_be_opened_is_said_once(tmp_path: Path) -> None:
+    ids, finding = trouble([*TINY, "--orchestrator.env.0.id", f"{tmp_path}/gone.py:Env"])
+    assert ids == ("D-tasks",) and finding.verdict == "fail" and "gone.py" in finding.seen
+    assert "has no episodes to learn from" in finding.why and "correct its id" in finding.fix
+
+
+def test_D_an_argument_that_an_environment_has_not_is_the_configs_mistake() -> None:
     ids, finding = trouble([*TINY, "--orchestrator.env.0.args.max_nmber", "3"])
-    assert ids == ("D-tasks",) and finding.verdict == "fail" and "max_nmber" in finding.seen
-    assert "has no episodes to learn from" in finding.why and "max_number" in f"{finding.seen} {finding.fix}"
+    assert ids == ("A1",) and finding.verdict == "fail" and "max_nmber" in finding.seen
+    assert "write --orchestrator.env.0.args.max_number 3" in finding.fix
     assert silent([*TINY, "--orchestrator.env.0.args.max_number", "3"], "D-tasks")
+
+
+def test_D_what_is_to_be_done_about_a_task_is_said_once() -> None:
+    said = str(cannot_run("titanic", "The data set is not here. Fix: pip install x."))
+    assert said.lower().count("fix:") == 1 and "fix: pip install x; `air tasks check titanic` says more." in said
+    assert str(cannot_run("titanic", "It has no metric.")).count("fix:") == 1

@@ -99,6 +99,13 @@ def sentence(error: AirError) -> str:
     return f"{error.problem} Fix: {error.fix}" if error.fix else error.problem
 
 
+def cannot_run(key: str, problem: str) -> AirError:
+    """The refusal of a task by one of its problems. What such a sentence says is to be done is the fix, said once."""
+    what, _, fix = problem.partition(" Fix: ")
+    more = f"`air tasks check {key}` says more"
+    return AirError(f"The task {key!r} cannot be run: {what}", f"{fix.rstrip('.')}; {more}." if fix else f"{more}.")
+
+
 def _broken(file: Path, error: Exception) -> AirError:
     mark = getattr(error, "problem_mark", None)
     place = f"{file}:{mark.line + 1}" if mark else str(file)

@@ -11,6 +11,7 @@ from pathlib import Path
 from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.checkout import find_root, load_checkout, load_task
 from airloop.envs.mlgym.data import BUILTIN, located, prepare
+from airloop.envs.mlgym.fields import cannot_run, sentence
 from airloop.envs.mlgym.measure import recorded, variants
 from airloop.envs.mlgym.metrics import check_overrides, pick
 from airloop.envs.mlgym.spec import TaskSpec
@@ -40,9 +41,7 @@ class Library:
         specs = [self.known(name, self.variant(name, 0, "train")) for name in self.args.task_configs]
         for spec in specs:
             if spec.problems:
-                raise AirError(
-                    f"The task {spec.key!r} cannot be run: {spec.problems[0]}", f"air tasks check {spec.key}"
-                )
+                raise cannot_run(spec.key, spec.problems[0])
         return specs
 
     def variant(self, name: str, example: int, split: str) -> int:
@@ -94,7 +93,7 @@ class Library:
         try:
             data = located(key, variant)
         except AirError as error:
-            return replace(spec, builtin=True, variant=variant, problems=(str(error),))
+            return replace(spec, builtin=True, variant=variant, problems=(sentence(error),))
         found = recorded(key, variant)
         return replace(
             spec,

@@ -15,6 +15,7 @@ from airloop.envs.mlgym.args import MlgymArgs
 from airloop.envs.mlgym.checkout import find_root, load_checkout, load_task
 from airloop.envs.mlgym.data import BUILTIN
 from airloop.envs.mlgym.env import MlgymEnv
+from airloop.envs.mlgym.fields import cannot_run
 from airloop.envs.mlgym.grading import Grade
 from airloop.envs.mlgym.library import builtin_keys
 from airloop.envs.mlgym.older_files import older_files
@@ -72,7 +73,7 @@ async def replay_file(path: Path, options: ReplayOptions, watcher: Watcher) -> R
         env.weigh(dict.fromkeys(sorted(names), 1.0))
     spec = env.spec(task)
     if spec.problems:
-        raise AirError(f"The task {spec.key!r} cannot be run: {spec.problems[0]}", f"air tasks check {spec.key}")
+        raise cannot_run(spec.key, spec.problems[0])
     try:
         session = WatchedSession(task, spec, env.args, env.places(), tuple(env.reward_weights))
         watcher.phase(f"replaying {path.name}", len(recording.steps))
