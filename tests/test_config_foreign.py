@@ -239,7 +239,7 @@ def test_a_misspelt_environment_is_corrected(tmp_path: Path):
     assert 'id = "musique"' in refused(tmp_path, '[[orchestrator.env]]\nid = "musiqe"\n').fix
 
 
-def test_all_arguments_of_environments_in_one_round(tmp_path: Path):
+def test_A14_all_arguments_of_environments_in_one_round(tmp_path: Path):
     text = """\
 max_stepss = 3
 [[orchestrator.env]]

@@ -108,7 +108,7 @@ class Shifted:
         return self._one.decode([i - 1 for i in ids])
 
 
-def test_episodes_of_another_model_are_said_in_this_ones_tokens() -> None:
+def test_B12_episodes_of_another_model_are_said_in_this_ones_tokens() -> None:
     """Its token ids are other words here, and were trained as they stood."""
     run, tokenizer = Run.open(tiny_run()), tiny_model("llama").tokenizer
     for trajectory in run.finished(0).values():

@@ -20,6 +20,7 @@ WHAT = {
     "A11": "a key is accepted and ignored",
     "A12": "a correction is itself refused, or changes what was meant",
     "A13": "after all corrections it is another run than the user's",
+    "A14": "an environment's arguments are refused one at a time, without file and line",
     "B1": "a vision-language checkpoint is given to a text trainer",
     "B2": "the installed transformers does not know the model type",
     "B3": "the model's name is on no hub and in no directory",
@@ -29,6 +30,9 @@ WHAT = {
     "B7": "rendering again is no extension: a separator is lost, an empty list of tools changes the prompt",
     "B8": "the tokenizer is another model's",
     "B9": "replies never stop before `max_tokens`",
+    "B11": "the template opens a thought, the reply is cut inside it, and a command that was only considered runs",
+    "B12": "episodes of another tokenizer are trained as the numbers they were there",
+    "B13": "a model directory asks to run its own code, or its files have no end",
     "C1": "the sampler claims memory that the trainer fills",
     "C2": "out of memory in the backward pass, or by a tensor of tokens × vocabulary",
     "C3": "CPU offload with LoRA: weights and adapter on different devices",
@@ -57,6 +61,13 @@ WHAT = {
     "D19": "a way of ending an episode leaves out its reward",
     "D20": "what agents need is missing inside their sandbox, and the rewards are blamed",
     "D21": "a component of the reward pays for doing nothing",
+    "D22": "graded code tells the agent's world of hidden instances through locks on shared files",
+    "D23": "`validate` is an oracle on hidden labels",
+    "D24": "a value that is paid for is read from the agent's own shell",
+    "D25": "one agent takes the processor, and its neighbours run out of time",
+    "D26": "quotas of the kernel are used up for neighbours and host",
+    "D27": "a submission of hundreds of megabytes fills the trainer's memory",
+    "D28": "a task's file brings files of the host into the agent's world",
     "E1": "no reward flows at all: the loss is 0 for a whole run",
     "E2": "all episodes of a group score the same",
     "E3": "an error in a reward is swallowed and counts as 0",
@@ -77,6 +88,8 @@ WHAT = {
     "F6": "log-probs of the sampler are missing when a batch is used twice",
     "F7": "the log-probs of trainer and sampler drift apart",
     "F8": "a proof refuses healthy runs: its own perturbation makes the network amplify rounding",
+    "F9": "gradients of micro-batches are added up in bf16",
+    "F10": "an adapter of another kind is loaded and computed as plain LoRA",
     "G1": "a stall whose reason is in another process's log",
     "G2": "a checkpoint lacks what is needed to go on alike",
     "G3": "the exported model is the untrained one",
@@ -91,10 +104,12 @@ WHAT = {
     "G12": "a poisoned step is repeated for ever: resumed, the run stops at the same token",
     "G13": "a step that has no group left ends the run, and again when it is resumed",
     "G14": "a forecast from cold kernels: hours for a run of a minute",
+    "G15": "to resume somebody else's run runs their code",
+    "G16": "half-sent requests stop the viewer, or one hostile run takes gigabytes",
 }
 
-# What makes the failure impossible, or is done about it outside of checks and watches, and the test in tests/faults/
-# that proves it.
+# What makes the failure impossible, or is done about it outside of checks and watches, and the test
+# that proves it, wherever it is.
 DESIGN = {
     "A8": (
         "paths in a config are resolved against its own folder",
@@ -258,4 +273,55 @@ DESIGN = {
         "nothing is timed before it has been done once; a run's time is put together from measured speeds",
         "test_G14_an_engine_that_is_slow_at_first_changes_no_forecast",
     ),
+    "A14": (
+        "all mistakes of a file, arguments of environments too, are told in one round with their lines",
+        "test_A14_all_arguments_of_environments_in_one_round",
+    ),
+    "B11": (
+        "the parser is told that the prompt has opened a thought",
+        "test_B11_a_command_that_was_only_considered_does_not_run",
+    ),
+    "B12": (
+        "tokens that mean something else to this model's tokenizer are encoded anew",
+        "test_B12_episodes_of_another_model_are_said_in_this_ones_tokens",
+    ),
+    "B13": (
+        "a model's own code is never run, and what has no end is refused within a second",
+        "test_B13_a_model_that_needs_its_own_code_is_refused_without_a_question",
+    ),
+    "D22": (
+        "the agent's world is frozen while anything is graded, and has layers of its own",
+        "test_D22_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running",
+    ),
+    "D23": (
+        "`validate` and the score are on disjoint halves, one grading a command, counted",
+        "test_D23_an_agent_that_flips_answers_gains_nothing_on_the_scored_half",
+    ),
+    "D24": (
+        "what is paid for is measured on collected files, in a fresh world",
+        "test_D24_the_quality_of_code_is_not_what_the_shell_says",
+    ),
+    "D25": (
+        "each world has a weight and a quota of the processor",
+        "test_D25_forty_spinners_leave_a_neighbour_its_share",
+    ),
+    "D26": (
+        "calls that take from such quotas are refused, or limited for each world",
+        "test_D26_no_watch_on_files_is_taken_from_others",
+    ),
+    "D27": (
+        "a submission is bounded by the sample's size, and read outside the trainer",
+        "test_D27_a_huge_table_is_refused_and_never_in_the_trainers_memory",
+    ),
+    "D28": (
+        "every path of a task is inside its checkout or a directory that the user names",
+        "test_D28_a_task_cannot_bring_files_of_this_machine_into_a_world",
+    ),
+    "F9": (
+        "gradients in few bits are added up in float32, a trained head's chunks too",
+        "test_F9_gradients_in_few_bits_are_added_up_in_float32",
+    ),
+    "F10": ("an adapter is plain LoRA, or it is refused", "test_F10_an_adapter_is_computed_as_peft_does_or_refused"),
+    "G15": ("a state holds tensors and JSON only", "test_G15_a_state_that_would_run_code_is_not_opened"),
+    "G16": ("requests have deadlines, and whatever is read has a bound", "test_G16_half_sent_requests_keep_nobody_out"),
 }

@@ -57,7 +57,7 @@ def calls(folder: str, *words: str) -> Iterator[tuple[Path, ast.Call]]:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_state_that_would_run_code_is_not_opened(tmp_path: Path, zipped: bool) -> None:
+def test_G15_a_state_that_would_run_code_is_not_opened(tmp_path: Path, zipped: bool) -> None:
     path = save_checkpoint(tmp_path, learner(), 1)
     state = {**torch.load(path / "state.pt", weights_only=True), "more": Touches(tmp_path / "touched")}
     torch.save(state, path / "state.pt", _use_new_zipfile_serialization=zipped)
@@ -159,7 +159,7 @@ def test_a_known_model_that_brings_code_is_loaded_without_it(tmp_path: Path) -> 
         ("tokenizer_config.json", {"tokenizer_class": "Theirs"}, "tokenizer.json", "tokenizer of .* custom code"),
     ],
 )
-def test_a_model_that_needs_its_own_code_is_refused_without_a_question(
+def test_B13_a_model_that_needs_its_own_code_is_refused_without_a_question(
     tmp_path: Path, file: str, changes: dict[str, Any], remove: str, says: str
 ) -> None:
     model, touched = model_with_code(tmp_path)

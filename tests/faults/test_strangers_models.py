@@ -57,7 +57,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_chat_template_that_never_ends_is_refused_within_a_second(name: str, tmp_path: Path) -> None:
+def test_B13_a_chat_template_that_never_ends_is_refused_within_a_second(name: str, tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text(TEMPLATES[name] + CHATML)
     ChatTokenizer(tiny_tokenizer(), name="a model")  # imports what is needed

@@ -165,7 +165,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_task_cannot_bring_files_of_this_machine_into_a_world(name: str, root: Path, home: Path) -> None:
+def test_D28_a_task_cannot_bring_files_of_this_machine_into_a_world(name: str, root: Path, home: Path) -> None:
     says = ATTACKS[name](root, home)
     task = load_task(root, "titanic")
     assert any(says in problem for problem in task.problems), task.problems

@@ -225,7 +225,7 @@ def test_other_adapters_go_through_transformers(ours: bool) -> None:
         ({"use_rslora": True, "rank_pattern": {"v_proj": 4}, "alpha_pattern": {"q_proj": 3}}, ""),
     ],
 )
-def test_an_adapter_is_computed_as_peft_does_or_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_F10_an_adapter_is_computed_as_peft_does_or_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
     """DoRA, biases and saved modules were loaded and left out: logits were off by as much as they are large."""
     from peft import LoraConfig, get_peft_model
 

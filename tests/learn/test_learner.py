@@ -253,7 +253,7 @@ def test_gaps_of_more_tokens_than_torch_has_quantiles_for() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
-def test_gradients_in_few_bits_are_added_up_in_float32(kind: str) -> None:
+def test_F9_gradients_in_few_bits_are_added_up_in_float32(kind: str) -> None:
     """Also those of a tied head, which come chunk by chunk. In bf16 a sum of 64 parts was off by a percent."""
     policy = make_policy(kind)
     policy.model.to(torch.bfloat16)

@@ -67,7 +67,7 @@ def test_a_cut_reply_does_not_run_half_a_command() -> None:
     assert command("```\nls\n```\n```\nrm -", cut=True).text == "ls"
 
 
-def test_a_command_that_was_only_considered_does_not_run() -> None:
+def test_B11_a_command_that_was_only_considered_does_not_run() -> None:
     """Cut inside a thought, whether the reply opened it or the template did, at the end of the prompt."""
     thought = "perhaps\n```bash\nrm -r build\n```\nor perhaps"
     for opened, more in (("<think>", {}), ("", {"thinking": True}), ("\n<think>", {"thinking": True})):

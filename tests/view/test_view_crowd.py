@@ -78,7 +78,7 @@ def answered_within(viewer_port: int, seconds: float) -> bool:
         return asking.recv(12) == b"HTTP/1.1 200" and time.monotonic() - began < seconds
 
 
-def test_half_sent_requests_keep_nobody_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_G16_half_sent_requests_keep_nobody_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(Options(runs)) as viewer, crowd(viewer.port):
         assert answered_within(viewer.port, SOON_S)
         assert connections(viewer) <= callers.most_connections() // 2 + 1  # all are of one address

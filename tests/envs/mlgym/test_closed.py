@@ -51,7 +51,7 @@ def count_gradings(env: MlgymEnv) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_agent_that_flips_answers_gains_nothing_on_the_scored_half() -> None:
+def test_D23_an_agent_that_flips_answers_gains_nothing_on_the_scored_half() -> None:
     """Greedy flips of the gender rule raised the score from 0.818 to 0.844 when `validate` told what counted."""
 
     async def work(env: MlgymEnv) -> None:
@@ -217,7 +217,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("how", FORGERIES)
-def test_the_quality_of_code_is_not_what_the_shell_says(how: str) -> None:
+def test_D24_the_quality_of_code_is_not_what_the_shell_says(how: str) -> None:
     spoilt = "for name in a b c; do echo 'def (:' > $name.py; done"
 
     async def work(env: MlgymEnv) -> None:
@@ -266,7 +266,7 @@ def resident() -> float:
 
 
 @pytest.mark.slow
-def test_a_huge_table_is_refused_and_never_in_the_trainers_memory() -> None:
+def test_D27_a_huge_table_is_refused_and_never_in_the_trainers_memory() -> None:
     """Two of 250 MB took it from 56 to 1,293 MiB, and 250 each stayed."""
 
     async def work(env: MlgymEnv) -> None:

@@ -55,7 +55,7 @@ OWN = "import lock, time; held = lock.lock(77); time.sleep(0.3)"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("files", ["own", "shared"])
-def test_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running(
+def test_D22_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running(
     episodes: Episodes, monkeypatch: pytest.MonkeyPatch, files: str
 ) -> None:
     """Shared: as where no overlays can be made."""

@@ -40,7 +40,7 @@ async def timed_job(arena: Arena) -> float:
 
 
 @pytest.mark.slow
-def test_forty_spinners_leave_a_neighbour_its_share(arena: Arena) -> None:
+def test_D25_forty_spinners_leave_a_neighbour_its_share(arena: Arena) -> None:
     if "weaker" in arena.backend.protections()["cpu"]:
         pytest.skip(arena.backend.protections()["cpu"])
 
@@ -81,7 +81,7 @@ held += [libc.fanotify_init(0, 0)]
 print("held:", sum(fd >= 0 for fd in held))"""
 
 
-def test_no_watch_on_files_is_taken_from_others(arena: Arena) -> None:
+def test_D26_no_watch_on_files_is_taken_from_others(arena: Arena) -> None:
     assert arena.python(HOARD_WATCHES) == "held: 0\n"
     assert arena.python(HOARD_WATCHES, cold=True) == "held: 0\n"
 
