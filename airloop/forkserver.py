@@ -71,14 +71,15 @@ class Forked:
 class ForkServer:
     """Our end of it: orders go there with file descriptors, and back come process ids and, later, exit codes."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        """Raises CannotFork. A process that is as clean as the server has to be, and has imported all, forks it."""
+    def __init__(self, modules: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Raises CannotFork. A process that is as clean as the server has to be, and has imported all, forks it; `env`
+        is for one that is started."""
         self._socket, theirs = socket.socketpair()
         self._codes: dict[int, int] = {}
         if is_clean() and all(module in sys.modules for module in modules):
             self._pid = _fork_server(theirs, self._socket)
         else:
-            self._pid = _start_server(theirs, modules)
+            self._pid = _start_server(theirs, modules, os.environ if env is None else env)
         theirs.close()
         self._pending = b""
         try:
@@ -145,11 +146,68 @@ class ForkServer:
             os.waitpid(self._pid, 0)
 
 
+class SharedServer:
+    """One server for all threads of a process: started when it is first needed, and anew after it was killed."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._lock = threading.RLock()
+        self._server: ForkServer | None = None
+        self._owner = 0  # of a fork of this process the server is another's
+        self._cannot = False
+
+    def start(self, target: str, files: Sequence[int], env: Mapping[str, str]) -> SharedForked | None:
+        """As ForkServer has it; None where nothing can be forked."""
+        with self._lock:
+            for _ in range(2):
+                try:
+                    server = self._own(env)
+                    return SharedForked(server.start(target, [], files, env, interrupt=False), self._lock)
+                except CannotFork:
+                    self._cannot = True
+                    return None
+                except OSError:  # it is gone
+                    self._server = None
+        return None
+
+    def _own(self, env: Mapping[str, str]) -> ForkServer:
+        if self._cannot:
+            raise CannotFork
+        if self._server is None or self._owner != os.getpid():
+            self._server, self._owner = ForkServer(self._modules, env), os.getpid()
+        return self._server
+
+
+class SharedForked:
+    """A forked process that any thread may wait for."""
+
+    def __init__(self, process: Forked, lock: threading.RLock) -> None:
+        self._process, self._lock = process, lock
+        self.pid = process.pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with self._lock:
+            self.returncode = self._process.poll()
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-def _start_server(theirs: socket.socket, modules: Sequence[str]) -> int:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # or numpy's library starts threads when it is loaded
+def _start_server(theirs: socket.socket, modules: Sequence[str], given: Mapping[str, str]) -> int:
+    env = {**given, "OMP_NUM_THREADS": "1"}  # or numpy's library starts threads when it is loaded
     command = [sys.executable, "-m", "airloop.forkserver", str(theirs.fileno()), *modules]
     process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], start_new_session=True)
     process.returncode = 0  # waited for by its id, not by this object

@@ -319,7 +319,8 @@ def _four_b() -> Shape:
         (24, {"trainer__token_budget": 16384}, "trainer.model.ac.freq"),
         (19, {"trainer__token_budget": 32768, "trainer__model__ac": {"freq": 1}}, "trainer.token_budget"),
         (24, {"inference__kv_tokens": 1 << 20}, "inference.kv_tokens"),
-        (24, {"trainer__model__train": "full"}, "trainer.model.train"),
+        (24, {"trainer__model__train": "full"}, "trainer.optim.offload"),
+        (20, {"trainer__model__train": "full"}, "trainer.model.train"),
         (19, {"seq_len": 32768, "trainer__token_budget": 32768, "trainer__model__ac": {"freq": 1}}, "seq_len"),
     ],
 )

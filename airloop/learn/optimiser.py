@@ -58,11 +58,11 @@ class Optimiser:
         self.parameters = [p for _, p in named]
         self.weights: list[Tensor] = shards.local if shards else [*self.parameters]
         self._served_type = shards.served_type if shards else None
-        if shards is None:  # FSDP2 sees to it by itself
-            for parameter in self.parameters:
-                _add_up_widely(parameter)
         # bf16 cannot hold steps of a usual size (F5), so the optimiser works on fp32 masters where needed.
         self.masters = [_master(w, offload) for w in self.weights]
+        if shards is None:  # FSDP2 sees to it by itself
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                _add_up_widely(parameter, master.device)
         self._stretches = list(_stretches(self.weights))
         # One launch for many small adapters instead of several for each, and no host memory is read.
         self._fused = all(m.is_cuda for m in self.masters)
@@ -177,18 +177,19 @@ class Optimiser:
         return [(i, m) for i, (m, t) in enumerate(zip(self.masters, types, strict=True)) if t != torch.float32]
 
 
-def _add_up_widely(parameter: Any) -> None:
-    """Gradients in few bits are added up in fp32. A parameter's own gradient is in its type, and whatever is added to
-    it is rounded to that: over 128 micro-batches, or chunks of a trained head, by more than a percent in bf16."""
+def _add_up_widely(parameter: Any, device: torch.device) -> None:
+    """Gradients in few bits are added up in fp32, where the master is. A parameter's own gradient is in its type, and
+    whatever is added to it is rounded to that: over 128 micro-batches, or chunks of a trained head, by more than a
+    percent in bf16."""
     if parameter.dtype not in (torch.bfloat16, torch.float16) or hasattr(parameter, "gradient_sum"):
         return  # or another learner of this policy has seen to it
 
     def add(parameter: Any) -> None:
         gradient, parameter.grad = parameter.grad, None
         if parameter.gradient_sum is None:
-            parameter.gradient_sum = gradient.float()
+            parameter.gradient_sum = gradient.to(device, torch.float32)
         else:
-            parameter.gradient_sum.add_(gradient)
+            parameter.gradient_sum.add_(gradient.to(device))
 
     parameter.gradient_sum = None
     parameter.register_post_accumulate_grad_hook(add)

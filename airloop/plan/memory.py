@@ -166,7 +166,7 @@ def update(s: Sizes) -> Memory:
     return Memory(
         weights=_shard(s) if s.sharded else s.shape.parameters * s.item,
         adapters=_adapters(s),
-        gradients=s.share * GRADIENT_BYTES,
+        gradients=_gradient_sums(s),
         optimiser=_optimiser(s),
         reference=_reference(s),
         workspace=CUBLAS + (0 if s.offload else _stretch(s) * FOLLOW_BYTES),
@@ -214,9 +214,15 @@ def _backward_gradients(s: Sizes) -> int:
     """Sharded, two blocks' whole gradients are on their way to the ranks, in both types, and those in no block."""
     if not s.full:
         return s.trainable * (GRADIENT_BYTES + s.item)  # adapters are float32, and were cast for the products
-    if not s.sharded:  # added up in float32; beside it what one parameter's, the embedding's, is before it is added
-        return s.trainable * GRADIENT_BYTES + (s.shape.vocabulary * s.shape.hidden * s.item if s.item != 4 else 0)
+    if not s.sharded:  # beside it what the largest parameter's, the embedding's, is before it is added
+        return _gradient_sums(s) + (s.shape.vocabulary * s.shape.hidden * s.item if s.item != 4 else 0)
     return s.share * GRADIENT_BYTES + (2 * s.shape.block + _root(s.shape)) * (s.item + GRADIENT_BYTES)
+
+
+def _gradient_sums(s: Sizes) -> int:
+    """float32; those of weights in few bits are where their masters are."""
+    elsewhere = s.full and not s.sharded and s.offload and s.item != 4
+    return 0 if elsewhere else s.share * GRADIENT_BYTES
 
 
 def _adapters(s: Sizes) -> int:

@@ -111,12 +111,50 @@ def test_a_killed_worker_is_replaced_and_the_fit_done_again() -> None:
     asyncio.run(main())
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")
+def test_workers_are_forked_from_one_process_that_has_imported_all_and_may_be_killed() -> None:
+    """Importing scikit-learn takes each of them seconds of a core."""
+
+    async def main() -> None:
+        fits = FitPool(2, use_cache=False)
+        await asyncio.gather(*(fits.fit("quakes", seed, TREE, digest("quakes")) for seed in range(8)))
+        parents = {parent_of(worker.pid) for worker in fits.workers if worker}
+        assert len(parents) == 1 and os.getpid() not in parents
+        before = [worker.pid for worker in fits.workers if worker]
+        os.kill(parents.pop(), signal.SIGKILL)
+        os.kill(before[0], signal.SIGKILL)
+        found = await asyncio.gather(*(fits.fit("quakes", seed, TREE, digest("quakes")) for seed in range(9, 13)))
+        assert all(set(scores) == {"cv", "valid", "test"} for scores in found)
+        after = [worker.pid for worker in fits.workers if worker]
+        fits.close()
+        assert all(gone(pid) for pid in {*before, *after})
+
+    asyncio.run(main())
+
+
+def test_where_nothing_can_be_forked_workers_are_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool.SERVER, "_cannot", True)
+
+    async def main() -> None:
+        fits = FitPool(1, use_cache=False)
+        assert set(await fits.fit("quakes", 0, TREE, digest("quakes"))) == {"cv", "valid", "test"}
+        assert parent_of(await pid_of(fits)) == os.getpid()
+        fits.close()
+
+    asyncio.run(main())
+
+
 def test_workers_that_keep_dying_are_an_infra_error_with_their_last_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main() -> None:
         broken = "import sys; sys.stderr.write('out of memory, it seems'); sys.exit(3)"
         monkeypatch.setattr(pool, "COMMAND", [sys.executable, "-c", broken])
+        monkeypatch.setattr(pool.SERVER, "_cannot", True)  # as where nothing can be forked
         fits = FitPool(1)
         with pytest.raises(InfraError, match=r"(?s)died.*out of memory, it seems"):
             await fits.fit("quakes", 0, TREE, digest("quakes"))

@@ -127,10 +127,12 @@ def test_C5_full_fine_tuning_of_7b_on_one_card(seven: list[str]) -> None:
     ids, finding = trouble([*seven, "--trainer.model.train", "full"], "C5", gpu_memory=40 * GIB)
     assert ids == ("C5",) and finding.verdict == "fail"
     assert "the largest part is optimiser" in finding.seen
-    assert finding.lines == {"trainer.model.ac.freq": 1, "trainer.optim.offload": True}
+    assert finding.lines == {"trainer.optim.offload": True}  # gradients are added up where the masters are
     changed = [word for key, value in finding.lines.items() for word in (f"--{key}", str(value).lower())]
     assert silent([*seven, "--trainer.model.train", "full", *changed], "C5", gpu_memory=40 * GIB)
     _, finding = trouble([*seven, "--trainer.model.train", "full"], "C5", gpu_memory=24 * GIB)
+    assert finding.lines == {"trainer.model.ac.freq": 1, "trainer.optim.offload": True}
+    _, finding = trouble([*seven, "--trainer.model.train", "full"], "C5", gpu_memory=20 * GIB)
     assert finding.lines["trainer.model.train"] == "lora"
     assert silent(seven, "C5", gpu_memory=40 * GIB)
     _, finding = trouble([*seven, "--trainer.model.train", "full"], "C5", gpu_memory=80 * GIB)

@@ -19,16 +19,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from airloop.effort import Patience
 from airloop.envs.tune.catalogue import PREPARATION
 from airloop.errors import AirError, InfraError
 from airloop.files import cache_directory, write_atomically
+from airloop.forkserver import SharedServer
 from airloop.waits import waiting
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ ATTEMPTS = 2
 COMMAND = [sys.executable, "-c", "from airloop.envs.tune.worker import main; main()"]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
+SERVER = SharedServer(["airloop.envs.tune.worker", "airloop.envs.tune.fitting"])
+
 Scores = Mapping[str, float]
 
 
@@ -45,21 +48,41 @@ class WorkerLost(Exception):
     """The worker died or did not answer in time; it has been killed."""
 
 
+class Started(Protocol):
+    """A child process: subprocess.Popen, or one that was forked."""
+
+    pid: int
+    returncode: int | None
+
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+def start_process(files: Sequence[int]) -> Started:
+    """Of a worker, with these files as its input, output and errors. All are forked from one process, where that can
+    be: importing scikit-learn takes seconds of a core, each time."""
+    root = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
+    if (forked := SERVER.start("airloop.envs.tune.worker:main", files, env)) is not None:
+        return forked
+    stdin, stdout, stderr = files
+    # Ctrl-C is for the parent; the worker ends with its pipe.
+    return subprocess.Popen(COMMAND, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
+
+
 class Worker:
     """One child process. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        root = str(Path(__file__).parents[3])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        self.process = subprocess.Popen(
-            COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C is for the parent; the worker ends with its pipe
-        )
+        (takes, asks), (told, tells) = os.pipe(), os.pipe()
+        self.stdin, self.stdout = os.fdopen(asks, "wb"), os.fdopen(told, "rb")
+        try:
+            self.process = start_process([takes, tells, self.errors.fileno()])
+        finally:
+            os.close(takes)
+            os.close(tells)
         self.pending = b""
 
     @property
@@ -67,10 +90,9 @@ class Worker:
         return self.process.pid
 
     def request(self, message: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
-            self.process.stdin.flush()
+            self.stdin.write(json.dumps(message).encode() + b"\n")
+            self.stdin.flush()
         except OSError:
             raise self.lost("is gone") from None
         with waiting(f"the fit {message.get('config', '')}", f"fitting worker {self.pid}", timeout, self.said):
@@ -82,8 +104,7 @@ class Worker:
         return os.pread(self.errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace").strip()
 
     def reply(self, timeout: float) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        pipe = self.process.stdout.fileno()
+        pipe = self.stdout.fileno()
         patience = Patience(timeout, self.pid)
         while b"\n" not in self.pending:
             left = patience.left()
@@ -109,10 +130,9 @@ class Worker:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):  # unsent bytes of a dead pipe
-                    pipe.close()
+        for pipe in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):  # unsent bytes of a dead pipe
+                pipe.close()
 
 
 class FitPool:

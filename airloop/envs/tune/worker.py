@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import traceback
 from queue import SimpleQueue
@@ -43,7 +42,7 @@ def main() -> None:
     requests: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
-        for line in sys.stdin.buffer:
+        for line in open(0, "rb", closefd=False):  # noqa: SIM115 - sys.stdin may be another's, in a fork
             requests.put(line)
         os._exit(0)
 
