@@ -31,5 +31,11 @@ def misspelt(word: str, known: Iterable[str]) -> str | None:
     return near[0][1]
 
 
+def shortened(word: str, known: Iterable[str]) -> str | None:
+    """The one name that `word` is the beginning of, with more words after it. For a question, not for a correction."""
+    longer = [name for name in known if name.startswith(f"{word}_")]
+    return longer[0] if len(longer) == 1 else None
+
+
 def _plain(word: str) -> str:
     return word.lower().replace("-", "").replace("_", "")

@@ -19,7 +19,7 @@ from airloop.envs.files import check_file, find_class, is_file_id
 from airloop.errors import AirError, Lack
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
-from airloop.spelling import misspelt
+from airloop.spelling import misspelt, shortened
 from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
 # How replies become actions: one fenced shell-like command, tool calls, or the whole reply as it is.
@@ -224,7 +224,7 @@ def _wrong_argument(env_id: str, model: type[EnvArgs], detail: Any) -> tuple[str
     if not key:
         return f"Environment {env_id!r}: {message}.", "correct the args of this environment that the sentence names."
     if detail["type"] == "extra_forbidden":
-        near = misspelt(key, model.model_fields)
+        near = misspelt(key, model.model_fields) or shortened(key, model.model_fields)
         hint = f"did you mean {near!r}? " if near else ""
         return f"Environment {env_id!r} has no argument {key!r}.", f"{hint}Known: {', '.join(model.model_fields)}."
     return (
