@@ -166,16 +166,16 @@ def test_G12_a_later_pass_that_fails_ends_the_run_as_the_weights_have_moved(tmp_
     def tamper(parts: Parts) -> None:
         """The first pass leads to where the second has no gradient: weights that are no numbers any more."""
         poisoned()(parts)
-        step = parts.learner._step
+        step = parts.learner.optimiser.step
 
-        def wild() -> dict[str, float]:
-            found = step()
+        def wild(lr: float) -> dict[str, float]:
+            found = step(lr)
             if parts.policy.version == 1:
                 with torch.no_grad():
                     parts.learner.optimiser.weights[0].fill_(float("nan"))
             return found
 
-        parts.learner._step = wild  # type: ignore[method-assign]
+        parts.learner.optimiser.step = wild  # type: ignore[method-assign]
 
     run, witness, error = run_watched(tmp_path, tamper, **{**FRESH, "trainer.loss.passes": "2"})
     assert isinstance(error, AirError) and "a later pass over the batch of step 2" in error.problem
