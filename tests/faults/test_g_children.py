@@ -62,6 +62,7 @@ def main_log(tmp_path: Path) -> Iterator[Path]:
 
 def test_G1_a_hung_child_is_named_with_the_last_lines_of_its_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "COMMAND", [sys.executable, "-c", HANGS])
+    monkeypatch.setattr(fitting.SERVER, "_cannot", True)  # as where nothing can be forked
     told: list[Stall] = []
     worker = fitting.Worker()
     worker.reply(30)
@@ -99,6 +100,7 @@ def test_G1_the_last_words_of_a_worker_that_died_are_in_the_main_log(
     """Though the fit is done again and the run goes on."""
     code = DIES_ONCE.format(mark=str(tmp_path / "died"))
     monkeypatch.setattr(fitting, "COMMAND", [sys.executable, "-c", code])
+    monkeypatch.setattr(fitting.SERVER, "_cannot", True)  # as where nothing can be forked
     scores, restarts = fit_once()
     assert set(scores) == {"cv", "valid", "test"} and restarts == 1
     said = main_log.read_text()
