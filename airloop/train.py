@@ -29,7 +29,15 @@ from airloop.rewards import as_paid, keep_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.run import Run
 from airloop.types import Trajectory
-from airloop.warmstart import as_transcript, computed_tokens, found_demonstrations, started, starts_in, warmstart
+from airloop.warmstart import (
+    as_transcript,
+    computed_tokens,
+    found_demonstrations,
+    started,
+    starts_in,
+    warmstart,
+    warmstart_directory,
+)
 from airloop.watch.alarms import Halted
 from airloop.watch.base import Watcher
 from airloop.watch.display import Clock, Display
@@ -154,7 +162,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     if config.deterministic:
         pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
-        config = started(*await _start_supervised(run, display, world, budget))
+        config = started(*await _start_supervised(run, display, world, budget, resuming))
     config = as_paid(config, run)  # last: the supervised start is found by the config as it was written
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
@@ -184,7 +192,9 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
         await parts.close()
 
 
-async def _start_supervised(run: Run, display: Watcher, world: World, budget: Budget | None) -> tuple[Config, Path]:
+async def _start_supervised(
+    run: Run, display: Watcher, world: World, budget: Budget | None, resuming: bool
+) -> tuple[Config, Path]:
     """Makes the supervised start, or finds it; the run's config, with what a budget of time changed in it, and where
     the start is. A run that is resumed has the one it began with, whatever has become of what that was made from."""
 
@@ -197,6 +207,8 @@ async def _start_supervised(run: Run, display: Watcher, world: World, budget: Bu
     made: tuple[str, dict[str, Any]] = ("", {})
     if world.first:
         kept = starts_in(run.config) / str(run.status().get("start") or "none")
+        if resuming and "start" not in run.status():  # by an earlier version
+            kept = warmstart_directory(run.config, files=False)
         # A resumed run keeps to the plan it has.
         planned = budget is None or "budget" in run.status()
         if (kept / "done.json").is_file():

@@ -40,7 +40,7 @@ SIZED = 64
 # Demonstrations of one task that go into a batch together: their prompt is computed once.
 SAME_TASK = 4
 # Files of a directory whose names and times are looked at.
-MOST_FILES = 10_000
+MOST_FILES = 100_000
 # For one part of an update, as in loop.py.
 UPDATE_S = 1800.0
 
@@ -58,8 +58,9 @@ def started(config: Config, made: Path | None = None) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=change)})
 
 
-def warmstart_directory(config: Config) -> Path:
-    """The same settings lead to the same directory, so a second run finds what the first one made."""
+def warmstart_directory(config: Config, files: bool = True) -> Path:
+    """The same settings, and the same files that they name, lead to the same directory, so a second run finds what the
+    first one made. (Earlier versions did not look at files.)"""
     trainer = config.trainer.model
     parts: dict[str, Any] = {
         "model": _as_written(config.model),
@@ -76,8 +77,8 @@ def warmstart_directory(config: Config) -> Path:
         "seed": config.seed,
     }
     named = [config.model.name, config.model.adapter, config.warmstart.source if config.warmstart else None]
-    if files := _files([*named, *(e.args for e in config.orchestrator.env)]):
-        parts["files"] = files  # with the same name, another adapter, data set or run is another start
+    if files and (found := _files([*named, *(e.args for e in config.orchestrator.env)])):
+        parts["files"] = found  # with the same name, another adapter, data set or run is another start
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
     task = "-".join(e.title for e in config.orchestrator.env)
     return starts_in(config) / f"warmstart-{task}-{digest}"

@@ -16,6 +16,7 @@ from tiny_runs import tiny_run
 from airloop import train
 from airloop.config import WarmstartConfig, load_config
 from airloop.errors import AirError
+from airloop.files import write_json
 from airloop.models.tiny import tiny_model
 from airloop.run import Run, read_trajectories
 from airloop.trajectory_file import from_json, to_json
@@ -143,6 +144,12 @@ def test_a_resumed_run_keeps_the_start_that_it_began_with(tmp_path: Path) -> Non
     (source / "trajectories" / "another").mkdir()
     (source / "trajectories" / "another" / "file.json").write_text("{}")
     config = config.model_copy(update={"max_steps": 2})
+    assert train.start(config, quiet, resume=run.path, skip_proofs=True).run.status()["start"] == started.name
+    assert list((tmp_path / "runs").glob("warmstart-*")) == [started]
+    # One of an earlier version, which did not look at files and did not say what it began with.
+    started = started.rename(warmstart_directory(config, files=False))
+    write_json(run.path / "status.json", {k: v for k, v in run.status().items() if k != "start"})
+    config = config.model_copy(update={"max_steps": 3})
     assert train.start(config, quiet, resume=run.path, skip_proofs=True).run.status()["start"] == started.name
     assert list((tmp_path / "runs").glob("warmstart-*")) == [started]
 

@@ -333,7 +333,7 @@ def _defaults(said: Mapping[str, Any], settings: Settings) -> list[Mistake]:
     found: list[Mistake] = []
     if missing:
         why = "it looks like a file of prime-rl, and what it leaves out has other defaults there than here"
-        fix = correction(missing, as_flags=False).replace(" instead", "", 1)
+        fix = f"if it is one, {correction(missing, as_flags=False).replace(' instead', '', 1)}"
         found.append(Mistake(f"{name}: {why}.", fix, frozenset(missing), "A13", changes=missing))
     for key, there in (("max_steps", "without end"), ("orchestrator.rollouts_per_example", "one reply per task")):
         if at(now, *key.split(".")) is None and (key == "max_steps" or at(said, "orchestrator", "group_size") is None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from airloop.config import with_changes
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.case import Case
 
@@ -86,9 +87,29 @@ def memory_fits(case: Case) -> Finding:
         f"largest part is {part.replace('_', ' ')}, {largest / GIB:.1f} GiB"
     )
     report = make_report(case.config, case.shape, size)
+    if made.fits and (lack := _lacks_host_memory(case)):
+        return lack
     if made.fits:
         return passed(seen, report["text"])
     return _does_not_fit(case, seen, report, sampling=made.sampling_peak > made.available)
+
+
+def _lacks_host_memory(case: Case) -> Finding | None:
+    """Of this machine, for what offload puts there: who takes more is ended by the kernel, without a word."""
+    from airloop.plan.memory import host_bytes, read_sizes
+    from airloop.watch.facts import MIB, available_mib
+
+    needed = host_bytes(read_sizes(case.config, case.shape, case.config.ranks))
+    if case.gpu_memory or not needed or (there := available_mib() * MIB) >= needed:
+        return None
+    return Finding(
+        "warn",
+        f"trainer.optim.offload puts {needed / GIB:.1f} GiB into the machine's memory, and {there / GIB:.1f} GiB are "
+        "available",
+        "float32 masters, both moments of AdamW and the sums of gradients are kept there",
+        'trainer.model.train = "lora" trains few weights; or take a machine with more memory.',
+        ids=("C5",),
+    )
 
 
 def _does_not_fit(case: Case, seen: str, report: dict[str, Any], sampling: bool) -> Finding:
@@ -105,6 +126,11 @@ def _does_not_fit(case: Case, seen: str, report: dict[str, Any], sampling: bool)
         others = {key: value for key, value in more["changes"].items() if not key.endswith("gpu_ids")}
         how = "with " + ", ".join(f"{key} = {value}" for key, value in others.items()) if others else "as it is"
         fix = f"on {len(more['changes']['trainer_gpu_ids'])} such GPUs it is sharded and fits {how}; on these, {fix}"
+    if (offload := "trainer.optim.offload") in advice["changes"]:
+        from airloop.plan.memory import host_bytes, read_sizes
+
+        needed = host_bytes(read_sizes(with_changes(case.config, {offload: True}), case.shape, case.config.ranks))
+        fix += f", with {needed / GIB:.0f} GiB of the machine's own memory"
     if not advice["changes"]:
         fix = "choose a smaller model or a larger GPU"
     return Finding("fail", seen, why, fix, advice["changes"], ids=(id,), detail=report["text"])

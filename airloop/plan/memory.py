@@ -219,6 +219,12 @@ def _backward_gradients(s: Sizes) -> int:
     return s.share * GRADIENT_BYTES + (2 * s.shape.block + _root(s.shape)) * (s.item + GRADIENT_BYTES)
 
 
+def host_bytes(s: Sizes) -> int:
+    """What offload puts into the machine's own memory."""
+    masters = s.ranks * s.share * (MASTER_BYTES + ADAM_BYTES) if s.offload else 0
+    return masters + (s.share * GRADIENT_BYTES if s.offload and not _gradient_sums(s) else 0)
+
+
 def _gradient_sums(s: Sizes) -> int:
     """float32; those of weights in few bits are where their masters are."""
     elsewhere = s.full and not s.sharded and s.offload and s.item != 4

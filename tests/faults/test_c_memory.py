@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from examined import TINY, silent, trouble
@@ -137,6 +138,23 @@ def test_C5_full_fine_tuning_of_7b_on_one_card(seven: list[str]) -> None:
     assert silent(seven, "C5", gpu_memory=40 * GIB)
     _, finding = trouble([*seven, "--trainer.model.train", "full"], "C5", gpu_memory=80 * GIB)
     assert "on 2 such GPUs it is sharded and fits with trainer.model.ac.freq = 1; on these, " in finding.fix
+
+
+def test_C5_what_offload_puts_into_the_machines_memory_is_said(
+    seven: list[str], gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masters, moments and gradients of 7.6 billion weights: who takes more than there is, is ended without a word."""
+    full = [*seven, "--trainer.model.train", "full"]
+    _, finding = trouble(full, "C5", gpu_memory=40 * GIB)
+    assert "with 113 GiB of the machine's own memory" in finding.fix
+    gpus((1, "python", 100))
+    offloaded = [*full, "--trainer_gpu_ids", "[0]", "--trainer.optim.offload", "true", "--trainer.model.ac.freq", "1"]
+    monkeypatch.setattr("airloop.watch.facts.available_mib", lambda: 64.0 * 1024)
+    ids, finding = trouble(offloaded, "C5")
+    assert ids == ("C5",) and finding.verdict == "warn"
+    assert "puts 113.5 GiB into the machine's memory, and 64.0 GiB are available" in finding.seen
+    monkeypatch.setattr("airloop.watch.facts.available_mib", lambda: 128.0 * 1024)
+    assert silent(offloaded, "C5")
 
 
 def test_C_a_device_that_is_not_there() -> None:

@@ -64,7 +64,9 @@ def start_process(files: Sequence[int]) -> Started:
     root = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     env = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
-    if (forked := SERVER.start("airloop.envs.tune.worker:main", files, env)) is not None:
+    with waiting("scikit-learn to be imported", "the process that fitting workers are forked from", START_TIMEOUT_S):
+        forked = SERVER.start("airloop.envs.tune.worker:main", files, env)
+    if forked is not None:
         return forked
     stdin, stdout, stderr = files
     # Ctrl-C is for the parent; the worker ends with its pipe.
