@@ -28,7 +28,7 @@ from airloop.config import Config
 from airloop.errors import AirError
 from airloop.forkserver import CannotFork, Forked, ForkServer
 from airloop.run import Run
-from airloop.watch.alarms import Alarm
+from airloop.types import Alarm
 from airloop.watch.display import Display
 
 # What every rank imports.

@@ -20,7 +20,7 @@ from airloop import interrupts
 from airloop.errors import AirError
 from airloop.launch import Order, as_one_sees_it
 from airloop.run import Run
-from airloop.watch.alarms import Alarm
+from airloop.types import Alarm
 
 
 class Reporter:

@@ -48,11 +48,10 @@ from airloop.lab.lineage import as_noted, given_parent, label, run_before
 from airloop.lab.results import last_sign
 from airloop.rollout.schedule import place_in_step
 from airloop.trajectory_file import from_json, to_json
-from airloop.types import Trajectory
+from airloop.types import Alarm, Trajectory
 
 if TYPE_CHECKING:
     from airloop.step_record import StepRecord
-    from airloop.watch.alarms import Alarm
 
 _NAME = re.compile(r"exp(\d+)\.(\d+)-")
 # Whoever asks whether a run is held holds its lock for a moment (airloop/lab/damaged.py): we try again for as long.

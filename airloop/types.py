@@ -188,3 +188,21 @@ class Agent(Protocol):
     """Anything that answers: the policy, a model behind a URL, a script, a person. One per episode."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message: ...
+
+
+# note: the run goes on. pause: the run stops after this step, with everything saved, and can be resumed when mended.
+# stop: this update may be at fault, so the step is refused and the run ends; resumed, it is sampled anew.
+Severity = Literal["note", "pause", "stop"]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Raised at a step, as it goes to the terminal, to alarms.jsonl in the run's directory and to every sink."""
+
+    id: str  # of the failure catalogue
+    name: str
+    severity: Severity
+    step: int
+    seen: str  # with numbers
+    why: str
+    fix: str

@@ -25,7 +25,7 @@ from tiny_runs import write_config
 
 from airloop.config import load_config
 from airloop.run import Run
-from airloop.watch.alarms import Alarm
+from airloop.types import Alarm
 from airloop.watch.board import Board
 from airloop.watch.display import Display, sparkline
 from airloop.watch.pace import Pace, in_words

@@ -21,8 +21,8 @@ from airloop.config import TensorboardConfig, WandbConfig, load_config
 from airloop.errors import AirError
 from airloop.run import Run
 from airloop.train import start
+from airloop.types import Alarm
 from airloop.watch import sinks, wandb_sink
-from airloop.watch.alarms import Alarm
 from airloop.watch.display import Display
 from airloop.watch.samples import CHARACTERS, step_samples
 from airloop.watch.sinks import Beside, Watchers, flat_line, flatten, open_sinks

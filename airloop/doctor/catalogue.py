@@ -12,7 +12,7 @@ from airloop.doctor.base import FAMILIES, Check, checks
 from airloop.doctor.failures import DESIGN, WHAT
 
 if TYPE_CHECKING:
-    from airloop.watch.alarms import Rule
+    from airloop.watch.rules import Rule
 
 HEAD = """\
 # Failures, and what answers them

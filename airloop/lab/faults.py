@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airloop.policy import Policy
     from airloop.run import Run
     from airloop.types import Group, Trajectory
-    from airloop.watch.alarms import Rule
+    from airloop.watch.rules import Rule
 
 
 @dataclass(frozen=True)

@@ -8,96 +8,24 @@ one odd step raises nothing, and a value that hovers around its threshold does n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from airloop.engine.base import EngineFailed
 from airloop.errors import AirError
+from airloop.run import Run
+from airloop.types import Alarm
 from airloop.waits import Stall, Watchdog
-
-if TYPE_CHECKING:
-    from airloop.run import Run
-    from airloop.watch.base import Watcher
-    from airloop.world import World
-
-# note: the run goes on. pause: the run stops after this step, with everything saved, and can be resumed when mended.
-# stop: this update may be at fault, so the step is refused and the run ends; resumed, it is sampled anew.
-Severity = Literal["note", "pause", "stop"]
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """Raised at a step, as it goes to the terminal, to alarms.jsonl in the run's directory and to every sink."""
-
-    id: str  # of the failure catalogue
-    name: str
-    severity: Severity
-    step: int
-    seen: str  # with numbers
-    why: str
-    fix: str
-
-
-@dataclass(frozen=True)
-class Sign:
-    """What a watch saw in one step that is not as it should be."""
-
-    seen: str
-    why: str
-    fix: str
-
-
-class Watch(Protocol):
-    """One thing that is looked at every step. The reason for a threshold stands beside it."""
-
-    id: str
-    name: str
-    severity: Severity
-    patience: int
-
-    def look(self, step: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> Sign | None:
-        """`step`: this step's metrics as in metrics.jsonl, ledger included; `before`: those of the steps before."""
-        ...
-
-
-Step = Mapping[str, Any]
-Condition = Callable[[Step, Sequence[Step]], Sign | None]
-
-
-@dataclass
-class Rule:
-    """A Watch whose condition is a function of the step's metrics and of those before."""
-
-    id: str
-    name: str
-    severity: Severity
-    patience: int
-    condition: Condition
-
-    def look(self, step: Step, before: Sequence[Step]) -> Sign | None:
-        return self.condition(step, before)
-
-
-_RULES: list[Rule] = []
-
-
-def watch(id: str, severity: Severity = "note", patience: int = 1) -> Callable[[Condition], Condition]:
-    """Registers a condition under the function's name."""
-
-    def register(condition: Condition) -> Condition:
-        _RULES.append(Rule(id, condition.__name__, severity, patience, condition))
-        return condition
-
-    return register
+from airloop.watch import watches, watches_learner, watches_success  # noqa: F401 - they register their rules
+from airloop.watch.base import Watcher
+from airloop.watch.rules import RULES, Rule, Sign, Step, Watch
+from airloop.world import World
 
 
 def rules() -> list[Rule]:
     """All that are looked at in every step."""
-    from airloop.watch import watches, watches_learner, watches_success  # noqa: F401 - they register themselves
-
-    return sorted(_RULES, key=lambda rule: (rule.id, rule.name))  # whatever was imported first
+    return sorted(RULES, key=lambda rule: (rule.id, rule.name))  # whatever was imported first
 
 
 class Halted(AirError):
@@ -160,10 +88,10 @@ class Alarms:
     """Looks at every step of a run. Its state is a function of the steps on disk: a resumed run knows what has been
     raised, so a pause that somebody has looked at is not repeated. A step that was refused is in no state."""
 
-    def __init__(self, run: Run, watcher: Watcher, watches: Sequence[Watch] | None = None) -> None:
+    def __init__(self, run: Run, watcher: Watcher, watched: Sequence[Watch] | None = None) -> None:
         self._run = run
         self._watcher = watcher
-        chosen: Sequence[Watch] = rules() if watches is None else watches
+        chosen: Sequence[Watch] = rules() if watched is None else watched
         self._states = [_State(watch) for watch in chosen]
         self._before: list[Step] = []
         for step in run.metrics("train"):

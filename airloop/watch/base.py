@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from airloop.watch.alarms import Alarm
+from airloop.types import Alarm
 
 
 class Watcher(Protocol):

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from airloop.run import Run
 from airloop.success import step_success
-from airloop.watch.alarms import Alarm
+from airloop.types import Alarm
 from airloop.watch.families import one_line as family_line
 from airloop.watch.latency import PARTS
 from airloop.watch.pace import Pace, in_words

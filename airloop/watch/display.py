@@ -13,7 +13,7 @@ from rich.live import Live
 
 from airloop.run import Run
 from airloop.success import NAME, step_success, success_in
-from airloop.watch.alarms import Alarm
+from airloop.types import Alarm
 from airloop.watch.board import Board
 from airloop.watch.families import one_line
 from airloop.watch.heartbeat import Heartbeat

@@ -14,7 +14,7 @@ from airloop.run import Run
 from airloop.watch.base import Watcher
 
 if TYPE_CHECKING:
-    from airloop.watch.alarms import Alarm
+    from airloop.types import Alarm
 
 # How long the first step waits for a sink to say where it logs to: longer, and it says so later.
 OPEN_S = 15.0

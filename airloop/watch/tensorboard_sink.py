@@ -10,7 +10,7 @@ from airloop.run import Run
 from airloop.watch.samples import Sample, step_samples
 
 if TYPE_CHECKING:
-    from airloop.watch.alarms import Alarm
+    from airloop.types import Alarm
 
 FLUSH_S = 10  # curves are looked at while the run goes on
 

@@ -13,7 +13,7 @@ from airloop.run import Run
 from airloop.watch.samples import Sample, step_samples
 
 if TYPE_CHECKING:
-    from airloop.watch.alarms import Alarm
+    from airloop.types import Alarm
 
 # The server's answer to a new run, and the upload of what is left at the end: longer than that, it is not there. The
 # data is on the disk in any case.

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airloop.success import NAME
-from airloop.watch.alarms import Sign, Step, watch
 from airloop.watch.latency import HEALTHY, largest
 from airloop.watch.payers import payer_between
+from airloop.watch.rules import Sign, Step, watch
 
 # A quarter of the episodes cut by the context: the healthy research runs had at most 15 %, the failed one 100 %.
 CUT_SHARE = 0.25

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airloop.watch.alarms import Sign, Step, watch
 from airloop.watch.gap import SUSPICIOUS
+from airloop.watch.rules import Sign, Step, watch
 
 # Half the distance between two neighbouring numbers, relative to them: what rounding to bf16 hides.
 BF16_NOISE = 2.0**-9

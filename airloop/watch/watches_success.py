@@ -14,8 +14,8 @@ from typing import Any
 from airloop.stats.student import student_share
 from airloop.stats.welch import Moments, welch
 from airloop.success import METRIC, NAME
-from airloop.watch.alarms import Sign, Step, watch
 from airloop.watch.payers import payer_between
+from airloop.watch.rules import Sign, Step, watch
 
 # Windows of steps that are compared: a collapse within ten steps shows in the shortest, a slow decline in the longest.
 WINDOWS = (5, 10, 20)

@@ -16,8 +16,7 @@ from watched_runs import Witness, run_watched
 from airloop.assemble import Parts
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.run import Run
-from airloop.types import Action, Observation, Score, Task
-from airloop.watch.alarms import Alarm
+from airloop.types import Action, Alarm, Observation, Score, Task
 from airloop.watch.likeness import FILE
 from airloop.watch.summary import summary
 

@@ -23,8 +23,8 @@ from airloop.engine.embedded.forward import Forward
 from airloop.lab.faults import frozen_copy
 from airloop.learn.report import Report
 from airloop.learn.rounding import Distances, distances, exact, reference, wide
-from airloop.watch.alarms import Sign
 from airloop.watch.gap import judge_gap
+from airloop.watch.rules import Sign
 from airloop.watch.watches_learner import engine_serves_another_policy
 from airloop.world import World
 

@@ -19,7 +19,8 @@ from watched_runs import Witness, run_watched
 from airloop.assemble import Parts
 from airloop.loop import best_step
 from airloop.run import Run
-from airloop.watch.alarms import Alarm, Halted, rules
+from airloop.types import Alarm
+from airloop.watch.alarms import Halted, rules
 from airloop.watch.watches import replies_run_to_the_limit
 
 FRESH = {  # random weights, four groups of four, nothing learned

@@ -18,7 +18,8 @@ from watched_runs import Witness, run_watched
 from airloop.assemble import Parts
 from airloop.engine.base import EngineFailed
 from airloop.policy import Policy
-from airloop.watch.alarms import Alarm, Halted
+from airloop.types import Alarm
+from airloop.watch.alarms import Halted
 from airloop.watch.facts import memory
 from airloop.watch.watches_learner import memory_grows
 

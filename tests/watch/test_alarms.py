@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from watched_runs import Witness, config
 
 from airloop.run import Run
-from airloop.watch.alarms import Alarm, Alarms, Halted, Rule, Sign, rules
+from airloop.types import Alarm
+from airloop.watch.alarms import Alarms, Halted, rules
+from airloop.watch.rules import Rule, Sign
 from airloop.watch.sinks import Beside, Watchers
 from airloop.world import World
 

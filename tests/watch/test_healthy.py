@@ -14,7 +14,8 @@ import pytest
 from test_alarms import Books
 from watched_runs import Witness
 
-from airloop.watch.alarms import Alarm, Alarms, rules
+from airloop.types import Alarm
+from airloop.watch.alarms import Alarms, rules
 from airloop.world import World
 
 RUNS = {path.stem: path for path in sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))}

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from airloop.success import step_success
-from airloop.watch.alarms import Sign
 from airloop.watch.measured import is_share
 from airloop.watch.payers import Payer, corrected, find_payer
+from airloop.watch.rules import Sign
 from airloop.watch.watches import lengths_drift
 from airloop.watch.watches_success import as_good_as_doing_nothing, policy_gets_worse, success_falls_reward_does_not
 

@@ -14,8 +14,8 @@ from airloop.config import Config, load_config
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.loop import train
 from airloop.run import Run
+from airloop.types import Alarm
 from airloop.warmstart import started, warmstart
-from airloop.watch.alarms import Alarm
 from airloop.watch.display import Display
 
 # After demonstrations that are right 35 % of the time: groups have signal, and replies end by themselves.
