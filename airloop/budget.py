@@ -21,7 +21,7 @@ from airloop.speed import Speed, measure_speed
 if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.config import Config
-    from airloop.run import Run
+    from airloop.runs.run import Run
     from airloop.types import Trajectory
     from airloop.watch.base import Watcher
 

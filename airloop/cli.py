@@ -18,10 +18,10 @@ from airloop.commands.log import log
 from airloop.commands.tasks import replay, tasks
 from airloop.commands.view import view
 from airloop.errors import AirError, Stopped
-from airloop.plain import begin_with_utf8, use_plain_signs
+from airloop.text.plain import begin_with_utf8, use_plain_signs
 
 if TYPE_CHECKING:
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
 BEGAN = time.time()  # a budget of minutes counts what importing takes, too
 
@@ -92,7 +92,7 @@ def _check_environments(config: Any) -> None:
 
 
 def _unfinished(config: Any) -> Path | None:
-    from airloop.run import Run
+    from airloop.runs.run import Run
 
     return Run.unfinished(config)
 
@@ -131,7 +131,7 @@ def train(
     if resume is None:
         _check_environments(config)
         resume = _unfinished(config) if go_on else None
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
         what = f"going on with {resume}" if resume else f"{config.model.name} learns {config.task}"
@@ -154,7 +154,7 @@ def warmstart(context: typer.Context, as_json: Json = False) -> None:
     _check_environments(config)
 
     from airloop.config import WarmstartConfig
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     if config.warmstart is None:
         config = config.model_copy(update={"warmstart": WarmstartConfig()})
@@ -207,14 +207,14 @@ def evaluate(
     if {"--help", "-h"} & {*context.args}:
         _config(context, EVAL_HELP)
     _refuse_minutes(context)
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     try:
         with Display(quiet=as_json) as display:
             _begin(display, f"air eval: {agent}")
-            from airloop.lab.evaluate import EvalOptions, format_report
-            from airloop.lab.evaluate import evaluate as run
-            from airloop.lab.players import UrlOptions
+            from airloop.eval.evaluate import EvalOptions, format_report
+            from airloop.eval.evaluate import evaluate as run
+            from airloop.eval.players import UrlOptions
 
             url = UrlOptions(url_model, price_in, price_out, api_key_env)
             options = EvalOptions(agent, split, n, rollouts, temperature, out, url)
@@ -254,7 +254,7 @@ def examine_config(
     from airloop.doctor.report import exit_code, format_report
     from airloop.doctor.tokens import coloured
     from airloop.doctor.visit import visit
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
         _begin(display, f"air doctor {' '.join(context.args)}".rstrip())
@@ -289,7 +289,7 @@ def plan_memory(
     from airloop.plan.gpu import gpu_memory as available
     from airloop.plan.model_shape import find_shape
     from airloop.plan.report import make_report
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
         display.phase("reading the model's shape")
@@ -310,8 +310,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two evaluations of the same rows, with paired 95 % intervals: air compare A B."""
-    from airloop.lab.compare import as_json as comparison_json
-    from airloop.lab.compare import compare_named, format_comparison
+    from airloop.eval.compare import as_json as comparison_json
+    from airloop.eval.compare import compare_named, format_comparison
 
     comparison = compare_named(evaluations, common)
     print_json(comparison_json(comparison)) if as_json else print(format_comparison(comparison))
@@ -327,7 +327,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a run's weights for PEFT or transformers, and check them by loading them again."""
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
         _begin(display, f"air export: {run} to {out}")

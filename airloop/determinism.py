@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airloop.run import Run
+    from airloop.runs.run import Run
 
 
 def pin() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from airloop.assemble import Parts, held_out_tasks
-from airloop.lab.rows import means
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.success import NAME, name_of
 from airloop.types import Trajectory
 from airloop.watch.base import Watcher
-from airloop.watch.families import by_family
+from airloop.watch.metrics.families import by_family
+from airloop.watch.metrics.rows import means
 
 
 async def evaluate_policy(

@@ -21,9 +21,9 @@ import airloop
 from airloop.assemble import Say, learner_settings, load_model, make_policy
 from airloop.config import Config
 from airloop.errors import AirError
+from airloop.eval.trained import Checkpoint, choose_checkpoint, with_weights
 from airloop.files import read_object, whole_directory, write_json
-from airloop.lab.trained import Checkpoint, choose_checkpoint, with_weights
-from airloop.run import Run, read_trajectories
+from airloop.runs.run import Run, read_trajectories
 
 if TYPE_CHECKING:
     from airloop.learn.batches import Row

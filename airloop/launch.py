@@ -27,9 +27,9 @@ from typing import IO, Any
 from airloop.config import Config
 from airloop.errors import AirError
 from airloop.forkserver import CannotFork, Forked, ForkServer
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Alarm
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 # What every rank imports.
 PRELOADED = ("airloop.rank", "airloop.train", "airloop.engine.embedded", "torch.distributed.fsdp")

@@ -22,17 +22,17 @@ from airloop.learn.optimiser import NotFinite
 from airloop.learn.overlong import Overlong, shape_overlong
 from airloop.rollout.sampler import Collected
 from airloop.rollout.schedule import TaskSchedule
-from airloop.run import Run
-from airloop.step_record import StepRecord, step_record
+from airloop.runs.run import Run
+from airloop.runs.step_record import StepRecord, step_record
 from airloop.success import NAME, success_in
 from airloop.types import Trajectory
 from airloop.waits import waiting
-from airloop.watch.alarms import Alarms, Halted, set_aside
+from airloop.watch.alarms.gap import judge_gap
+from airloop.watch.alarms.likeness import Likeness
+from airloop.watch.alarms.monitor import Alarms, Halted, set_aside
 from airloop.watch.base import Watcher
-from airloop.watch.facts import step_facts, step_ledger
-from airloop.watch.gap import judge_gap
-from airloop.watch.latency import StepClock
-from airloop.watch.likeness import Likeness
+from airloop.watch.metrics.facts import step_facts, step_ledger
+from airloop.watch.metrics.latency import StepClock
 
 # For one part of an update, a forward and backward pass: minutes at most, on the slowest CPU that we have measured.
 UPDATE_S = 1800.0

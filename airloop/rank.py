@@ -19,7 +19,7 @@ from typing import Any
 from airloop import interrupts
 from airloop.errors import AirError
 from airloop.launch import Order, as_one_sees_it
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Alarm
 
 

@@ -9,7 +9,7 @@ from airloop.errors import AirError
 if TYPE_CHECKING:
     from airloop.config import Config
     from airloop.envs.base import Environment
-    from airloop.run import Run
+    from airloop.runs.run import Run
 
 Weights = dict[str, dict[str, float]]  # environment → component → weight
 

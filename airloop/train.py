@@ -20,14 +20,14 @@ from airloop.determinism import pin_run
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
 from airloop.extras import install_line, missing
-from airloop.lab.lineage import check_parent
 from airloop.launch import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
 from airloop.loop import Outcome, train
 from airloop.rewards import as_paid, keep_rewards
 from airloop.rollout.schedule import TaskSchedule
-from airloop.run import Run
+from airloop.runs.lineage import check_parent
+from airloop.runs.run import Run
 from airloop.types import Trajectory
 from airloop.warmstart import (
     as_transcript,
@@ -38,11 +38,11 @@ from airloop.warmstart import (
     warmstart,
     warmstart_directory,
 )
-from airloop.watch.alarms import Halted
+from airloop.watch.alarms.monitor import Halted
 from airloop.watch.base import Watcher
-from airloop.watch.display import Clock, Display
-from airloop.watch.sinks import open_sinks
-from airloop.watch.summary import plot, summary
+from airloop.watch.display.display import Clock, Display
+from airloop.watch.display.summary import plot, summary
+from airloop.watch.sinks.sinks import open_sinks
 from airloop.world import World
 
 # Prompts measured before the first step; tasks of one environment differ little in length.

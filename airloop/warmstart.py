@@ -27,8 +27,8 @@ from airloop.learn.advantages import demonstration_batch
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule
 from airloop.rollout.transcript import Transcript
-from airloop.run import read_trajectories
-from airloop.trajectory_file import to_json
+from airloop.runs.run import read_trajectories
+from airloop.runs.trajectory_file import to_json
 from airloop.types import Sampled, Task, Trajectory
 from airloop.waits import waiting
 from airloop.watch.base import Watcher

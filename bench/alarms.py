@@ -37,9 +37,9 @@ from airloop.errors import AirError, InfraError
 from airloop.lab.faults import cut_off_engine, replaced
 from airloop.learn.optimiser import Optimiser
 from airloop.rollout.episode import _Episode
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Score
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 EDGE = 5  # steps at either end that are compared
 

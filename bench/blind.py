@@ -19,7 +19,7 @@ from airloop.config import load_config
 from airloop.lab.faults import fault_on
 from airloop.train import start
 from airloop.warmstart import warmstart
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from airloop.models.wide_products import widen_products
 from airloop.speed import measure_speed
 from airloop.types import Trajectory
 from airloop.warmstart import as_transcript, collect_demonstrations, demonstration_order
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 
 def best(work: Callable[[], object], times: int) -> float:

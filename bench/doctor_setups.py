@@ -294,10 +294,10 @@ def train(setup: Setup) -> dict[str, Any]:
     from rich.console import Console
 
     from airloop.doctor.preflight import _for_one
-    from airloop.run import Run
+    from airloop.runs.run import Run
     from airloop.train import start
     from airloop.warmstart import started
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     flags = {
         "model.name": NAMES[setup.model],

@@ -45,7 +45,7 @@ def listing(name: str, args: dict[str, Any]) -> tuple[int, float]:
 async def episodes(name: str, args: dict[str, Any], count: int) -> dict[str, Any]:
     from airloop.engine.base import Sampling
     from airloop.envs.base import load_environment
-    from airloop.lab.tasks import cached_tokenizer
+    from airloop.eval.tasks import cached_tokenizer
     from airloop.models.chat import ChatTokenizer
     from airloop.models.tiny import tiny_tokenizer
     from airloop.rollout.sampler import RolloutSettings, Sampler
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        from airloop.lab.tasks import parse_args
+        from airloop.eval.tasks import parse_args
 
         print(json.dumps(measure(options.child, parse_args(options.arg), options.episodes)))
         return

@@ -23,9 +23,9 @@ from airloop.config import load_config
 from airloop.doctor import forecast as forecasts
 from airloop.doctor.forecast import Forecast
 from airloop.lab.faults import replaced
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 
 class Clock(Display):

@@ -24,7 +24,7 @@ from airloop.models import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 
 def engine_agrees(kind: str) -> tuple[int, float]:

@@ -27,12 +27,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean as mean
 
-from airloop.lab.rows import passes, per_task, row_key
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.stats.intervals import difference, mean_interval
 from airloop.stats.looks import Looks, level_after, percent
 from airloop.types import Trajectory
-from airloop.watch.summary import paired
+from airloop.watch.display.summary import paired
+from airloop.watch.metrics.rows import passes, per_task, row_key
 
 
 def finished(directory: Path) -> Run:

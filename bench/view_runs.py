@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.config import Config, to_toml
-from airloop.trajectory_file import from_json, to_json
+from airloop.runs.trajectory_file import from_json, to_json
 from airloop.types import Action, Branch, Observation, Sampled, Task, Times, Trajectory, Turn
 
 PARTS = 400  # turns to choose from

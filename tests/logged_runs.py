@@ -18,7 +18,7 @@ from tiny_runs import WARMSTART, write_config
 
 from airloop.config import load_config
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 # A KL term has names of its own, and with it every token is trained.
 FLAGS = ["--trainer.loss.kl_beta", "0.01"]

@@ -15,7 +15,7 @@ from installation import ROOT
 
 from airloop import files
 from airloop.errors import AirError
-from airloop.plain import SIGNS
+from airloop.text.plain import SIGNS
 
 SHORT = ["--max_steps", "2", "--warmstart.steps", "5", "--orchestrator.eval.num_examples", "2", "--skip-proofs"]
 

@@ -22,10 +22,10 @@ from airloop import budget as budgets
 from airloop.assemble import assemble
 from airloop.budget import Amounts, Budget, Costs, EpisodeSize, changes_of, costs_of, fit, size_of_demonstrations
 from airloop.config import Refused, load_config, with_changes
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.speed import Speed, measure_speed
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 GROUP = 4
 asked_amounts = st.builds(

@@ -19,7 +19,7 @@ from airloop.config.foreign_prime import PRIME
 from airloop.config.foreign_verl import VERL
 from airloop.config.sources import leaves
 from airloop.config.toml import toml_value
-from airloop.spelling import distance, misspelt
+from airloop.text.spelling import distance, misspelt
 
 ARITH = '\n[[orchestrator.env]]\nid = "arith"\n'
 KNOWN = "arith, gsm8k, gsm8k-calculator, mlgym, musique, soup, tune"

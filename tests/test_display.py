@@ -24,15 +24,15 @@ from rich.console import Console
 from tiny_runs import write_config
 
 from airloop.config import load_config
-from airloop.run import Run
+from airloop.runs.run import Run
+from airloop.text.sparkline import squeezed
+from airloop.text.visible import one_line, visible
 from airloop.types import Alarm
-from airloop.watch.board import Board
-from airloop.watch.display import Display, sparkline
-from airloop.watch.pace import Pace, in_words
-from airloop.watch.resize import broken, reflows
-from airloop.watch.sparkline import squeezed
-from airloop.watch.summary import text_plot
-from airloop.watch.visible import one_line, visible
+from airloop.watch.display.board import Board
+from airloop.watch.display.display import Display, sparkline
+from airloop.watch.display.pace import Pace, in_words
+from airloop.watch.display.resize import broken, reflows
+from airloop.watch.display.summary import text_plot
 
 HEALTHY = Path(__file__).parent / "watch/healthy/grpo.jsonl"
 ALARM = Alarm("E1", "no_signal_yet", "note", 3, "In all 4 groups every episode scored the same.", "why", "fix")
@@ -315,7 +315,7 @@ def test_a_command_without_steps_leaves_nothing_of_the_block() -> None:
 PROGRAM = """
 import json, sys, time
 from rich.console import Console
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 lines = [json.loads(line) for line in open(sys.argv[1])]
 with Display(Console(highlight=False)) as display:
     display.say("first words")

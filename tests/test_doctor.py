@@ -29,7 +29,7 @@ from airloop.doctor.probe import before_warmstart
 from airloop.doctor.report import as_json, exit_code, format_report, refusal, warnings
 from airloop.errors import AirError
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 ROOT = Path(__file__).parents[1]
 
@@ -120,7 +120,7 @@ def test_a_model_that_is_still_to_be_warmed_is_known_to_be(tmp_path: Path, monke
 def test_fast_checks_of_the_default_config_take_less_than_five_seconds() -> None:
     """In processor time, as others may use the machine; imports included."""
     script = (
-        "import time; from airloop.doctor.visit import visit; from airloop.watch.display import Display\n"
+        "import time; from airloop.doctor.visit import visit; from airloop.watch.display.display import Display\n"
         "found = visit([], Display(quiet=True), skip_proofs=True)\n"
         "assert all(r.verdict == 'pass' for r in found), found\nprint(time.process_time())"
     )
@@ -258,7 +258,7 @@ def test_a_run_that_has_passed_is_not_probed_again_when_resumed(tmp_path: Path, 
 MARKED = """
 from pathlib import Path
 from airloop.cli import main
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 show = Display.phase
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from airloop import export as exporting
 from airloop.errors import AirError
 from airloop.export import TOLERANCES, Reference, check_rows, export, format_report, judge
-from airloop.run import Run
+from airloop.runs.run import Run
 
 
 def quietly(_: str) -> None:

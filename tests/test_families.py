@@ -17,9 +17,9 @@ from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.rollout.schedule import TaskSchedule
 from airloop.train import start
 from airloop.types import Score, Task, Trajectory
-from airloop.watch.display import Display
-from airloop.watch.families import by_family, first_and_last, pooled, table
-from airloop.watch.sinks import flatten
+from airloop.watch.display.display import Display
+from airloop.watch.metrics.families import by_family, first_and_last, pooled, table
+from airloop.watch.sinks.sinks import flatten
 
 
 def episode(family: str, reward: float, **metrics: float) -> Trajectory:

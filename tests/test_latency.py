@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiny_runs import tiny_run
 
-from airloop.run import Run
+from airloop.runs.run import Run
 
 PARTS = ("prefill", "decode", "tool", "queue", "opening", "scoring", "waiting", "other")
 

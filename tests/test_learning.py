@@ -11,9 +11,9 @@ from rich.console import Console
 import airloop.learn.advantages as advantages
 from airloop.config import load_config
 from airloop.lab.faults import fault_on
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.busy import busy_processes
 
-from airloop.run import Run
+from airloop.runs.run import Run
 
 
 @pytest.mark.soak

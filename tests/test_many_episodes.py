@@ -13,7 +13,7 @@ import pytest
 from airloop.engine.base import Sampling
 from airloop.envs.base import Environment, load_environment
 from airloop.envs.gsm8k.env import CalculatorSession, Gsm8kCalculatorEnv
-from airloop.lab.tasks import cached_tokenizer
+from airloop.eval.tasks import cached_tokenizer
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
 from airloop.rollout.sampler import Collected, RolloutSettings, Sampler

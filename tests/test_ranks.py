@@ -22,9 +22,9 @@ import airloop
 from airloop.assemble import load_environments
 from airloop.config import load_config
 from airloop.rollout.schedule import TaskSchedule
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.warmstart import warmstart
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 FLAGS = {
     "model.name": "tiny:llama",

@@ -26,9 +26,9 @@ from airloop import files, models
 from airloop.config import load_config
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, whole_directory, write_json
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 FLAGS = {
     "model.name": "tiny:llama",

@@ -19,14 +19,14 @@ from tiny_runs import write_config
 
 from airloop.config import TensorboardConfig, WandbConfig, load_config
 from airloop.errors import AirError
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.train import start
 from airloop.types import Alarm
-from airloop.watch import sinks, wandb_sink
-from airloop.watch.display import Display
-from airloop.watch.samples import CHARACTERS, step_samples
-from airloop.watch.sinks import Beside, Watchers, flat_line, flatten, open_sinks
-from airloop.watch.tensorboard_sink import TensorboardSink
+from airloop.watch.display.display import Display
+from airloop.watch.display.samples import CHARACTERS, step_samples
+from airloop.watch.sinks import sinks, wandb_sink
+from airloop.watch.sinks.sinks import Beside, Watchers, flat_line, flatten, open_sinks
+from airloop.watch.sinks.tensorboard_sink import TensorboardSink
 
 LINE: dict[str, Any] = {"kind": "train", "step": 3, "learner": {"loss": 0.5}, "reward": None, "rewards": [1.0]}
 ALARM = Alarm("G1", "stall", "note", 3, "seen", "why", "fix")

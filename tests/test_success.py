@@ -16,19 +16,19 @@ from airloop.config import load_config
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.envs.base import Environment, find_environment
 from airloop.errors import AirError
+from airloop.eval.compare import compare_named, format_comparison
+from airloop.eval.evaluate import EvalOptions, evaluate, format_report
 from airloop.files import read_lines
-from airloop.lab.compare import compare_named, format_comparison
-from airloop.lab.evaluate import EvalOptions, evaluate, format_report
 from airloop.loop import best_step
 from airloop.plugins import plugins
 from airloop.rewards import as_paid, keep_rewards, kept_rewards
 from airloop.rollout.episode import EpisodeDefect, run_episode
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.success import in_order, name_of, step_success, success_in
 from airloop.train import start
 from airloop.types import Score, Task, Trajectory
-from airloop.watch.display import Display
-from airloop.watch.summary import summary
+from airloop.watch.display.display import Display
+from airloop.watch.display.summary import summary
 
 
 class Measured(ArithSession):

@@ -18,8 +18,8 @@ from airloop.config import WarmstartConfig, load_config
 from airloop.errors import AirError
 from airloop.files import write_json
 from airloop.models.tiny import tiny_model
-from airloop.run import Run, read_trajectories
-from airloop.trajectory_file import from_json, to_json
+from airloop.runs.run import Run, read_trajectories
+from airloop.runs.trajectory_file import from_json, to_json
 from airloop.types import Message, Task, Times, Trajectory, Turn
 from airloop.warmstart import (
     as_transcript,
@@ -29,7 +29,7 @@ from airloop.warmstart import (
     warmstart,
     warmstart_directory,
 )
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 FLAGS = {
     "model.name": "tiny:llama",

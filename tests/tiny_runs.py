@@ -10,7 +10,7 @@ from pathlib import Path
 
 from airloop.config import load_config
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 CONFIG = """\
 max_steps = 2

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from airloop.plain import speaks_utf8
+from airloop.text.plain import speaks_utf8
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

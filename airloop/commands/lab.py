@@ -73,7 +73,7 @@ def run(
 ) -> None:
     """The paired runs of a hypothesis, then its verdict. Exits with 1 if a run failed or the budget ran out."""
     from airloop.lab.hypotheses import find_hypothesis, read_hypothesis
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     found = read_hypothesis(find_hypothesis(file))
     chosen = found.written.seeds if seeds is None else _seeds(seeds)

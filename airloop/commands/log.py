@@ -34,10 +34,10 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """Every run: status, steps, reward, goal. Oldest first."""
-    from airloop.lab.log_text import format_list
-    from airloop.lab.logbook import logbook
-    from airloop.lab.results import ALL_STATUSES
-    from airloop.watch.display import Display
+    from airloop.logbook.log_text import format_list
+    from airloop.logbook.logbook import logbook
+    from airloop.runs.results import ALL_STATUSES
+    from airloop.watch.display.display import Display
 
     if status is not None and status not in ALL_STATUSES:
         raise AirError(f"--status {status!r} is no status of a run.", f"use one of {', '.join(ALL_STATUSES)}.")
@@ -55,8 +55,8 @@ def list_runs(
 @log.command()
 def show(run: Named, directory: Root = RUNS, as_json: Json = False) -> None:
     """One run: its goal, what changed since its parent, results, alarms, notes, files."""
-    from airloop.lab.log_text import format_page
-    from airloop.lab.logbook import choose_run, run_page
+    from airloop.logbook.log_text import format_page
+    from airloop.logbook.logbook import choose_run, run_page
 
     page = run_page(choose_run(run, directory))
     print_json(page) if as_json else print(format_page(page, _width()))
@@ -65,7 +65,7 @@ def show(run: Named, directory: Root = RUNS, as_json: Json = False) -> None:
 @log.command()
 def note(run: Named, text: Annotated[str, typer.Argument()], directory: Root = RUNS, as_json: Json = False) -> None:
     """Add a note to a run, with the time."""
-    from airloop.lab.logbook import add_text, choose_run
+    from airloop.logbook.logbook import add_text, choose_run
 
     path = choose_run(run, directory)
     _tell(path, add_text(path, "note", text), "noted", as_json)
@@ -74,7 +74,7 @@ def note(run: Named, text: Annotated[str, typer.Argument()], directory: Root = R
 @log.command()
 def goal(run: Named, text: Annotated[str, typer.Argument()], directory: Root = RUNS, as_json: Json = False) -> None:
     """Say what a run is to find out. ([logbook] goal in its config does so from the beginning.)"""
-    from airloop.lab.logbook import add_text, choose_run
+    from airloop.logbook.logbook import add_text, choose_run
 
     path = choose_run(run, directory)
     _tell(path, add_text(path, "goal", text), "goal set", as_json)
@@ -90,8 +90,8 @@ def supersede(
     as_json: Json = False,
 ) -> None:
     """Another run takes this one's place: air log supersede OLD NEW."""
-    from airloop.lab.logbook import choose_run, reopen
-    from airloop.lab.logbook import supersede as enter
+    from airloop.logbook.logbook import choose_run, reopen
+    from airloop.logbook.logbook import supersede as enter
 
     path = choose_run(run, directory)
     if undo:
@@ -117,7 +117,7 @@ def archive(run: Named, why: Why = "", undo: Undo = False, directory: Root = RUN
 
 
 def _close(run: str, done: str, why: str, undo: bool, directory: Path, as_json: bool) -> None:
-    from airloop.lab.logbook import choose_run, close, reopen
+    from airloop.logbook.logbook import choose_run, close, reopen
 
     path = choose_run(run, directory)
     entry = reopen(path, done) if undo else close(path, done, why)
@@ -149,7 +149,7 @@ def plan(
     if {"--help", "-h"} & {*context.args}:
         print(f"{PLAN_HELP}\n\n{format_keys()}")
         raise typer.Exit(0)
-    from airloop.run import Run
+    from airloop.runs.run import Run
 
     flags = [*context.args, *(["--logbook.goal", goal] if goal is not None else [])]
     config = load_config(flags)
@@ -170,7 +170,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the whole logbook to a file that a team can commit."""
-    from airloop.lab.log_export import export_logbook
+    from airloop.logbook.log_export import export_logbook
 
     text, where, counts = export_logbook(directory, form, out)
     if where is None:
@@ -187,7 +187,7 @@ def baselines(
     as_json: Json = False,
 ) -> None:
     """Models side by side, from the directories that `air eval` made."""
-    from airloop.lab.baselines import find_baselines, format_baselines, grouped
+    from airloop.eval.baselines import find_baselines, format_baselines, grouped
 
     found = find_baselines(directory)
     if as_json:

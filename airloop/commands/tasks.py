@@ -20,7 +20,7 @@ MlgymRoot = Annotated[str | None, typer.Option(help="An MLGym checkout; by defau
 def all_environments(context: typer.Context) -> None:
     """The registered environments; `list`, `show`, `check` and `audit` say more."""
     if context.invoked_subcommand is None:
-        from airloop.lab.tasks import format_environments, list_environments
+        from airloop.eval.tasks import format_environments, list_environments
 
         print(format_environments(list_environments(), with_args=False))
 
@@ -32,7 +32,7 @@ def list_tasks(
     as_json: Json = False,
 ) -> None:
     """The registered environments, how many tasks each has, and the research tasks by name."""
-    from airloop.lab.tasks import format_environments, list_environments
+    from airloop.eval.tasks import format_environments, list_environments
 
     with saying("looking at the tasks", quiet=as_json):  # the first time, data is prepared
         rows = list_environments(environments or (), mlgym_root, with_tasks=True)
@@ -50,11 +50,11 @@ def show_tasks(
     as_json: Json = False,
 ) -> None:
     """Tasks as the model will see them: through its chat template, with the number of tokens."""
-    from airloop.lab.tasks import format_tasks, parse_args
-    from airloop.lab.tasks import show_tasks as show
+    from airloop.eval.tasks import format_tasks, parse_args
+    from airloop.eval.tasks import show_tasks as show
 
     if play is not None:
-        from airloop.lab.played import format_played, play_tasks
+        from airloop.eval.played import format_played, play_tasks
 
         if model is not None:
             raise AirError("--play shows messages, which --model does not change.", "leave one of the two out.")
@@ -74,13 +74,13 @@ def check_task(
 ) -> None:
     """Try a research task out: open it in the sandbox, run its baseline, validate that."""
     check_extra("mlgym", "A research task")
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
         display.say(f"air tasks check: {name}")
         display.phase("loading libraries")
         from airloop.envs.mlgym.tasks_report import check_json, format_check
-        from airloop.lab.tasks import check_task as check
+        from airloop.eval.tasks import check_task as check
 
         result = check(name, mlgym_root, source, display)
     print_json(check_json(result)) if as_json else print(format_check(result))
@@ -101,16 +101,16 @@ def audit_rewards(
 ) -> None:
     """Play scripts that work and scripts that cheat: 0 every honest one earns more, 1 not so, 2 not all was judged."""
     from airloop.envs.base import load_environment
-    from airloop.lab.tasks import parse_args, parse_weights
-    from airloop.watch.display import Display
+    from airloop.eval.tasks import parse_args, parse_weights
+    from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
         display.say(f"air tasks audit: {environment}")
         display.phase("loading libraries")
         env = load_environment(environment, parse_args(arg or ()))
-        from airloop.lab.audit import audit
-        from airloop.lab.audit_report import as_json as report_of
-        from airloop.lab.audit_report import format_audit
+        from airloop.eval.audit import audit
+        from airloop.eval.audit_report import as_json as report_of
+        from airloop.eval.audit_report import format_audit
 
         found = audit(env, per_kind, parse_weights(reward or ()), display)
         report = report_of(found, env)
@@ -137,7 +137,7 @@ def replay(
     from airloop.envs.mlgym.replay_report import as_json as replay_json
     from airloop.envs.mlgym.replay_report import format_replay
     from airloop.errors import InfraError
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     options = ReplayOptions(mlgym_root, task, timeout, tolerance)
     try:

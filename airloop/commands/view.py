@@ -41,10 +41,10 @@ def view(
     if given := [name for name, value in chosen.items() if value is not None]:
         raise AirError(f"{', '.join(given)} says what is shown in the terminal.", "add --text, or leave it out.")
     check_extra("view", "The page of `air view` (`--text` does not)")
+    from airloop.text.visible import visible
     from airloop.view.guard import is_loopback
     from airloop.view.indexing import told
     from airloop.view.server import Options, Viewer
-    from airloop.watch.visible import visible
 
     viewer = Viewer(Options(directory, host, port, token, price_per_hour))
     print(f"{visible(viewer.folder.name())}\n  {viewer.url}\n  read-only; Ctrl-C ends it", flush=True)

@@ -14,7 +14,7 @@ from airloop.config.sources import KeyPath, Mistake, Settings
 from airloop.envs.files import is_file_id
 from airloop.errors import AirError
 from airloop.plugins import plugins
-from airloop.spelling import misspelt
+from airloop.text.spelling import misspelt
 
 if TYPE_CHECKING:
     from airloop.envs.base import EnvArgs

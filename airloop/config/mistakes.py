@@ -21,7 +21,7 @@ from airloop.config.sources import KeyPath, Mistake, Origin, Settings, at, leave
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError
 from airloop.plugins import plugins
-from airloop.spelling import misspelt
+from airloop.text.spelling import misspelt
 
 _SHOWN = 80  # characters of an offending value
 

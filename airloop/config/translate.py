@@ -20,7 +20,7 @@ from airloop.config.rules import LOSS_KEYS
 from airloop.config.sources import KeyPath, Mistake, Settings, at, leaves, parse_path
 from airloop.config.toml import toml_value
 from airloop.plugins import plugins
-from airloop.spelling import misspelt
+from airloop.text.spelling import misspelt
 
 _SOURCES: tuple[KeyPath, ...] = (("orchestrator", "train", "source"), ("orchestrator", "train", "env"))
 _EVALUATED: tuple[KeyPath, ...] = (("orchestrator", "eval", "source"), ("orchestrator", "eval", "env"))

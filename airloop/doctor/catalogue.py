@@ -12,7 +12,7 @@ from airloop.doctor.base import FAMILIES, Check, checks
 from airloop.doctor.failures import DESIGN, WHAT
 
 if TYPE_CHECKING:
-    from airloop.watch.rules import Rule
+    from airloop.watch.alarms.rules import Rule
 
 HEAD = """\
 # Failures, and what answers them
@@ -67,7 +67,7 @@ def _about(check: Check) -> str:
 
 
 def _rules() -> list[Rule]:
-    from airloop.watch.alarms import rules
+    from airloop.watch.alarms.monitor import rules
 
     return rules()
 

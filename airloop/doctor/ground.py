@@ -20,9 +20,9 @@ from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row
 from airloop.learn.checkpoints import random_states, set_random_states
 from airloop.learn.optimiser import assign
-from airloop.prefix import common_prefix
+from airloop.text.prefix import common_prefix
 from airloop.waits import waiting
-from airloop.watch.pace import span
+from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts

@@ -97,7 +97,7 @@ def memory_fits(case: Case) -> Finding:
 def _lacks_host_memory(case: Case) -> Finding | None:
     """Of this machine, for what offload puts there: who takes more is ended by the kernel, without a word."""
     from airloop.plan.memory import host_bytes, read_sizes
-    from airloop.watch.facts import MIB, available_mib
+    from airloop.watch.metrics.facts import MIB, available_mib
 
     needed = host_bytes(read_sizes(case.config, case.shape, case.config.ranks))
     if case.gpu_memory or not needed or (there := available_mib() * MIB) >= needed:

@@ -25,10 +25,10 @@ from airloop.doctor.signal import RANKS
 from airloop.effort import Patience
 from airloop.errors import AirError
 from airloop.files import write_json
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.waits import waiting
 from airloop.watch.base import Watcher
-from airloop.watch.pace import span
+from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts

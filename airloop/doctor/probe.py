@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from airloop.doctor.refusals import SLOWER, NotJudged
 from airloop.doctor.reply_times import time_replies
 from airloop.errors import AirError
-from airloop.trajectory_file import to_json
+from airloop.runs.trajectory_file import to_json
 from airloop.types import Group, Trajectory, Turn
 from airloop.waits import waiting
-from airloop.watch.pace import span
+from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts

@@ -10,9 +10,9 @@ from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.probe import Probe
 from airloop.doctor.signal import finished_probe
 from airloop.errors import AirError
-from airloop.prefix import common_prefix
 from airloop.rollout.actions import PARSERS, parse
 from airloop.rollout.transcript import Transcript
+from airloop.text.prefix import common_prefix
 from airloop.types import Message, Sampled
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from airloop.doctor.refusals import SLOWER, Unanswered
 from airloop.engine.base import Sampling
 from airloop.speed import warm_up
 from airloop.waits import waiting
-from airloop.watch.pace import span
+from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts

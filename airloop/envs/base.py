@@ -19,7 +19,7 @@ from airloop.envs.files import check_file, find_class, is_file_id
 from airloop.errors import AirError, Lack
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
-from airloop.spelling import misspelt, shortened
+from airloop.text.spelling import misspelt, shortened
 from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
 # How replies become actions: one fenced shell-like command, tool calls, or the whole reply as it is.

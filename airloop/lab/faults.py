@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from airloop.learn.advantages import Batch
     from airloop.learn.batches import PackedPlan
     from airloop.policy import Policy
-    from airloop.run import Run
+    from airloop.runs.run import Run
     from airloop.types import Group, Trajectory
-    from airloop.watch.rules import Rule
+    from airloop.watch.alarms.rules import Rule
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 @contextmanager
 def _silenced(fault: Fault) -> Iterator[None]:
     from airloop.doctor import examine
-    from airloop.watch import alarms
+    from airloop.watch.alarms import monitor as alarms
 
     all_rules, all_checks = alarms.rules, examine.checks
 
@@ -88,7 +88,7 @@ def _silenced(fault: Fault) -> Iterator[None]:
 def _recorded(fault: Fault) -> Iterator[None]:
     """Every note that a run takes of itself says it, the first of which is taken before anything is sampled."""
     from airloop import train
-    from airloop.run import Run
+    from airloop.runs.run import Run
 
     note, summary = Run.note, train.summary
 

@@ -15,11 +15,11 @@ from airloop.lab.hypothesis_file import FEWEST_SEEDS, WHOLE, flat, line, shown
 from airloop.stats.holm import strictest
 from airloop.stats.intervals import fewest
 from airloop.success import METRIC
-from airloop.watch.measured import MEASURED
+from airloop.watch.metrics.measured import MEASURED
 
 if TYPE_CHECKING:
     from airloop.envs.base import Environment
-    from airloop.lab.conditions import Difference
+    from airloop.eval.conditions import Difference
 
 EVAL = "orchestrator.eval."
 # A loss is its type and what comes with that (clips, scaling): as a factor of a sweep they are one thing.
@@ -210,7 +210,7 @@ def _same_key(key: str, written: str) -> bool:
 def check_alike(hypothesis: Hypothesis) -> None:
     """What the change does to the way in which held-out tasks are played is known before anything is spent."""
     from airloop.assemble import load_environments
-    from airloop.lab.conditions import conditions, differences
+    from airloop.eval.conditions import conditions, differences
 
     def made(variant: Variant) -> tuple[Any, dict[str, Environment]]:
         config = hypothesis.config(variant)
@@ -283,7 +283,7 @@ def _played_alike(
     hypothesis: Hypothesis, variant: Variant, found: Sequence[Difference], envs: Mapping[str, Environment]
 ) -> str:
     """Weights of rewards may differ if something else is compared; what a whole config brings along can be held."""
-    from airloop.lab.conditions import flag_of
+    from airloop.eval.conditions import flag_of
 
     if weights := [d.what for d in found if ".rewards." in d.what]:
         title = weights[0].removeprefix("mode.env.").partition(".rewards.")[0]

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from airloop.errors import AirError
-from airloop.lab.compare import Side, check_comparable, read_side
+from airloop.eval.compare import Side, check_comparable, read_side
 from airloop.lab.factors import BASE, Variant
 from airloop.lab.hypothesis_checks import excuses
 from airloop.lab.hypothesis_file import FEWEST_SEEDS
 from airloop.lab.hypothesis_runs import LOOKS, Lab, Member, looks_before, open_lab
 from airloop.lab.hypothesis_worker import FAULT_FREE
-from airloop.lab.rows import RowKey, value, value_names
 from airloop.lab.verdicts import Decision, Difference, Task, decide, difference
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.stats.holm import Judged, holm, p_value
 from airloop.stats.intervals import LEVEL, Interval, student_mean
 from airloop.stats.looks import Looks, level_after
-from airloop.watch.measured import is_share
+from airloop.watch.metrics.measured import is_share
+from airloop.watch.metrics.rows import RowKey, value, value_names
 
 NO_EVIDENCE = "no evidence of a difference"
 

@@ -17,7 +17,7 @@ from airloop.lab.hypothesis_report import Compared, Report, judged_together, ran
 from airloop.lab.hypothesis_runs import looks_before
 from airloop.stats.holm import Judged
 from airloop.stats.looks import percent
-from airloop.watch.sparkline import sparkline, squeezed
+from airloop.text.sparkline import sparkline, squeezed
 
 CURVE_WIDTH = 40
 

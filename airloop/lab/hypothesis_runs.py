@@ -28,19 +28,19 @@ import airloop
 from airloop import locks
 from airloop.errors import AirError, Stopped
 from airloop.files import read_object, write_json
-from airloop.lab.damaged import is_held
 from airloop.lab.factors import BASE, Variant
 from airloop.lab.gpu_shares import GpuShares, check_spread, gpus_of, visible_gpus, worker_environment
 from airloop.lab.hypothesis import Hypothesis, make_hypothesis
 from airloop.lab.hypothesis_checks import check_alike, check_steps
 from airloop.lab.hypothesis_file import FEWEST_SEEDS, Written, flat
 from airloop.lab.hypothesis_worker import evaluated_fault_free
-from airloop.run import Run
+from airloop.runs.damaged import is_held
+from airloop.runs.run import Run
 from airloop.stats.looks import Looks
+from airloop.text.visible import one_line
 from airloop.waits import Wait, waiting
-from airloop.watch.display import Display
-from airloop.watch.pace import span
-from airloop.watch.visible import one_line
+from airloop.watch.display.display import Display
+from airloop.watch.display.pace import span
 
 FILE = "lab.json"
 LOOKS = "looks.jsonl"

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from airloop import interrupts
 from airloop.errors import AirError, Stopped
+from airloop.eval.evaluate import EvalOptions, evaluate
 from airloop.files import read_object
-from airloop.lab.evaluate import EvalOptions, evaluate
 from airloop.lab.faults import fault_on
 from airloop.locks import alone
-from airloop.run import Run
-from airloop.watch.display import Display
+from airloop.runs.run import Run
+from airloop.watch.display.display import Display
 
 FAULT_FREE = "fault_free"  # in the run's directory: its weights, evaluated with the fault taken out
 

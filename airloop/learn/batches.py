@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from airloop.learn.part_kernels import flash_kernel
 from airloop.learn.tree_attention import Tree, nodes_of, to_device
-from airloop.prefix import common_prefix
+from airloop.text.prefix import common_prefix
 
 # A shorter common stretch is cheaper to compute twice than to split segments for.
 WORTH_SHARING = 16

@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 
 from airloop.errors import AirError
 from airloop.files import read_object
-from airloop.patterns import is_quick
+from airloop.text.patterns import is_quick
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from airloop.errors import AirError
 from airloop.learn.batches import MicroBatch, Row, micro_batches
-from airloop.prefix import common_prefix
+from airloop.text.prefix import common_prefix
 from airloop.world import World
 
 if TYPE_CHECKING:

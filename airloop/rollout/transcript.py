@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from airloop.prefix import common_prefix
+from airloop.text.prefix import common_prefix
 from airloop.types import Branch, Message, Sampled
 
 # interleaved: one branch for the whole episode, unless the template rewrites history.

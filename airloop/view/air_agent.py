@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from airloop.lab.damaged import items, number, table, whole
+from airloop.runs.damaged import items, number, table, whole
 
 # Task, then the policy's step or, in the first experiments, the row; then the second in which it was saved.
 NAME = re.compile(r".+_(?:pi)?\d+_\d{8}_\d{6}\.json")

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import airloop
 from airloop.errors import AirError
-from airloop.lab.damaged import number, words
+from airloop.runs.damaged import number, words
 from airloop.view.conversation import (
     Cutter,
     conversation,
@@ -34,7 +34,7 @@ from airloop.view.search import MOST_ROWS, Lists, group_number, read_filter, who
 from airloop.view.token_view import model_of, token_view
 from airloop.view.vocabulary import Vocabularies
 from airloop.view.weight import one_at_a_time
-from airloop.watch.names import all_names
+from airloop.watch.metrics.names import all_names
 
 LARGEST = 2_000_000  # bytes of an answer in JSON
 LONGEST = 20_000  # characters of one text of a group's member

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from airloop.lab.damaged import number, table, whole, words
+from airloop.runs.damaged import number, table, whole, words
 from airloop.success import common_name
-from airloop.watch.families import SHARES
-from airloop.watch.names import describe
+from airloop.watch.metrics.families import SHARES
+from airloop.watch.metrics.names import describe
 
 # The first that fits: how a metric's flat name begins, or its whole, and the group it is drawn in.
 GROUPS = (

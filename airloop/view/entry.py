@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airloop.lab.damaged import whole
+from airloop.runs.damaged import whole
 from airloop.success import success_in
 from airloop.view.episode import Unreadable, load_head
 

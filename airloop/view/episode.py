@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from airloop.lab.damaged import items, number, table, whole
-from airloop.trajectory_file import READABLE
+from airloop.runs.damaged import items, number, table, whole
+from airloop.runs.trajectory_file import READABLE
 from airloop.view.air_agent import from_air_agent, is_air_agent
 from airloop.view.traj import from_traj
 from airloop.view.weight import HEAVIEST, LARGE, one_at_a_time, weight

@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from airloop.text.visible import visible
 from airloop.view.api import Api
 from airloop.view.conversation import Cutter, conversation
 from airloop.view.episode import Unreadable
 from airloop.view.export_style import BY, style
 from airloop.view.highlight import Highlighter
-from airloop.watch.visible import visible
 
 MOST_TOKENS = 40_000  # spans that a browser still opens at once
 MOST_RAW = 2 << 20  # bytes of a file that is no episode

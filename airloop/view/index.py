@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from airloop.lab.damaged import Reader, number, table, whole, words
+from airloop.runs.damaged import Reader, number, table, whole, words
 from airloop.view.folder import Collection, Folder, Shelf
 from airloop.view.parse import Parser
 from airloop.view.records import Records

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from airloop.view.index import Progress
-from airloop.watch.heartbeat import Heartbeat
-from airloop.watch.phase import Phase
+from airloop.watch.display.heartbeat import Heartbeat
+from airloop.watch.display.phase import Phase
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from airloop.lab.damaged import number, table
+from airloop.runs.damaged import number, table
 from airloop.view.folder import LARGEST_FILE, Folder
 from airloop.view.weight import HEAVIEST, weight
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from airloop.lab.damaged import Reader, interval_of, items, number, table, whole, words
-from airloop.lab.lineage import find_parent
-from airloop.lab.results import config_diff, flat_config, run_results
+from airloop.runs.damaged import Reader, interval_of, items, number, table, whole, words
+from airloop.runs.lineage import find_parent
+from airloop.runs.results import config_diff, flat_config, run_results
 from airloop.success import NAME, success_in
 from airloop.view.curves import curves
 from airloop.view.folder import Collection
 from airloop.view.index import WATCHED
 from airloop.view.weight import too_heavy
-from airloop.watch.ledger import COLUMNS
+from airloop.watch.metrics.ledger import COLUMNS
 
 LONGEST_TEXT = 4_000  # of an alarm's or a check's sentence
 MOST_LINES = 500  # alarms or evaluations of one run: the newest

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.text.visible import visible
 from airloop.view.api import Api
 from airloop.view.folder import Collection, Folder
 from airloop.view.index import Index
@@ -28,7 +29,6 @@ from airloop.view.indexing import told
 from airloop.view.store import Store
 from airloop.view.text_episode import episode_page
 from airloop.view.text_pages import Ink, list_page, run_page, runs_page
-from airloop.watch.visible import visible
 
 MOST_ROWS = 200
 PIPED = 120  # columns where there is no terminal to ask

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airloop.lab.figures import NOTHING, decimal, duration
+from airloop.text.figures import NOTHING, decimal, duration
+from airloop.text.visible import one_line, visible
 from airloop.view.text_pages import Ink
-from airloop.watch.visible import one_line, visible
 
 LINES = 120  # of one text; a tool's output can have megabytes
 CHARACTERS = 12_000

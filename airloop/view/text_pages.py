@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airloop.lab.figures import (
+from airloop.text.figures import (
     NOTHING,
     arrow,
     columns,
@@ -22,9 +22,9 @@ from airloop.lab.figures import (
     steps,
     success_change,
 )
+from airloop.text.sparkline import sparkline, squeezed
+from airloop.text.visible import one_line, visible
 from airloop.view.curves import FIRST
-from airloop.watch.sparkline import sparkline, squeezed
-from airloop.watch.visible import one_line, visible
 
 BARS = 40
 # Curves of a run's page, by the viewer's groups, in this order; of the others only their names are of interest.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airloop.errors import AirError
-from airloop.lab.damaged import Reader, items, number, table, words
+from airloop.runs.damaged import Reader, items, number, table, words
 from airloop.view.folder import Collection
 from airloop.view.index import WATCHED
 from airloop.view.vocabulary import Vocabularies

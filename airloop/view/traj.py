@@ -8,7 +8,7 @@ from typing import Any
 
 from airloop.envs.mlgym.traj import Recording, read_recording
 from airloop.errors import AirError
-from airloop.lab.damaged import items, number, table
+from airloop.runs.damaged import items, number, table
 
 
 def from_traj(data: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from airloop.config import load_config, to_toml
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
 from airloop.rollout.actions import parse
-from airloop.run import Run, digest_of
+from airloop.runs.run import Run, digest_of
 from airloop.warmstart import warmstart_directory
 
 PARTIAL = "from airloop.envs.base import Environment\nclass Other(Environment):\n    pass\n"

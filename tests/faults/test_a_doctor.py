@@ -9,7 +9,7 @@ from examined import TINY, findings, results, silent, trouble
 
 from airloop.config import load_config
 from airloop.doctor.report import fix_text
-from airloop.run import Run
+from airloop.runs.run import Run
 
 
 @pytest.fixture

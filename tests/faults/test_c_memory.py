@@ -149,11 +149,11 @@ def test_C5_what_offload_puts_into_the_machines_memory_is_said(
     assert "with 113 GiB of the machine's own memory" in finding.fix
     gpus((1, "python", 100))
     offloaded = [*full, "--trainer_gpu_ids", "[0]", "--trainer.optim.offload", "true", "--trainer.model.ac.freq", "1"]
-    monkeypatch.setattr("airloop.watch.facts.available_mib", lambda: 64.0 * 1024)
+    monkeypatch.setattr("airloop.watch.metrics.facts.available_mib", lambda: 64.0 * 1024)
     ids, finding = trouble(offloaded, "C5")
     assert ids == ("C5",) and finding.verdict == "warn"
     assert "puts 113.5 GiB into the machine's memory, and 64.0 GiB are available" in finding.seen
-    monkeypatch.setattr("airloop.watch.facts.available_mib", lambda: 128.0 * 1024)
+    monkeypatch.setattr("airloop.watch.metrics.facts.available_mib", lambda: 128.0 * 1024)
     assert silent(offloaded, "C5")
 
 

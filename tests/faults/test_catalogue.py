@@ -10,7 +10,7 @@ import pytest
 
 from airloop.doctor.base import checks
 from airloop.doctor.failures import DESIGN, WHAT
-from airloop.watch.alarms import rules
+from airloop.watch.alarms.monitor import rules
 
 HERE = Path(__file__).parent
 

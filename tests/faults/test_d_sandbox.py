@@ -14,10 +14,10 @@ from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.envs.base import Opening
 from airloop.errors import InfraError
 from airloop.rollout.schedule import TaskSchedule, episode_seed
-from airloop.run import Run, read_trajectories
+from airloop.runs.run import Run, read_trajectories
 from airloop.train import start
 from airloop.types import Task
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 FLAGS = {
     "model.name": "tiny:llama",

@@ -20,10 +20,10 @@ from playing import DEFECT, play, with_env
 from airloop.envs.arith import ArithSession
 from airloop.envs.mlgym.env import MlgymEnv
 from airloop.envs.mlgym.tasks_report import catalogue, format_catalogue
-from airloop.lab.audit import audit
-from airloop.lab.tasks import format_environments, list_environments
+from airloop.eval.audit import audit
+from airloop.eval.tasks import format_environments, list_environments
 from airloop.types import Action, Observation
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 

@@ -11,9 +11,9 @@ import pytest
 from tiny_runs import tiny_run, write_config
 
 from airloop.errors import AirError
-from airloop.lab.compare import compare_named
-from airloop.lab.evaluate import EvalOptions, evaluate
-from airloop.watch.display import Display
+from airloop.eval.compare import compare_named
+from airloop.eval.evaluate import EvalOptions, evaluate
+from airloop.watch.display.display import Display
 
 
 def measured(directory: Path, name: str, *argv: str, agent: str = "scripted:demo", **options: Any) -> str:

@@ -12,7 +12,7 @@ from musique_world import call, make, play, scripted
 
 from airloop.envs.musique import scores
 from airloop.rollout.episode import EpisodeDefect
-from airloop.watch.families import by_family
+from airloop.watch.metrics.families import by_family
 
 
 def test_E3_an_exception_in_a_score_is_an_error_with_its_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from talk_env import Talk, talking
 from watched_runs import run_watched
 
 from airloop.rollout.episode import EpisodeDefect
-from airloop.run import read_trajectories
+from airloop.runs.run import read_trajectories
 
 FRESH = {  # random weights, four groups of four, nothing learned
     "warmstart.steps": "0",

@@ -15,10 +15,10 @@ from watched_runs import Witness, run_watched
 
 from airloop.assemble import Parts
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Action, Alarm, Observation, Score, Task
-from airloop.watch.likeness import FILE
-from airloop.watch.summary import summary
+from airloop.watch.alarms.likeness import FILE
+from airloop.watch.display.summary import summary
 
 ARGS = ArithArgs(max_number=4, split_by="none")
 STEPS = {"max_steps": "24", "orchestrator.eval.num_examples": "25"}

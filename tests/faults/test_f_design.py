@@ -19,10 +19,10 @@ from airloop.learn.advantages import Batch, trajectory_rows
 from airloop.learn.batches import Row
 from airloop.models.chat import CHATML
 from airloop.rollout.schedule import TaskSchedule
-from airloop.run import read_trajectories
+from airloop.runs.run import read_trajectories
 from airloop.train import start
 from airloop.types import Trajectory
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 
 @pytest.fixture(scope="module")

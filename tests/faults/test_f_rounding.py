@@ -23,9 +23,9 @@ from airloop.engine.embedded.forward import Forward
 from airloop.lab.faults import frozen_copy
 from airloop.learn.report import Report
 from airloop.learn.rounding import Distances, distances, exact, reference, wide
-from airloop.watch.gap import judge_gap
-from airloop.watch.rules import Sign
-from airloop.watch.watches_learner import engine_serves_another_policy
+from airloop.watch.alarms.gap import judge_gap
+from airloop.watch.alarms.learner_rules import engine_serves_another_policy
+from airloop.watch.alarms.rules import Sign
 from airloop.world import World
 
 # The settings that the false alarm was seen with, and the largest that anybody uses.

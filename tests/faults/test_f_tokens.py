@@ -30,9 +30,9 @@ from airloop.learn.learner import Learner
 from airloop.loop import train
 from airloop.policy import Policy
 from airloop.rollout.transcript import Transcript
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Branch
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 PROOFS = [c.name for c in checks() if c.stage == "proof"]
 

@@ -22,7 +22,7 @@ from airloop.config import load_config
 from airloop.envs.tune import pool as fitting
 from airloop.envs.tune.env import measured
 from airloop.errors import InfraError
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.sandbox.base import Image
 from airloop.sandbox.bubblewrap import Bubblewrap
 from airloop.sandbox.doorkeeper import Door

@@ -16,9 +16,9 @@ from airloop.doctor.case import Case
 from airloop.doctor.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_bytes
 from airloop.errors import AirError
 from airloop.learn.checkpoints import checkpoints
-from airloop.run import Run, read_trajectories
+from airloop.runs.run import Run, read_trajectories
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from airloop.doctor.report import as_json, exit_code, format_report, refusal, un
 from airloop.effort import Effort, Patience, cpu_seconds
 from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.envs.arith import ArithSession
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Action, Observation
 from airloop.waits import Stall, Waits, Watchdog
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 SPINS = "import time\nprint('computing', flush=True)\nwhile True: pass"
 SLEEPS = "import time\nprint('waiting', flush=True)\ntime.sleep(60)"

@@ -21,11 +21,11 @@ from watched_runs import run_watched
 from airloop.assemble import Parts
 from airloop.config import Config, load_config
 from airloop.rollout.schedule import Names, place_in_step
-from airloop.run import Run, read_trajectories
+from airloop.runs.run import Run, read_trajectories
+from airloop.runs.trajectory_file import from_json, to_json
 from airloop.train import start
-from airloop.trajectory_file import from_json, to_json
 from airloop.types import Action, Observation, Trajectory
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 FRESH = {  # random weights, four groups of four, nothing learned
     "warmstart.steps": "0",
@@ -51,7 +51,7 @@ import os, signal, sys
 from airloop.config import load_config
 from airloop.learn import checkpoints
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 write = checkpoints._write_weights
 

@@ -27,9 +27,9 @@ from airloop.train import start
 from airloop.view.index import Progress
 from airloop.view.indexing import Indexing
 from airloop.waits import WAITS, waiting
-from airloop.watch import heartbeat
-from airloop.watch.display import Display
-from airloop.watch.phase import Phase
+from airloop.watch.display import heartbeat
+from airloop.watch.display.display import Display
+from airloop.watch.display.phase import Phase
 
 FIRST_S, EVERY_S = 0.2, 0.5
 # A thread that should wake after EVERY_S on a machine that others use.

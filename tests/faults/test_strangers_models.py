@@ -26,7 +26,7 @@ from airloop.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from airloop.plan.model_shape import find_shape
 from airloop.rollout.actions import parse
 from airloop.rollout.agents import _as_text
-from airloop.run import Run, read_trajectories
+from airloop.runs.run import Run, read_trajectories
 
 DEEP = "[" * 100_000
 

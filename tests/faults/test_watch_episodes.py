@@ -18,10 +18,10 @@ from watched_runs import Witness, run_watched
 
 from airloop.assemble import Parts
 from airloop.loop import best_step
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Alarm
-from airloop.watch.alarms import Halted, rules
-from airloop.watch.watches import replies_run_to_the_limit
+from airloop.watch.alarms.episode_rules import replies_run_to_the_limit
+from airloop.watch.alarms.monitor import Halted, rules
 
 FRESH = {  # random weights, four groups of four, nothing learned
     "warmstart.steps": "0",
@@ -135,7 +135,7 @@ def test_E1_a_run_that_never_had_signal_is_paused_and_resumes_to_the_same_next_b
     resumed, again, error = run_watched(run.path.parent, talking(Talk(never)), resume=run.path)
     assert error is None and again.of("never_any_signal") == []  # somebody has looked at it
     without = [rule for rule in rules() if rule.severity == "note"]
-    monkeypatch.setattr("airloop.watch.alarms.rules", lambda: without)
+    monkeypatch.setattr("airloop.watch.alarms.monitor.rules", lambda: without)
     whole, _, _ = run_watched(tmp_path, talking(Talk(never)), **{**FRESH, "max_steps": "8"})
     for step in range(8):
         mine, theirs = (sorted(r.finished(step).items()) for r in (resumed, whole))

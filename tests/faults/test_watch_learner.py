@@ -19,9 +19,9 @@ from airloop.assemble import Parts
 from airloop.engine.base import EngineFailed
 from airloop.policy import Policy
 from airloop.types import Alarm
-from airloop.watch.alarms import Halted
-from airloop.watch.facts import memory
-from airloop.watch.watches_learner import memory_grows
+from airloop.watch.alarms.learner_rules import memory_grows
+from airloop.watch.alarms.monitor import Halted
+from airloop.watch.metrics.facts import memory
 
 FRESH = {
     "warmstart.steps": "0",

@@ -13,13 +13,13 @@ from airloop.commands.init import STARTER
 from airloop.envs.base import Environment, load_environment
 from airloop.envs.gsm8k.env import Gsm8kEnv
 from airloop.errors import AirError
-from airloop.lab.audit import Audit, audit, full_distance, make_weightings
-from airloop.lab.audit_report import as_json, format_audit
-from airloop.lab.tasks import parse_weights
-from airloop.lab.zoo import ZOO, made_up
+from airloop.eval.audit import Audit, audit, full_distance, make_weightings
+from airloop.eval.audit_report import as_json, format_audit
+from airloop.eval.tasks import parse_weights
+from airloop.eval.zoo import ZOO, made_up
 from airloop.learn.advantages import group_advantages
 from airloop.types import Agent, Score, Task, Trajectory
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 MINE = f"{STARTER / 'my_env.py'}:MyEnv"
 

@@ -12,10 +12,10 @@ from tiny_runs import tiny_run
 
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
-from airloop.lab.compare import Side, as_json, compare, compare_named, format_comparison, read_side
-from airloop.lab.conditions import Conditions
-from airloop.lab.rows import scored_rows
+from airloop.eval.compare import Side, as_json, compare, compare_named, format_comparison, read_side
+from airloop.eval.conditions import Conditions
 from airloop.types import Task, Trajectory
+from airloop.watch.metrics.rows import scored_rows
 
 MODE = {
     "env": {"toy": {"id": "toy", "args": {"max_turns": 4}, "max_turns": 4}},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airloop.lab import damaged
-from airloop.lab.damaged import Reader
+from airloop.runs import damaged
+from airloop.runs.damaged import Reader
 
 
 def test_whole_lines_are_read_and_others_are_counted(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import pytest
 from tiny_runs import tiny_run, write_config
 
 from airloop.errors import AirError
-from airloop.lab.evaluate import EvalOptions, evaluate, format_report
-from airloop.lab.players import UrlOptions
-from airloop.run import read_trajectories
-from airloop.watch.display import Display
+from airloop.eval.evaluate import EvalOptions, evaluate, format_report
+from airloop.eval.players import UrlOptions
+from airloop.runs.run import read_trajectories
+from airloop.watch.display.display import Display
 
 
 class Adding(BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ from airloop.lab.gpu_shares import GpuShares, check_spread, gpus_of, visible_gpu
 from airloop.lab.hypotheses import read_hypothesis
 from airloop.lab.hypothesis_runs import run_hypothesis
 from airloop.shipped import shipped
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 VISIBLE = gpu_shares.VISIBLE
 

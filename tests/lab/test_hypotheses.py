@@ -38,14 +38,14 @@ from airloop.lab.hypothesis_runs import (
 )
 from airloop.lab.hypothesis_worker import work
 from airloop.learn.batches import PackedPlan
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.shipped import HYPOTHESES, shipped
 from airloop.stats.looks import Looks
+from airloop.text.sparkline import sparkline
 from airloop.train import refuse_faulty, start
-from airloop.watch import alarms
-from airloop.watch.alarms import Halted
-from airloop.watch.display import Display
-from airloop.watch.sparkline import sparkline
+from airloop.watch.alarms import monitor as alarms
+from airloop.watch.alarms.monitor import Halted
+from airloop.watch.display.display import Display
 
 QUIET = Display(quiet=True)
 NUMBERS = '"orchestrator.env.0.args.max_number"'

@@ -18,16 +18,16 @@ from tiny_runs import tiny_run, write_config
 
 from airloop.config import load_config
 from airloop.errors import AirError
-from airloop.lab.baselines import find_baselines, format_baselines, grouped
-from airloop.lab.damaged import Reader
-from airloop.lab.entries import add_entry, read_entries
-from airloop.lab.evaluate import EvalOptions, evaluate
-from airloop.lab.figures import columns, duration, fitted, memory, money, plain, trend
-from airloop.lab.log_export import cut_paths
-from airloop.lab.logbook import choose_run, find_runs, logbook, supersede
-from airloop.run import Run
+from airloop.eval.baselines import find_baselines, format_baselines, grouped
+from airloop.eval.evaluate import EvalOptions, evaluate
+from airloop.logbook.log_export import cut_paths
+from airloop.logbook.logbook import choose_run, find_runs, logbook, supersede
+from airloop.runs.damaged import Reader
+from airloop.runs.entries import add_entry, read_entries
+from airloop.runs.run import Run
+from airloop.text.figures import columns, duration, fitted, memory, money, plain, trend
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_notes_written_at_the_same_time_are_all_kept(own: Path) -> None:
     path = run_named(own, "1.0")
     script = f"""
 from pathlib import Path
-from airloop.lab.entries import add_entry
+from airloop.runs.entries import add_entry
 for i in range(15): add_entry(Path({str(path)!r}), "note", "p")
 """
     process = subprocess.Popen([sys.executable, "-c", script])

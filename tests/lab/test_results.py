@@ -17,14 +17,14 @@ from tiny_runs import tiny_run
 
 from airloop.config import load_config
 from airloop.errors import AirError
+from airloop.eval.baselines import find_baselines, format_baselines, grouped
 from airloop.files import append_line, write_json
-from airloop.lab.baselines import find_baselines, format_baselines, grouped
-from airloop.lab.entries import add_entry
-from airloop.lab.log_export import markdown
-from airloop.lab.log_text import format_list, format_page
-from airloop.lab.logbook import run_page
-from airloop.lab.results import config_diff, run_results
-from airloop.run import Run
+from airloop.logbook.log_export import markdown
+from airloop.logbook.log_text import format_list, format_page
+from airloop.logbook.logbook import run_page
+from airloop.runs.entries import add_entry
+from airloop.runs.results import config_diff, run_results
+from airloop.runs.run import Run
 
 NAMES = """
 name path task env model status why started ended seconds steps max_steps seed goal parent superseded_by reward_first

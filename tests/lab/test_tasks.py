@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from airloop.errors import AirError
-from airloop.lab import tasks
-from airloop.lab.played import format_played, play_tasks
+from airloop.eval import tasks
+from airloop.eval.played import format_played, play_tasks
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
 

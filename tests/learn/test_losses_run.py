@@ -11,9 +11,9 @@ from rich.console import Console
 
 from airloop.assemble import learner_settings
 from airloop.config import load_config
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 CONFIG = """\
 max_steps = 2

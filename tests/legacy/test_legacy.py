@@ -11,9 +11,9 @@ import pytest
 from make import FINISHED
 
 from airloop.config import load_config
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 

@@ -16,11 +16,11 @@ from rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, StubSe
 
 from airloop.engine.base import Sampling
 from airloop.models.chat import ONLY_TEXT, ChatTokenizer
-from airloop.prefix import common_prefix
 from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.episode import EpisodeDefect, run_episode
 from airloop.rollout.transcript import Transcript, find_replies
-from airloop.trajectory_file import from_json, to_json
+from airloop.runs.trajectory_file import from_json, to_json
+from airloop.text.prefix import common_prefix
 from airloop.types import Branch, Message, Sampled, Task, Trajectory, Turn, shown_anew
 
 OPENING = [Message(role="system", content="Be good."), Message(role="user", content="2+2?")]

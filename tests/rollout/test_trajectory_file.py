@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airloop.errors import AirError
-from airloop.trajectory_file import from_json, to_json
+from airloop.runs.trajectory_file import from_json, to_json
 from airloop.types import Action, Branch, Message, Observation, Sampled, Task, Times, Trajectory, Turn
 
 FLOATS = st.floats(allow_nan=False)

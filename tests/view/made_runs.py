@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.config import load_config, to_toml
-from airloop.trajectory_file import to_json
+from airloop.runs.trajectory_file import to_json
 from airloop.types import Action, Branch, Ending, Observation, Sampled, Task, Times, Trajectory, Turn
 
 CONFIG = """\

@@ -14,7 +14,7 @@ from made_runs import episode, start_run
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from airloop.models.tiny import tiny_tokenizer
-from airloop.trajectory_file import to_json
+from airloop.runs.trajectory_file import to_json
 from airloop.types import Branch
 from airloop.view.episode import load
 from airloop.view.folder import Collection

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from made_runs import episode, save, start_run
 
-from airloop.trajectory_file import to_json
+from airloop.runs.trajectory_file import to_json
 from airloop.view.episode import Unreadable, load, load_head
 from airloop.view.folder import Folder
 from airloop.view.records import Records

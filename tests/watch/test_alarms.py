@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watched_runs import Witness, config
 
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Alarm
-from airloop.watch.alarms import Alarms, Halted, rules
-from airloop.watch.rules import Rule, Sign
-from airloop.watch.sinks import Beside, Watchers
+from airloop.watch.alarms.monitor import Alarms, Halted, rules
+from airloop.watch.alarms.rules import Rule, Sign
+from airloop.watch.sinks.sinks import Beside, Watchers
 from airloop.world import World
 
 HEALTHY = sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))

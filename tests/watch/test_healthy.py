@@ -15,7 +15,7 @@ from test_alarms import Books
 from watched_runs import Witness
 
 from airloop.types import Alarm
-from airloop.watch.alarms import Alarms, rules
+from airloop.watch.alarms.monitor import Alarms, rules
 from airloop.world import World
 
 RUNS = {path.stem: path for path in sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from airloop.learn.advantages import TurnWeights, assign_advantages
 from airloop.rollout.sampler import Collected, Dropped
 from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
-from airloop.watch.ledger import COLUMNS, Ledger, Terms, account, one_line
+from airloop.watch.metrics.ledger import COLUMNS, Ledger, Terms, account, one_line
 
 SAY = Message(role="assistant", content="x")
 WEIGHTS = {"arith": TurnWeights({"won": 1.0, "step": 0.5}, {"step": "mean"})}

@@ -10,15 +10,15 @@ from typing import get_args
 import pytest
 from logged_runs import logged_run
 
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Ending
-from airloop.watch import facts
-from airloop.watch.families import SHARES
-from airloop.watch.latency import PARTS
-from airloop.watch.ledger import COLUMNS
-from airloop.watch.measured import MEASURED
-from airloop.watch.names import OF_ITS_OWN, SECTIONS, all_names, describe, page
-from airloop.watch.sinks import flat_line
+from airloop.watch.metrics import facts
+from airloop.watch.metrics.families import SHARES
+from airloop.watch.metrics.latency import PARTS
+from airloop.watch.metrics.ledger import COLUMNS
+from airloop.watch.metrics.measured import MEASURED
+from airloop.watch.metrics.names import OF_ITS_OWN, SECTIONS, all_names, describe, page
+from airloop.watch.sinks.sinks import flat_line
 
 ROOT = Path(__file__).resolve().parents[2]
 HEALTHY = Path(__file__).parent / "healthy"
@@ -99,7 +99,9 @@ def test_what_nobody_gives_is_not_explained() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert (ROOT / "docs/metrics.md").read_text() == page() + "\n", "python -m airloop.watch.names > docs/metrics.md"
+    assert (ROOT / "docs/metrics.md").read_text() == page() + "\n", (
+        "python -m airloop.watch.metrics.names > docs/metrics.md"
+    )
 
 
 def test_memory_is_what_the_kernel_says_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from airloop.success import step_success
-from airloop.watch.measured import is_share
-from airloop.watch.payers import Payer, corrected, find_payer
-from airloop.watch.rules import Sign
-from airloop.watch.watches import lengths_drift
-from airloop.watch.watches_success import as_good_as_doing_nothing, policy_gets_worse, success_falls_reward_does_not
+from airloop.watch.alarms.episode_rules import lengths_drift
+from airloop.watch.alarms.payers import Payer, corrected, find_payer
+from airloop.watch.alarms.rules import Sign
+from airloop.watch.alarms.success_rules import (
+    as_good_as_doing_nothing,
+    policy_gets_worse,
+    success_falls_reward_does_not,
+)
+from airloop.watch.metrics.measured import is_share
 
 HEALTHY = sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))
 Line = dict[str, Any]

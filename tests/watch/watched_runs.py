@@ -13,10 +13,10 @@ from airloop.assemble import Parts, assemble
 from airloop.config import Config, load_config
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.loop import train
-from airloop.run import Run
+from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.warmstart import started, warmstart
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 # After demonstrations that are right 35 % of the time: groups have signal, and replies end by themselves.
 FLAGS = {

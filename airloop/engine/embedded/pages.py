@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from airloop.engine.embedded.lent_memory import LentMemory
-from airloop.prefix import common_prefix
+from airloop.text.prefix import common_prefix
 
 
 class Node:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from airloop.engine.base import Generation, Sampling
 from airloop.engine.embedded.pages import KeyValues, Node, PageTree
-from airloop.prefix import common_prefix
+from airloop.text.prefix import common_prefix
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from airloop.envs.mlgym.leaks import fits
 from airloop.envs.mlgym.paths import within
 from airloop.envs.mlgym.spec import Dataset, Split
 from airloop.errors import AirError
-from airloop.patterns import MOST_REPEATS, is_quick
+from airloop.text.patterns import MOST_REPEATS, is_quick
 
 ROOT_VARIABLE = "AIR_MLGYM_ROOT"
 LFS_POINTER = b"version https://git-lfs"

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from airloop.envs.mlgym.spec import TaskSpec
-from airloop.patterns import is_quick
+from airloop.text.patterns import is_quick
 
 LARGEST_TABLE = 4 << 20  # bytes: larger ones are not label files, and listing tasks has to stay quick
 FEWEST_ROWS = 20  # fewer rows follow some rule by chance

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from airloop import trajectory_file
 from airloop.errors import AirError
 from airloop.files import parse_json
+from airloop.runs import trajectory_file
 from airloop.types import Action, Task, Trajectory
 
 # In MLGym an agent that cannot go on says one of these; nothing is run, and what lies there is submitted for it.

@@ -21,7 +21,7 @@ from airloop.envs.gsm8k.problems import generated_rows
 from airloop.envs.rows import read_rows
 from airloop.errors import AirError
 from airloop.rollout.episode import run_episode
-from airloop.trajectory_file import from_json, to_json
+from airloop.runs.trajectory_file import from_json, to_json
 from airloop.types import Action, Message, Observation, Score, Task, Trajectory
 
 DATA = Path(os.environ.get("AIR_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")

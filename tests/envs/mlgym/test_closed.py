@@ -23,10 +23,10 @@ from airloop.envs.mlgym.metrics import exceeded, too_good
 from airloop.envs.mlgym.researchers import researcher
 from airloop.envs.mlgym.researchers.work import read_score
 from airloop.envs.mlgym.submissions import LARGEST_TABLE, LEAST_TABLE, largest_table
-from airloop.lab.audit import audit
+from airloop.eval.audit import audit
 from airloop.rollout.episode import run_episode
 from airloop.types import Action
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 TITANIC = {"task_configs": ["titanic"], "source": "builtin", "max_turns": 20}
 IDS = "tail -n +2 data/test.csv | cut -d, -f1"

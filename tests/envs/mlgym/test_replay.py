@@ -27,7 +27,7 @@ from airloop.envs.mlgym.replay_report import Compared, tolerance
 from airloop.envs.mlgym.traj import Step, read_recording, read_view
 from airloop.errors import AirError
 from airloop.rollout.episode import run_episode
-from airloop.trajectory_file import to_json
+from airloop.runs.trajectory_file import to_json
 from airloop.types import Action, Message, Task
 
 HEADER = "# Copyright (c) the authors of this fixture.\n# Use it as you like.\n# No warranty.\n\n"

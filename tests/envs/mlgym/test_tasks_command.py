@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fixture_checkout import write_checkout
 
-from airloop.lab import tasks
+from airloop.eval import tasks
 
 
 @pytest.fixture(autouse=True)

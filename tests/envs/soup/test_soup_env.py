@@ -18,7 +18,7 @@ from airloop.envs.soup.env import SoupEnv
 from airloop.envs.soup.generate import KINDS, SEEDS, generate
 from airloop.envs.soup.grading import named_reasons
 from airloop.errors import AirError
-from airloop.lab.breakdown import by_kind, kind_table
+from airloop.eval.breakdown import by_kind, kind_table
 from airloop.rollout.episode import run_episode
 from airloop.types import Task, Trajectory
 

@@ -1,0 +1,185 @@
+"""The end of a run: what was learned, in words, as a text plot and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from airloop.runs.run import Run
+from airloop.stats.intervals import Interval, difference, mean_interval
+from airloop.success import KNOWN, METRIC, NAME, common_name, step_success
+from airloop.text.sparkline import squeezed
+from airloop.types import Trajectory
+from airloop.watch.alarms.payers import corrected, find_payer, successes_of, weights_of
+from airloop.watch.metrics.families import by_family, families, first_and_last, table
+from airloop.watch.metrics.rows import passes, per_task, row_key, value
+
+PLOT = 66  # columns of a plot in text: with its labels it fits a terminal of 80
+
+
+def paired(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The episodes both sides have: same task, same seed."""
+    later = {(t.task.env, t.task.id, t.seed): t for t in after}
+    pairs = [(t, later[key]) for t in before if (key := (t.task.env, t.task.id, t.seed)) in later]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> str:
+    steps = run.metrics("train")
+    lines = [f"run {run.name}: {len(steps)} steps, {run.path}"]
+    if refused := run.refused():
+        numbers = ", ".join(dict.fromkeys(str(line["step"] + 1) for line in refused))
+        lines.append(f"refused and sampled anew: step {numbers} (refused.jsonl says why; nothing of it counts)")
+    if steps:
+        shown = common_name(steps)
+        if shown and (found := edges(steps, "successes")):
+            lines.append(f"{shown} while training   first 3 steps {found[0]}   last 3 steps {found[1]}")
+        first, last = edges(steps, "rewards") or (None, None)
+        lines.append(f"reward while training   first 3 steps {first}   last 3 steps {last}")
+        if curve := _curve(steps):
+            lines += [f"{shown or 'reward'} by step:", text_plot(curve)]
+        if len({name for m in steps for name in m.get("task", {})}) > 1:
+            lines.append("each task while training (episodes, shares):")
+            lines.append(table(first_and_last(steps), shown))
+    one, two = paired(before, after)
+    if one:
+        lines.append(f"held-out tasks, {len(one)} episodes, same tasks and seeds before and after (95 % intervals):")
+        lines += _held_out(run, one, two)
+        if len(families(one)) > 1:
+            lines.append(table({"before": by_family(one), "after": by_family(two)}, common_name(steps)))
+    return "\n".join(lines)
+
+
+def edges(steps: Sequence[Mapping[str, Any]], name: str) -> tuple[Interval, Interval] | None:
+    """Mean of `rewards` or `successes` in the first and in the last three steps that have them, over episodes."""
+    known = [row for m in steps if (row := [v for v in m.get(name, ()) if v is not None])]
+    if not known:
+        return None
+    return (
+        mean_interval([v for row in known[:3] for v in row]),
+        mean_interval([v for row in known[-3:] for v in row]),
+    )
+
+
+def _curve(steps: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Of success where there is one, else of the reward."""
+    successes = [found[1] for m in steps if (found := step_success(m))]
+    return successes or [m["reward"] for m in steps if m["reward"] is not None]
+
+
+def _success(run: Run, trajectories: Sequence[Trajectory]) -> tuple[str, str] | None:
+    """Its name as it is shown and as episodes have it; None where there is none."""
+    if all(METRIC in t.metrics for t in trajectories):
+        said = next((m[NAME] for m in reversed(run.metrics()) if m.get(NAME)), METRIC)
+        return said, METRIC
+    found = next((name for name in KNOWN if all(name in t.metrics for t in trajectories)), None)
+    return (found, found) if found else None
+
+
+def _held_out(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> list[str]:
+    """Success and reward before and after, and a word where they go different ways (E10)."""
+    success = _success(run, [*before, *after])
+    gains, lines = {}, []
+    for shown, name in [*([success] if success else []), ("reward", "reward")]:
+        one, two = _values(before, name), _values(after, name)
+        gains[name] = difference(two, one, share=passes(name, [*one, *two]))
+        lines.append("  " + _difference(shown, one, two, passes(name, [*one, *two])))
+    if success and gains[success[1]].word == "lower" and gains["reward"].word != "lower":
+        lines += _reward_without_success(run, success, before, after, gains["reward"].word == "higher")
+    return lines
+
+
+def _reward_without_success(
+    run: Run, success: tuple[str, str], before: Sequence[Trajectory], after: Sequence[Trajectory], rose: bool
+) -> list[str]:
+    shown, name = success
+    was, now = (sum(_values(side, name)) / len(_values(side, name)) for side in (before, after))
+    line = f"  ! the reward {'rose' if rose else 'shows no difference'}, but {shown} fell {was:.0%} → {now:.0%}"
+    steps = run.metrics("train")
+    rewards, successes = weights_of(steps), successes_of(steps)
+    payer = find_payer(_paid(before, rewards), _paid(after, rewards), {shown, *successes.values()})
+    if payer is None:
+        return [f"{line}: the reward pays for something else"]
+    return [
+        f"{line}: {payer.name} pays for it, {payer.early:.3g} → {payer.late:.3g} of the reward",
+        f"    pay for {shown}: {corrected(payer, rewards, successes)}",
+    ]
+
+
+def _paid(trajectories: Sequence[Trajectory], rewards: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
+    """What each whole-episode component adds to the reward of every episode."""
+    names = sorted({name for t in trajectories for name in t.rewards})
+    return {n: [rewards.get(t.task.env, {}).get(n, 0.0) * t.rewards.get(n, 0.0) for t in trajectories] for n in names}
+
+
+def _values(trajectories: Sequence[Trajectory], name: str) -> list[float]:
+    """One number per task: episodes of one task are not independent of each other."""
+    return per_task((row_key(t), v) for t in trajectories if (v := value(t, name)) is not None)
+
+
+def _difference(name: str, before: list[float], after: list[float], share: bool) -> str:
+    gain = difference(after, before, share=share)
+    verdict = "" if gain.word in ("higher", "lower") else f"  ({gain.word})"
+    one, two = (mean_interval(side, share=share) for side in (before, after))
+    return f"{name:10s} {one} → {two}   difference {gain.signed}{verdict}"
+
+
+def text_plot(values: Sequence[float], height: int = 8) -> str:
+    """A plot of one value per step that any terminal can show; of many steps, each sign is the mean of a few."""
+    values = [v for v in squeezed(values, PLOT) if v is not None]
+    wide = 3 if 3 * len(values) <= PLOT else 1
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    rows = [round((v - low) / span * (height - 1)) for v in values]
+    lines = []
+    for level in range(height - 1, -1, -1):
+        label = f"{low + span * level / (height - 1):7.2f}" if level in (0, height - 1) else " " * 7
+        lines.append(f"{label} │" + "".join("●".center(wide) if r == level else " " * wide for r in rows))
+    lines.append(" " * 8 + "└" + "─" * wide * len(values) + " step")
+    return "\n".join(lines)
+
+
+def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], path: Path) -> Path:
+    """Success where the environment says what it is, and the reward; then held-out tasks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    steps = [m for m in run.metrics("train") if m["rewards"]]
+    one, two = paired(before, after)
+    shown = common_name(steps)
+    widths = [3, 3, 2] if shown else [3, 2]
+    figure, axes = plt.subplots(1, len(widths), figsize=(4 + 3.5 * (len(widths) - 1), 4), width_ratios=widths)
+    if shown:
+        known = [(m["step"] + 1, found[1]) for m in steps if (found := step_success(m))]
+        rows = [[v for v in m.get("successes", ()) if v is not None] for m in steps]
+        bands = [mean_interval(row, share=True) for row in rows if row]
+        if len(bands) == len(known):
+            axes[0].fill_between([x for x, _ in known], [b.low for b in bands], [b.high for b in bands], alpha=0.2)
+        axes[0].plot([x for x, _ in known], [y for _, y in known], marker="o", markersize=4)
+        axes[0].set(xlabel="step", title=f"{shown} in training", ylim=(-0.03, 1.03))
+    x = [m["step"] + 1 for m in steps]
+    bands = [mean_interval(m["rewards"]) for m in steps]
+    axes[-2].fill_between(x, [b.low for b in bands], [b.high for b in bands], alpha=0.2)
+    axes[-2].plot(x, [b.mean for b in bands], marker="o", markersize=4)
+    axes[-2].set(xlabel="step", title="reward in training, 95 % interval")
+    title, name = (_success(run, one) if one else None) or ("reward", "reward")
+    for place, (side, colour) in enumerate(((one, "#9aa5b1"), (two, "#2f6fb0"))):
+        if side:
+            values = _values(side, name)
+            held_out = mean_interval(values, share=passes(name, values))
+            error = [[held_out.mean - held_out.low], [held_out.high - held_out.mean]] if held_out.bounded else None
+            axes[-1].bar(place, held_out.mean, yerr=error, capsize=6, color=colour)
+    axes[-1].set_xticks([0, 1], ["before", "after"])
+    axes[-1].set(title=f"held-out tasks: {title}")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    for axis in axes[:-1]:
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    figure.suptitle(run.name)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path

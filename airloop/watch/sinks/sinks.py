@@ -1,0 +1,183 @@
+"""Where metrics go besides metrics.jsonl. A sink works in a thread of its own: one that fails or hangs says so once and
+never stops a run, nor holds it up."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from airloop.config import Config, check_sinks
+from airloop.runs.run import Run
+from airloop.watch.base import Watcher
+
+if TYPE_CHECKING:
+    from airloop.types import Alarm
+
+# How long the first step waits for a sink to say where it logs to: longer, and it says so later.
+OPEN_S = 15.0
+# How long the end of a run waits for what a sink has not yet written or sent.
+CLOSE_S = 75.0
+# Steps, evaluations and alarms that a sink may be behind. One that is further behind does not work.
+BEHIND = 500
+
+
+def flatten(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """`{"learner": {"loss": 1}}` → `{"learner/loss": 1}`: the names every sink uses (metrics/names.py)."""
+    flat: dict[str, float] = {}
+    for key, value in metrics.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float):
+            flat[f"{prefix}{key}"] = float(value)
+    return flat
+
+
+def flat_line(metrics: dict[str, Any]) -> dict[str, float]:
+    """A line of metrics.jsonl under the names of the sinks: `train/…`, or `eval/SPLIT/…`."""
+    return flatten(metrics, "train/" if metrics.get("kind") != "eval" else f"eval/{metrics['split']}/")
+
+
+class Sink(Protocol):
+    name: str
+    url: str | None  # where a person can look at it, once it is open
+
+    def open(self) -> str:
+        """Returns what a person should know about it."""
+        ...
+
+    def step(self, flat: dict[str, float], step: int) -> None: ...
+
+    def evaluated(self, flat: dict[str, float], step: int) -> None: ...
+
+    def alarm(self, alarm: Alarm) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Beside:
+    """A sink in its own thread. Whatever it does, and however long: whoever tells it something goes on at once."""
+
+    def __init__(self, sink: Sink, say: Callable[[str], None]) -> None:
+        self.sink = sink
+        self._say = say
+        self._told: queue.Queue[Callable[[], None] | None] = queue.Queue(BEHIND)
+        self._opened = threading.Event()
+        self._given_up = False
+        self._thread = threading.Thread(target=self._work, name=f"sink {sink.name}", daemon=True)
+        self._thread.start()
+
+    def wait_open(self, seconds: float) -> None:
+        if not self._opened.wait(seconds):
+            self._say(f"note: {self.sink.name} has not answered in {seconds:.0f} s; the run does not wait for it")
+
+    def tell(self, what: Callable[[Sink], None]) -> None:
+        if self._given_up:
+            return
+        try:
+            self._told.put_nowait(lambda: what(self.sink))
+        except queue.Full:
+            self._give_up(f"it is {BEHIND} messages behind")
+
+    def close(self, seconds: float) -> None:
+        if self._given_up:
+            return
+        try:
+            self._told.put(None, timeout=seconds)
+            self._thread.join(seconds)
+        except queue.Full:
+            pass
+        if self._thread.is_alive():
+            self._give_up(f"it did not close within {seconds:.0f} s, and what it still had may be missing there")
+
+    def _work(self) -> None:
+        try:
+            self._say(self.sink.open())
+            self._opened.set()
+            while (what := self._told.get()) is not None:
+                what()
+            self.sink.close()
+        except BaseException as error:  # a library that calls sys.exit() ends this thread only: that is told, too
+            self._give_up(f"{type(error).__name__}: {error}")
+            self._opened.set()
+
+    def _give_up(self, why: str) -> None:
+        if not self._given_up:
+            self._given_up = True
+            self._say(f"note: {self.sink.name} is left out from now on: {why}. metrics.jsonl has everything.")
+
+
+class Watchers:
+    """Tells the display and every sink."""
+
+    def __init__(self, display: Watcher, sinks: Sequence[Beside] = ()) -> None:
+        self._display = display
+        self._sinks = sinks
+
+    def phase(self, text: str, total: int = 0) -> None:
+        self._display.phase(text, total)
+
+    def advance(self, detail: str = "") -> None:
+        self._display.advance(detail)
+
+    def say(self, text: str) -> None:
+        self._display.say(text)
+
+    def step(self, metrics: dict[str, Any]) -> None:
+        self._display.step(metrics)
+        flat, step = flat_line(metrics), metrics["step"]
+        self._tell(lambda sink: sink.step(flat, step))
+
+    def alarm(self, alarm: Alarm) -> None:
+        self._display.alarm(alarm)
+        self._tell(lambda sink: sink.alarm(alarm))
+
+    def evaluated(self, metrics: dict[str, Any]) -> None:
+        self._display.evaluated(metrics)
+        flat, step = flat_line(metrics), metrics["step"]
+        self._tell(lambda sink: sink.evaluated(flat, step))
+
+    def _tell(self, what: Callable[[Sink], None]) -> None:
+        for sink in self._sinks:
+            sink.tell(what)
+
+
+@contextmanager
+def open_sinks(config: Config, run: Run, display: Watcher) -> Iterator[Watchers]:
+    """The display and the config's sinks, closed however the run ends. A package that is missing is an error before
+    the first step; anything else that fails in a sink is a note. Of several ranks the first has them."""
+    sinks: list[Beside] = []
+    if run.writes:
+        check_sinks(config)
+        sinks = [Beside(sink, display.say) for sink in _asked_for(config, run)]
+    for sink in sinks:
+        sink.wait_open(OPEN_S)
+    try:
+        _note_address(run, sinks)
+        yield Watchers(display, sinks)
+    finally:
+        for sink in sinks:
+            display.phase(f"closing {sink.sink.name}")
+            sink.close(CLOSE_S)
+        _note_address(run, sinks)  # of one that opened late
+
+
+def _asked_for(config: Config, run: Run) -> list[Sink]:
+    from airloop.watch.sinks.tensorboard_sink import TensorboardSink
+    from airloop.watch.sinks.wandb_sink import WandbSink
+
+    asked: list[Sink] = []
+    if config.wandb:
+        asked.append(WandbSink(config.wandb, run))
+    if config.tensorboard:
+        asked.append(TensorboardSink(config.tensorboard, run))
+    return asked
+
+
+def _note_address(run: Run, sinks: Sequence[Beside]) -> None:
+    """Not from a sink's thread: two that change status.json at once would lose what the other wrote."""
+    url = next((beside.sink.url for beside in sinks if beside.sink.url), None)
+    if url and run.status().get("wandb_url") != url:
+        run.note(wandb_url=url)

@@ -1,0 +1,100 @@
+"""Weights & Biases: curves, a table of sample trajectories per step, alarms as alerts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airloop.config import WandbConfig, wandb_key
+from airloop.runs.run import Run
+from airloop.watch.display.samples import Sample, step_samples
+
+if TYPE_CHECKING:
+    from airloop.types import Alarm
+
+# The server's answer to a new run, and the upload of what is left at the end: longer than that, it is not there. The
+# data is on the disk in any case.
+INIT_S = 30.0
+FINISH_S = 60.0
+
+
+class WandbSink:
+    name = "Weights & Biases"
+
+    def __init__(self, settings: WandbConfig, run: Run) -> None:
+        self._settings = settings
+        self._path = run.path
+        self._online, self._why = _online(settings)
+        # One W&B run for a run of ours, also when it is resumed; two of ours never share one.
+        noted = run.status().get("wandb_id")
+        self._id = noted or f"{run.name.replace('.', '-')[:100]}-{secrets.token_hex(4)}"
+        if noted is None:
+            run.note(wandb_id=self._id)
+        self._title = settings.name or run.name
+        self._config = run.config.model_dump(mode="json")
+        self.url: str | None = None
+
+    def open(self) -> str:
+        """In the sink's own thread. Returns what a person should know about it."""
+        import wandb
+
+        quiet: dict[str, Any] = {"silent": True, "console": "off", "init_timeout": INIT_S, "finish_timeout": FINISH_S}
+        known = {name: value for name, value in quiet.items() if name in wandb.Settings.model_fields}
+        wandb.setup(settings=wandb.Settings(silent=True))
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=self._settings.project,
+            name=self._title,
+            id=self._id,
+            resume="allow",
+            mode="online" if self._online else "offline",
+            config=self._config,
+            dir=str(self._path),
+            settings=wandb.Settings(**known),
+        )
+        # Over our own count of steps: a resumed run repeats some, which W&B's own count does not allow.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        if self._online:
+            self.url = self._run.url
+            return f"Weights & Biases: {self.url}"
+        return f"Weights & Biases: offline ({self._why}); to upload: wandb sync {_parts(self._run.settings.sync_dir)}"
+
+    def step(self, flat: dict[str, float], step: int) -> None:
+        self._run.log({"step": step + 1, **flat})
+        if samples := step_samples(self._path, step, self._settings.samples):
+            columns: list[str | int] = [field.name for field in fields(Sample)]
+            table = self._wandb.Table(columns=columns, data=[list(astuple(sample)) for sample in samples])
+            self._run.log({"step": step + 1, "samples/trajectories": table})
+
+    def evaluated(self, flat: dict[str, float], step: int) -> None:
+        self._run.log({"step": step, **flat})
+
+    def alarm(self, alarm: Alarm) -> None:
+        self._run.log({"step": alarm.step + 1, f"alarm/{alarm.id}": 1.0})
+        level = "WARN" if alarm.severity == "note" else "ERROR"
+        self._run.alert(title=f"{alarm.id} {alarm.name}", text=f"{alarm.seen}\n{alarm.why}\n{alarm.fix}", level=level)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _parts(written: str) -> str:
+    """What to upload: of a resumed run each session wrote a directory of its own, and all are one W&B run."""
+    here = Path(written)
+    several = len(list(here.parent.glob("offline-run-*"))) > 1
+    return str(here.with_name("offline-run-*") if several else here)
+
+
+def _online(settings: WandbConfig) -> tuple[bool, str]:
+    """As the config says; else as W&B's own variable says; else online where there is a key."""
+    if settings.offline is not None:
+        return not settings.offline, "wandb.offline = true"
+    mode = os.environ.get("WANDB_MODE", "")
+    if mode and mode != "online":
+        return False, f"WANDB_MODE={mode}"
+    found, where = wandb_key()
+    return found, f"no key: {where}"
