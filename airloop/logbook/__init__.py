@@ -1,0 +1,1 @@
+"""What was run, why, and what came of it."""

@@ -1,0 +1,1 @@
+"""The directory of a run: written, read, resumed, and read when damaged."""

@@ -1,0 +1,1 @@
+"""Text for people: tables, sparklines, plain signs, spelling."""

@@ -1,0 +1,1 @@
+"""Alarms of a running training, and the rules that raise them."""

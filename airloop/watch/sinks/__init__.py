@@ -1,0 +1,1 @@
+"""Where metrics go beside the run directory: W&B, TensorBoard."""
