@@ -13,10 +13,9 @@ from airloop import interrupts
 from airloop.commands.common import Json, fail, print_json
 from airloop.commands.configs import configs
 from airloop.commands.init import init
-from airloop.commands.lab import lab
 from airloop.commands.log import log
-from airloop.commands.tasks import replay, tasks
-from airloop.commands.view import view
+from airloop.commands.plugins import add_plugins
+from airloop.commands.tasks import tasks
 from airloop.errors import AirError, Stopped
 from airloop.text.plain import begin_with_utf8, use_plain_signs
 
@@ -361,13 +360,11 @@ def models(as_json: Json = False) -> None:
         print(f"{name:46s} {row.type:10s} {size:>9s}  {row.where}{why_not}")
 
 
-app.command("view")(view)
 app.add_typer(configs, name="configs", help="Configs that come with air: list them, show one, copy one to change it.")
 app.add_typer(log, name="log", help="The logbook: every run with its goal, what changed, what came of it.")
-app.add_typer(lab, name="lab", help="Hypotheses: paired runs on several seeds, and a verdict.")
 app.add_typer(tasks, name="tasks", help="List environments and their tasks, look at one, try one out.")
-app.command()(replay)
 app.command()(init)
+add_plugins(app, {"tasks": tasks, "log": log})
 
 if __name__ == "__main__":
     main()

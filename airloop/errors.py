@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 class AirError(Exception):
@@ -31,3 +32,14 @@ class Lack:
 
     what: str
     fix: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What an environment finds wrong with its own tasks, as the doctor tells it. "note": said, not wrong."""
+
+    severity: Literal["fail", "warn", "note"]
+    seen: str
+    why: str = ""
+    fix: str = ""
+    id: str = ""  # of the failure catalogue

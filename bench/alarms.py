@@ -34,12 +34,12 @@ from airloop import assemble, train
 from airloop.config import load_config
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError, InfraError
-from airloop.lab.faults import cut_off_engine, replaced
 from airloop.learn.optimiser import Optimiser
 from airloop.rollout.episode import _Episode
 from airloop.runs.run import Run
 from airloop.types import Score
 from airloop.watch.display.display import Display
+from airloop_lab.faults import cut_off_engine, replaced
 
 EDGE = 5  # steps at either end that are compared
 

@@ -16,10 +16,10 @@ import argparse
 import asyncio
 
 from airloop.config import load_config
-from airloop.lab.faults import fault_on
 from airloop.train import start
 from airloop.warmstart import warmstart
 from airloop.watch.display.display import Display
+from airloop_lab.faults import fault_on
 
 
 def main() -> None:

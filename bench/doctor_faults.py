@@ -15,12 +15,12 @@ import torch
 from airloop.doctor.case import Case
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.envs.arith import ArithEnv, ArithSession
-from airloop.lab.faults import blindfold, frozen_copy, replaced
 from airloop.learn import advantages, batches, checkpoints, losses
 from airloop.learn.batches import MicroBatch, Row
 from airloop.learn.learner import Learner
 from airloop.rollout.transcript import Transcript
 from airloop.types import Action, Branch, Observation, Score
+from airloop_lab.faults import blindfold, frozen_copy, replaced
 
 Put = Callable[[Case], AbstractContextManager[None]]
 

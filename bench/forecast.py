@@ -22,10 +22,10 @@ from rich.console import Console
 from airloop.config import load_config
 from airloop.doctor import forecast as forecasts
 from airloop.doctor.forecast import Forecast
-from airloop.lab.faults import replaced
 from airloop.runs.run import Run
 from airloop.train import start
 from airloop.watch.display.display import Display
+from airloop_lab.faults import replaced
 
 
 class Clock(Display):

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import airloop  # noqa: F401  before torch
-from airloop.envs.musique.library import load
-from airloop.envs.musique.questions import Question, arrange
-from airloop.envs.musique.retrievers import Retriever, make_retriever
-from airloop.envs.musique.vectors import DEFAULT
+from airloop_envs.musique.library import load
+from airloop_envs.musique.questions import Question, arrange
+from airloop_envs.musique.retrievers import Retriever, make_retriever
+from airloop_envs.musique.vectors import DEFAULT
 
 AIM = 10_000  # queries a second
 TOPS = (1, 2, 5)

@@ -19,13 +19,13 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import date
 
-from airloop.envs.soup.args import SoupArgs
-from airloop.envs.soup.env import SoupEnv
-from airloop.envs.soup.generate import KINDS, SEEDS, generate
-from airloop.envs.soup.rooms import Rooms, image
-from airloop.envs.soup.spec import LEVELS
 from airloop.rollout.episode import run_episode
 from airloop.types import Task
+from airloop_envs.soup.args import SoupArgs
+from airloop_envs.soup.env import SoupEnv
+from airloop_envs.soup.generate import KINDS, SEEDS, generate
+from airloop_envs.soup.rooms import Rooms, image
+from airloop_envs.soup.spec import LEVELS
 
 CALLS = 100
 START = "import time\nbegin = time.perf_counter()\n"

@@ -28,7 +28,7 @@ from urllib.parse import urlencode
 
 from view_runs import RARE, Writer, check_form, write_tokenizer
 
-from airloop.view.server import Options, Viewer, serving
+from airloop_view.server import Options, Viewer, serving
 
 RUNS = 10
 LIST_MS = 200.0

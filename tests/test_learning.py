@@ -10,10 +10,10 @@ from rich.console import Console
 
 import airloop.learn.advantages as advantages
 from airloop.config import load_config
-from airloop.lab.faults import fault_on
 from airloop.runs.run import Run
 from airloop.train import start
 from airloop.watch.display.display import Display
+from airloop_lab.faults import fault_on
 
 
 @pytest.fixture(scope="module")

@@ -8,37 +8,28 @@ from typing import TYPE_CHECKING
 
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.case import Broken, Case, NotJudged
-from airloop.errors import AirError, InfraError, Lack
+from airloop.errors import AirError, InfraError, Lack, Trouble
 from airloop.sandbox.base import WorldLost
 
 if TYPE_CHECKING:
     from airloop.envs.base import Environment
-    from airloop.envs.mlgym.spec import TaskSpec
 
 # A world starts in milliseconds to seconds; on a machine that is busy with others, later.
 LOOK_S = 120.0
-SPELLING = "baseline_scores spells"  # leaks.py also tells of spellings, which air reads without regard to case
 
 
 @check("D5", "D18", "D-tasks", stage="fast", title="tasks, baselines and metrics are known")
 def tasks_can_be_run(case: Case) -> Iterator[Finding]:
     """Every task of every split is there, and a research task has a metric with a direction (D18) and a baseline,
     written or to be measured (D5)."""
-    specs = _research_tasks(case)
-    wrong = [spec for spec in specs if spec.problems]
-    for spec in wrong:
-        yield _cannot_run(spec)
-    for spec in specs:
-        yield from _odd_direction(spec)
-    if wrong:
+    found = [trouble for env in _environments(case) for trouble in env.check_tasks()]
+    yield from (_finding(trouble) for trouble in found if trouble.severity != "note")
+    if any(trouble.severity == "fail" for trouble in found):
         return
     counts = {split: _count(case, split) for split in _splits(case)}
     tasks = ", ".join(f"{count} {split}" for split, count in counts.items())
-    later = sum(spec.yardstick.baseline is None for spec in specs)
-    seen = f"{tasks} tasks of {', '.join(case.envs)}"
-    if specs:
-        seen += f"; {len(specs) - later} baselines are written down, {later} are measured before the first episode"
-    yield passed(seen)
+    notes = [trouble.seen for trouble in found if trouble.severity == "note"]
+    yield passed("; ".join([f"{tasks} tasks of {', '.join(case.envs)}", *notes]))
 
 
 def _splits(case: Case) -> list[str]:
@@ -52,60 +43,28 @@ def _count(case: Case, split: str) -> int:
     return len(TaskSchedule(case.envs, split, case.config.seed))
 
 
-def _research_tasks(case: Case) -> list[TaskSpec]:
-    """Those that mlgym entries name, also the ones that an environment would refuse to open."""
+def _environments(case: Case) -> Iterator[Environment]:
+    """Each entry's own, also one that would refuse to open a task: it says what is wrong."""
     from airloop.envs.base import load_environment
 
-    found = []
     for entry in case.config.orchestrator.env:
-        if entry.id == "mlgym":
-            library = load_environment(entry.id, entry.args).library  # type: ignore[attr-defined]
-            found += [library.spec(n, library.variant(n, 0, "train")) for n in library.args.task_configs]
-    return found
+        yield load_environment(entry.id, entry.args)
 
 
-def _cannot_run(spec: TaskSpec) -> Finding:
-    seen = f"the task {spec.key!r} cannot be run: {spec.problems[0]}"
-    if not spec.yardstick.metric:
-        id, why = "D18", "a metric or a direction that is guessed rewards the wrong thing, and nothing else shows it"
-    elif spec.yardstick.baseline is None and "baseline" in spec.problems[0]:
-        id, why = "D5", "rewards compare with the baseline, and there is neither one nor a way to measure it"
-    else:
-        id, why = "D-tasks", "an episode of it could not be opened"
-    return Finding("fail", seen, why, f"do what the sentence says; `air tasks check {spec.key}` tries it", ids=(id,))
-
-
-def _odd_direction(spec: TaskSpec) -> Iterator[Finding]:
-    for warning in spec.warnings:
-        if "against its usual direction" in warning:
-            yield Finding(
-                "warn",
-                f"task {spec.key!r}: {warning}",
-                "an error rewarded upwards trains the opposite of what is wanted",
-                "turn the direction round in args.metrics or in the task's YAML, unless it is meant so",
-                ids=("D18",),
-            )
+def _finding(trouble: Trouble) -> Finding:
+    assert trouble.severity != "note"
+    ids = (trouble.id,) if trouble.id else ()
+    return Finding(trouble.severity, trouble.seen, trouble.why, trouble.fix, ids=ids)
 
 
 @check("D16", stage="fast", title="answers are out of the agent's sight")
 def answers_are_hidden(case: Case) -> Iterator[Finding]:
     """Answers that the agent can read, and labels that are a rule of one feature: by looking at the data."""
-    from airloop.envs.mlgym.leaks import inspect_task
-
-    specs = [spec for spec in _research_tasks(case) if spec.runnable]
-    clean = True
-    for spec in specs:
-        for warning in inspect_task(spec).warnings:
-            if not warning.startswith(SPELLING):
-                clean = False
-                yield Finding(
-                    "warn",
-                    f"task {spec.key!r}: {warning}",
-                    "the score would measure reading or agreement with a rule, not the work that was asked for",
-                    "add the files to secret_files in the task's YAML, or leave the task out of task_configs",
-                )
-    if clean:
-        yield passed(f"{len(specs)} research tasks looked at" if specs else "no task brings its own files")
+    found = [trouble for env in _environments(case) for trouble in env.check_answers()]
+    wrong = [trouble for trouble in found if trouble.severity != "note"]
+    yield from map(_finding, wrong)
+    if not wrong:
+        yield passed("; ".join(trouble.seen for trouble in found) or "no task brings its own files")
 
 
 @check("D-sandbox", stage="fast", title="the sandbox works")

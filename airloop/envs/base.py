@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Literal, Self
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from airloop.envs.files import check_file, find_class, is_file_id
-from airloop.errors import AirError, Lack
+from airloop.errors import AirError, Lack, Trouble
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
 from airloop.text.spelling import misspelt, shortened
@@ -84,6 +84,8 @@ class Environment(ABC):
     # The metric, from 0 to 1, that its users want (`correct`, `improved`). It comes before the reward wherever results
     # are shown, chosen or compared: a reward can rise without it. None: only the reward is known.
     success: ClassVar[str | None] = None
+    # What a family of its tasks is ("level", "hops"), where comparisons count by families.
+    family_label: ClassVar[str] = "task"
     # Weights of the reward components when the config names none.
     reward_weights: Mapping[str, float] = MappingProxyType({})
     # Components that say nothing of success by themselves (a command that ran, a penalty), each with the weight beside
@@ -150,6 +152,19 @@ class Environment(ABC):
         """What is missing on this machine before an episode can be opened, as far as it can be told without opening
         anything: `air tasks list` asks, so it must be quick."""
         return ()
+
+    def check_tasks(self) -> Iterator[Trouble]:
+        """What is wrong with the tasks that its arguments name, those included that cannot be opened. The doctor asks
+        before anything is loaded."""
+        return iter(())
+
+    def check_answers(self) -> Iterator[Trouble]:
+        """Answers that an agent could read where it works; the doctor asks likewise."""
+        return iter(())
+
+    def catalogue(self) -> tuple[Sequence[Mapping[str, Any]], str] | None:
+        """Its tasks by name, where they have names: as data, and as the table that `air tasks list` prints."""
+        return None
 
     async def check_world(self) -> Sequence[Lack]:
         """What actions need and do not find, looked for where they will run: in the very sandbox that agents get. The

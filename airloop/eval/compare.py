@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.assemble import load_environments
+from airloop.envs.base import Environment, find_environment
 from airloop.errors import AirError
 from airloop.eval.conditions import Conditions, conditions, differences, flags_for
 from airloop.files import parse_json
@@ -20,8 +21,6 @@ from airloop.watch.metrics.rows import RowKey, passes, per_task, scored_rows, va
 
 NAMED = 5  # differences that a refusal lists
 KINDS = ("kind", "dataset")  # of a task's payload, to look at groups of tasks
-# What the families of an environment's tasks are, where they are not simply its tasks.
-FAMILIES = {"soup": "level", "musique": "hops", "gsm8k": "steps"}
 
 
 @dataclass(frozen=True)
@@ -283,7 +282,12 @@ def _group(trajectory: Trajectory, what: str) -> Any:
 
 def _family_name(keys: Sequence[RowKey]) -> str:
     envs = {key[0] for key in keys}
-    return FAMILIES.get(min(envs), "task") if len(envs) == 1 else "task"
+    if len(envs) != 1:
+        return "task"
+    try:
+        return find_environment(envs.pop())().family_label
+    except (AirError, ImportError):  # not installed where its results are looked at
+        return Environment.family_label
 
 
 # --- showing ------------------------------------------------------------------------------------------------

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from airloop.envs.base import Environment, find_environment, load_environment
 from airloop.errors import AirError
@@ -18,60 +16,42 @@ from airloop.plugins import plugins
 from airloop.types import Message, Task
 
 if TYPE_CHECKING:
-    from airloop.envs.mlgym.tasks_report import Check, Watcher
     from airloop.models.chat import ChatTokenizer
 
 SPLITS = ("train", "eval", "test")
-RESEARCH = "mlgym"
-SOURCES: tuple[Literal["auto", "builtin", "checkout"], ...] = ("auto", "builtin", "checkout")
 
 
 def list_environments(
-    names: Sequence[str] = (), mlgym_root: str | None = None, with_tasks: bool = False
+    names: Sequence[str] = (), args: Mapping[str, Any] | None = None, with_tasks: bool = False
 ) -> list[dict[str, Any]]:
     """A row per environment, with its default arguments. One that cannot be used says why in `problem`, and
-    hides no other. `with_tasks`: research tasks, which have names, are in `catalogue`, runnable or not."""
-    registered = sorted(plugins("envs"))
-    with _warnings_unsaid():
-        rows = [_environment(name, asked=bool(names)) for name in names or registered]
-        research = next((row for row in rows if row["id"] == RESEARCH and not row["needs"]), None)
-        if with_tasks and research:
-            from airloop.envs.mlgym.tasks_report import catalogue
-
-            research["catalogue"] = catalogue(mlgym_root)
-    return rows
+    hides no other. `args` go to those that know them. `with_tasks`: tasks that have names, runnable or not, are in
+    `catalogue`, and the table of them in `catalogue_text`."""
+    return [_environment(name, args or {}, with_tasks, asked=bool(names)) for name in names or sorted(plugins("envs"))]
 
 
-@contextmanager
-def _warnings_unsaid() -> Iterator[None]:
-    """A run logs what is odd about its tasks; here it stands in what is printed."""
-    log = logging.getLogger("airloop.envs.mlgym.library")
-    log.disabled = True
-    try:
-        yield
-    finally:
-        log.disabled = False
-
-
-def _environment(name: str, asked: bool) -> dict[str, Any]:
+def _environment(name: str, args: Mapping[str, Any], with_tasks: bool, asked: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"id": name, "about": "", "tasks": {}, "problem": "", "needs": "", "lacks": []}
     try:
-        find_environment(name)
+        kind = find_environment(name)
     except AirError as error:
         if asked:
             raise
         return row | {"problem": error.problem, "needs": error.fix}
     try:
-        env = load_environment(name)
+        known = kind().Args.model_fields
+        env = load_environment(name, {key: value for key, value in args.items() if key in known})
         row |= {
             "about": _about(env),
             "action_format": env.action_format,
             "max_turns": env.max_turns,
-            "args": {key: _argument(field) for key, field in type(env).Args.model_fields.items()},
+            "args": {key: _argument(field) for key, field in known.items()},
             "reward_weights": dict(env.reward_weights),
             "tasks": {split: env.count(split) for split in SPLITS},
             "lacks": [{"what": lack.what, "fix": lack.fix} for lack in env.lacks()],
         }
+        if with_tasks and (found := env.catalogue()):
+            row["catalogue"], row["catalogue_text"] = found
     except (AirError, ImportError) as error:
         if asked:
             raise
@@ -157,20 +137,8 @@ def parse_weights(given: Sequence[str]) -> dict[str, float]:
     return {name: float(weight) for name, weight in weights.items()}
 
 
-def check_task(name: str, mlgym_root: str | None, source: str, watcher: Watcher) -> Check:
-    """A research task, tried out from end to end. AirError if there is none of that name."""
-    from airloop.envs.mlgym import tasks_report
-
-    if name in plugins("envs"):
-        raise AirError(f"{name!r} is an environment, not one of its tasks.", f"air tasks show {name}")
-    for known in SOURCES:
-        if known == source:
-            with _warnings_unsaid():
-                return asyncio.run(tasks_report.check_task(name, mlgym_root, known, watcher, _count_tokens))
-    raise AirError(f"--source {source!r} is not known.", f"use {', '.join(SOURCES)}.")
-
-
-def _count_tokens(messages: Sequence[Message]) -> int | None:
+def count_tokens(messages: Sequence[Message]) -> int | None:
+    """Of a prompt, by the default model's tokenizer, if it is at hand."""
     tokenizer = cached_tokenizer()
     return len(tokenizer.encode(tokenizer.render(list(messages), [], True))) if tokenizer else None
 
@@ -230,10 +198,7 @@ def format_environments(rows: Sequence[dict[str, Any]], with_args: bool) -> str:
             lines += [f"  install it: {row['needs']}"] if row["needs"] else []
         else:
             lines += _facts(row, with_args)
-        if "catalogue" in row:
-            from airloop.envs.mlgym.tasks_report import format_catalogue
-
-            lines += [f"  {line}" for line in format_catalogue(row["catalogue"]).splitlines()]
+        lines += [f"  {line}" for line in row.get("catalogue_text", "").splitlines()]
     return "\n".join(lines) or "no environment is registered"
 
 

@@ -207,7 +207,7 @@ def _proofs(status: dict[str, Any]) -> str:
 
 
 def _fault(status: dict[str, Any]) -> str | None:
-    """What was broken in it on purpose (airloop/lab/faults.py), or will be: such a run is no healthy one."""
+    """What was broken in it on purpose (airloop_lab/faults.py), or will be: such a run is no healthy one."""
     done = table(status.get("fault"))
     name = words(done.get("name")) or words(table(status.get("lab")).get("fault"))
     return ": ".join(filter(None, (name, words(done.get("text"))))) or None

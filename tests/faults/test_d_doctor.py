@@ -12,7 +12,7 @@ import pytest
 import yaml
 from examined import TINY, findings, silent, trouble
 
-from airloop.envs.mlgym.fields import cannot_run
+from airloop_envs.mlgym.fields import cannot_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
 from fixture_checkout import write_checkout

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
 from fixture_checkout import write_checkout
 from playing import DEFECT, GAME, observed, play, with_env
 
-from airloop.envs.mlgym.checkout import load_task
-from airloop.envs.mlgym.env import MlgymEnv
 from airloop.errors import AirError
+from airloop_envs.mlgym.checkout import load_task
+from airloop_envs.mlgym.env import MlgymEnv
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_D3_of_several_commands_the_first_runs_and_the_others_are_named() -> Non
 @pytest.mark.slow
 def test_D4_the_commands_are_there_after_a_hundred_resets() -> None:
     async def work(env: MlgymEnv) -> None:
-        from airloop.envs.mlgym.workspace import agent_image
+        from airloop_envs.mlgym.workspace import agent_image
 
         image = agent_image(env.spec(env.tasks("train")[0]), env.args.worlds())
         async with await env.places().pool.lease(image) as lease:
@@ -155,7 +155,7 @@ def test_D9_a_hung_command_holds_nothing() -> None:
 CRASHES = """
 import asyncio
 from playing import GAME
-from airloop.envs.mlgym.env import MlgymEnv
+from airloop_envs.mlgym.env import MlgymEnv
 
 async def main():
     env = MlgymEnv(MlgymEnv.Args(task_configs=[GAME], num_examples_per_task=1))

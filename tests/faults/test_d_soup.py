@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from airloop.envs.soup.agents import call, say
-from airloop.envs.soup.args import SoupArgs
-from airloop.envs.soup.env import SoupEnv
-from airloop.envs.soup.generate import KINDS, generate
-from airloop.envs.soup.grading import REASONS, Answer, Attempt, judge
-from airloop.envs.soup.session import SoupSession
-from airloop.envs.soup.spec import SoupTask
-from airloop.envs.soup.tools import opening_texts, tool_schemas
 from airloop.rollout.agents import UrlAgent
 from airloop.rollout.episode import run_episode
 from airloop.types import Action, Agent, Message, Task, Trajectory
+from airloop_envs.soup.agents import call, say
+from airloop_envs.soup.args import SoupArgs
+from airloop_envs.soup.env import SoupEnv
+from airloop_envs.soup.generate import KINDS, generate
+from airloop_envs.soup.grading import REASONS, Answer, Attempt, judge
+from airloop_envs.soup.session import SoupSession
+from airloop_envs.soup.spec import SoupTask
+from airloop_envs.soup.tools import opening_texts, tool_schemas
 
 needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 LIMITS = sorted(name for name in KINDS if generate(name, 0).limit is not None)

@@ -18,12 +18,12 @@ from fixture_checkout import write_checkout
 from playing import DEFECT, play, with_env
 
 from airloop.envs.arith import ArithSession
-from airloop.envs.mlgym.env import MlgymEnv
-from airloop.envs.mlgym.tasks_report import catalogue, format_catalogue
 from airloop.eval.audit import audit
 from airloop.eval.tasks import format_environments, list_environments
 from airloop.types import Action, Observation
 from airloop.watch.display.display import Display
+from airloop_envs.mlgym.env import MlgymEnv
+from airloop_envs.mlgym.trial import catalogue, format_catalogue
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 

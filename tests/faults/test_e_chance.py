@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from airloop.lab.hypothesis_file import Rule
-from airloop.lab.verdicts import decide, difference
 from airloop.stats.intervals import FEWEST, MOST_TRIED, gain_interval
 from airloop.stats.looks import Looks, level_after, percent
 from airloop.stats.student import student_quantile
+from airloop_lab.hypothesis_file import Rule
+from airloop_lab.verdicts import decide, difference
 
 BAR = 0.06
 Rng = np.random.Generator

@@ -10,9 +10,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "musique"))
 from musique_world import call, make, play, scripted
 
-from airloop.envs.musique import scores
 from airloop.rollout.episode import EpisodeDefect
 from airloop.watch.metrics.families import by_family
+from airloop_envs.musique import scores
 
 
 def test_E3_an_exception_in_a_score_is_an_error_with_its_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ import pytest
 from probe_cases import ARITH, chance, graded
 
 from airloop.engine.embedded import EmbeddedEngine
-from airloop.lab.faults import blindfold
 from airloop.models import logits_head
 from airloop.policy import Policy
+from airloop_lab.faults import blindfold
 
 pytestmark = pytest.mark.slow
 

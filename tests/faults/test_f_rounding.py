@@ -20,13 +20,13 @@ from airloop.doctor.ground import Answer, first_prompts, gap, heated, learner_st
 from airloop.doctor.proofs import _same
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
-from airloop.lab.faults import frozen_copy
 from airloop.learn.report import Report
 from airloop.learn.rounding import Distances, distances, exact, reference, wide
 from airloop.watch.alarms.gap import judge_gap
 from airloop.watch.alarms.learner_rules import engine_serves_another_policy
 from airloop.watch.alarms.rules import Sign
 from airloop.world import World
+from airloop_lab.faults import frozen_copy
 
 # The settings that the false alarm was seen with, and the largest that anybody uses.
 CHAOTIC = [("32", "64"), pytest.param("256", "512", marks=pytest.mark.soak)]

@@ -23,7 +23,6 @@ from airloop.doctor.tokens import CLOSE, OPEN, coloured, marked
 from airloop.engine.base import Generation, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
-from airloop.lab.faults import blindfold
 from airloop.learn import advantages, batches, checkpoints, losses
 from airloop.learn.batches import MicroBatch, PackedPlan, Row
 from airloop.learn.learner import Learner
@@ -33,6 +32,7 @@ from airloop.rollout.transcript import Transcript
 from airloop.runs.run import Run
 from airloop.types import Branch
 from airloop.watch.display.display import Display
+from airloop_lab.faults import blindfold
 
 PROOFS = [c.name for c in checks() if c.stage == "proof"]
 

@@ -24,12 +24,12 @@ from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.learn.learner import Learner
 from airloop.models import download
 from airloop.train import start
-from airloop.view.index import Progress
-from airloop.view.indexing import Indexing
 from airloop.waits import WAITS, waiting
 from airloop.watch.display import heartbeat
 from airloop.watch.display.display import Display
 from airloop.watch.display.phase import Phase
+from airloop_view.index import Progress
+from airloop_view.indexing import Indexing
 
 FIRST_S, EVERY_S = 0.2, 0.5
 # A thread that should wake after EVERY_S on a machine that others use.

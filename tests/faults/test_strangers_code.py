@@ -173,7 +173,7 @@ def test_B13_a_model_that_needs_its_own_code_is_refused_without_a_question(
 
 
 def test_an_embedding_model_that_brings_code_is_refused(tmp_path: Path) -> None:
-    from airloop.envs.musique.vectors import refuse_own_code
+    from airloop_envs.musique.vectors import refuse_own_code
 
     refuse_own_code(tmp_path)
     modules = [{"idx": 0, "type": "sentence_transformers.models.Transformer"}]

@@ -14,7 +14,6 @@ import pytest
 
 from airloop import models
 from airloop.config import load_config
-from airloop.envs.mlgym.traj import read_recording
 from airloop.envs.rows import read_rows
 from airloop.errors import AirError
 from airloop.files import parse_json, read_lines, read_object
@@ -27,6 +26,7 @@ from airloop.plan.model_shape import find_shape
 from airloop.rollout.actions import parse
 from airloop.rollout.agents import _as_text
 from airloop.runs.run import Run, read_trajectories
+from airloop_envs.mlgym.traj import read_recording
 
 DEEP = "[" * 100_000
 

@@ -15,13 +15,13 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
 from fixture_checkout import write_checkout
 
-from airloop.envs.mlgym.checkout import load_checkout, load_task
-from airloop.envs.mlgym.grading import told
-from airloop.envs.mlgym.leaks import fits
-from airloop.envs.mlgym.spec import TaskSpec
-from airloop.envs.mlgym.workspace import agent_image, grader_image
 from airloop.errors import AirError
 from airloop.sandbox.base import Result
+from airloop_envs.mlgym.checkout import load_checkout, load_task
+from airloop_envs.mlgym.grading import told
+from airloop_envs.mlgym.leaks import fits
+from airloop_envs.mlgym.spec import TaskSpec
+from airloop_envs.mlgym.workspace import agent_image, grader_image
 
 SECRET = b"the owner's key"
 

@@ -14,11 +14,11 @@ from test_factors import GRID, grid, whole
 from test_hypotheses import sweep, written
 
 from airloop.errors import AirError
-from airloop.lab.hypotheses import read_hypothesis
-from airloop.lab.hypothesis import as_lines
-from airloop.lab.hypothesis_checks import check_alike, check_steps
-from airloop.lab.hypothesis_file import flat, lists, shown
 from airloop.shipped import shipped
+from airloop_lab.hypotheses import read_hypothesis
+from airloop_lab.hypothesis import as_lines
+from airloop_lab.hypothesis_checks import check_alike, check_steps
+from airloop_lab.hypothesis_file import flat, lists, shown
 
 PLACE = re.compile(r"in \[(\w+)\](?: instead of \[([\w.]+)\])?: ")
 

@@ -9,17 +9,17 @@ import pytest
 from test_hypotheses import refusal, seen_lab, sweep, written
 
 from airloop.errors import AirError
-from airloop.lab.confirming import write_confirming
-from airloop.lab.hypotheses import format_hypothesis, format_list, read_hypothesis
-from airloop.lab.hypothesis_checks import check_alike, excuses
-from airloop.lab.hypothesis_file import flat
-from airloop.lab.hypothesis_report import Compared, Pair, Report, judged_together, make_report
-from airloop.lab.hypothesis_report_text import as_json, format_next, format_report, format_verdicts, verdicts_json
-from airloop.lab.hypothesis_runs import Lab
-from airloop.lab.verdicts import decide
 from airloop.shipped import shipped
 from airloop.stats.holm import holm
 from airloop.stats.intervals import student_mean
+from airloop_lab.confirming import write_confirming
+from airloop_lab.hypotheses import format_hypothesis, format_list, read_hypothesis
+from airloop_lab.hypothesis_checks import check_alike, excuses
+from airloop_lab.hypothesis_file import flat
+from airloop_lab.hypothesis_report import Compared, Pair, Report, judged_together, make_report
+from airloop_lab.hypothesis_report_text import as_json, format_next, format_report, format_verdicts, verdicts_json
+from airloop_lab.hypothesis_runs import Lab
+from airloop_lab.verdicts import decide
 
 GRID = "trainer.optim.lr = [1e-3, 4e-3]\ntrainer.loss.kl_beta = [0.0, 0.05, 0.1]"
 

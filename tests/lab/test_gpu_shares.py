@@ -12,12 +12,12 @@ from test_hypotheses import sweep, written
 from airloop.config import load_config
 from airloop.doctor.gpus import Gpu
 from airloop.errors import AirError
-from airloop.lab import gpu_shares, hypothesis_runs
-from airloop.lab.gpu_shares import GpuShares, check_spread, gpus_of, visible_gpus
-from airloop.lab.hypotheses import read_hypothesis
-from airloop.lab.hypothesis_runs import run_hypothesis
 from airloop.shipped import shipped
 from airloop.watch.display.display import Display
+from airloop_lab import gpu_shares, hypothesis_runs
+from airloop_lab.gpu_shares import GpuShares, check_spread, gpus_of, visible_gpus
+from airloop_lab.hypotheses import read_hypothesis
+from airloop_lab.hypothesis_runs import run_hypothesis
 
 VISIBLE = gpu_shares.VISIBLE
 

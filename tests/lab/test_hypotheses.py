@@ -15,28 +15,12 @@ from support.warm_process import Process
 from tiny_runs import write_config
 
 from airloop import train
-from airloop.commands.lab import _seeds
 from airloop.config import load_config
 from airloop.doctor import examine
 from airloop.doctor.base import checks
 from airloop.doctor.preflight import SKIPPED
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError
-from airloop.lab.faults import FAULTS, fault_on
-from airloop.lab.hypotheses import read_hypothesis
-from airloop.lab.hypothesis_checks import check_alike, check_steps
-from airloop.lab.hypothesis_file import flat
-from airloop.lab.hypothesis_report import make_report, note_look
-from airloop.lab.hypothesis_report_text import as_json, format_curves, format_report, mean_curve
-from airloop.lab.hypothesis_runs import (
-    LOOKS,
-    Lab,
-    Member,
-    looks_before,
-    open_lab,
-    run_hypothesis,
-)
-from airloop.lab.hypothesis_worker import work
 from airloop.learn.batches import PackedPlan
 from airloop.runs.run import Run
 from airloop.shipped import HYPOTHESES, shipped
@@ -46,6 +30,22 @@ from airloop.train import refuse_faulty, start
 from airloop.watch.alarms import monitor as alarms
 from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.display import Display
+from airloop_lab.commands import _seeds
+from airloop_lab.faults import FAULTS, fault_on
+from airloop_lab.hypotheses import read_hypothesis
+from airloop_lab.hypothesis_checks import check_alike, check_steps
+from airloop_lab.hypothesis_file import flat
+from airloop_lab.hypothesis_report import make_report, note_look
+from airloop_lab.hypothesis_report_text import as_json, format_curves, format_report, mean_curve
+from airloop_lab.hypothesis_runs import (
+    LOOKS,
+    Lab,
+    Member,
+    looks_before,
+    open_lab,
+    run_hypothesis,
+)
+from airloop_lab.hypothesis_worker import work
 
 QUIET = Display(quiet=True)
 NUMBERS = '"orchestrator.env.0.args.max_number"'

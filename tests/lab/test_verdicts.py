@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.lab.hypothesis_file import Rule
-from airloop.lab.verdicts import Difference, by_rule, decide, difference
 from airloop.stats.intervals import Interval
+from airloop_lab.hypothesis_file import Rule
+from airloop_lab.verdicts import Difference, by_rule, decide, difference
 
 numbers = st.floats(-2, 2, allow_nan=False)
 margins = st.floats(0.01, 1)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.lab.factors import Variant
-from airloop.lab.hypothesis_report import Compared, Pair
 from airloop.stats.holm import holm, p_value, strictest
 from airloop.stats.intervals import student_mean
 from airloop.stats.student import student_share
+from airloop_lab.factors import Variant
+from airloop_lab.hypothesis_report import Compared, Pair
 
 
 def test_by_hand() -> None:

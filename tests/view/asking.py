@@ -8,7 +8,7 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
-from airloop.view.server import LARGEST, Viewer
+from airloop_view.server import LARGEST, Viewer
 
 Values = dict[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from airloop.view.folder import Folder
-from airloop.view.index import Index
-from airloop.view.search import Filter, Lists
-from airloop.view.store import Store
+from airloop_view.folder import Folder
+from airloop_view.index import Index
+from airloop_view.search import Filter, Lists
+from airloop_view.store import Store
 
 
 def index_of(root: Path) -> tuple[Index, Lists]:

@@ -13,7 +13,7 @@ import pytest
 from browsing import Seen, Tab, chromium, needs_chromium, tab
 from viewed_runs import CHILD, RUN, make_runs
 
-from airloop.view.server import Options, serving
+from airloop_view.server import Options, serving
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 

@@ -19,8 +19,8 @@ import pytest
 from asking import ask
 from made_runs import episode, save, start_run
 
-from airloop.view import callers
-from airloop.view.server import Options, Viewer, serving
+from airloop_view import callers
+from airloop_view.server import Options, Viewer, serving
 
 CROWD = 300
 HALF = b"GET /api/about HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
@@ -108,7 +108,7 @@ def test_a_request_that_does_not_come_in_time_is_hung_up_on(runs: Path, monkeypa
 def test_with_few_files_to_open_it_still_answers_and_the_log_stays_small(runs: Path, tmp_path: Path) -> None:
     """As a process: 256 is what some systems give one. 63 MB of tracebacks were written, and nobody was answered."""
     script = (
-        "import resource, sys\nfrom pathlib import Path\nfrom airloop.view.server import Options, Viewer\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom airloop_view.server import Options, Viewer\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
         "viewer = Viewer(Options(Path(sys.argv[1])))\nprint(viewer.port, flush=True)\nviewer.run()\n"
     )

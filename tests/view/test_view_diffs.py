@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.view.diffs import Change, Workspace
+from airloop_view.diffs import Change, Workspace
 
 
 def turn(command: str, shown: str = "", failed: bool = False) -> dict[str, Any]:

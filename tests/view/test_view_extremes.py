@@ -15,8 +15,8 @@ from asking import ask, get, rows
 from made_runs import episode, record, save, start_run
 
 from airloop.types import Action
-from airloop.view.diffs import Workspace
-from airloop.view.server import Options, Viewer, serving
+from airloop_view.diffs import Workspace
+from airloop_view.server import Options, Viewer, serving
 
 HUGE = 1.7e308
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -129,9 +129,9 @@ def test_a_step_that_was_deleted_is_forgotten(tmp_path: Path) -> None:
 
 def test_a_step_that_was_away_for_a_while_comes_back(tmp_path: Path) -> None:
     """Its directory's time is the same as before."""
-    from airloop.view.folder import Folder
-    from airloop.view.index import Index
-    from airloop.view.store import Store
+    from airloop_view.folder import Folder
+    from airloop_view.index import Index
+    from airloop_view.store import Store
 
     step = start_run(tmp_path) / "trajectories" / "step_0000"
     path = save(step, episode("a_0-0"))
@@ -190,7 +190,7 @@ def test_a_parent_is_known_by_its_place_not_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_step_of_many_points_keeps_every_reward() -> None:
-    from airloop.view.curves import curves
+    from airloop_view.curves import curves
 
     steps = [{"step": i, "reward": i / 7, "metrics": {f"m{k}": i for k in range(150)}} for i in range(1200)]
     found = {curve["name"]: curve for curve in curves(steps)}
@@ -199,9 +199,9 @@ def test_a_step_of_many_points_keeps_every_reward() -> None:
 
 def test_a_file_of_records_is_read_again_for_episodes_that_came_in_after_it(tmp_path: Path) -> None:
     """Killed between an episode and what training made of it: the next start has both."""
-    from airloop.view.folder import Folder
-    from airloop.view.index import Index
-    from airloop.view.store import Store
+    from airloop_view.folder import Folder
+    from airloop_view.index import Index
+    from airloop_view.store import Store
 
     run = start_run(tmp_path)
     step = run / "trajectories" / "step_0000"

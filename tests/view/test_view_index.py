@@ -18,8 +18,8 @@ from indexed import close, everything, index_of
 from made_runs import WORDS, episode, mixed_runs, save, start_run
 
 from airloop.errors import AirError
-from airloop.view.hits import search_terms
-from airloop.view.search import SORTS, Filter, Lists, read_filter
+from airloop_view.hits import search_terms
+from airloop_view.search import SORTS, Filter, Lists, read_filter
 
 # --- against looking through everything ----------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from indexed import close, everything, index_of
 from made_runs import SCRIPT, alarm, episode, mixed_runs, record, save, start_run
 from tiny_runs import tiny_run
 
-from airloop.view.entry import read_entry
-from airloop.view.episode import load, load_head
-from airloop.view.index import Index
-from airloop.view.store import MAKE
+from airloop_view.entry import read_entry
+from airloop_view.episode import load, load_head
+from airloop_view.index import Index
+from airloop_view.store import MAKE
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from asking import ask, check_export, get, rows
 from made_runs import alarm, episode, record, save, start_run
 from tiny_runs import tiny_run
 
-from airloop.view.server import Options, Viewer, serving
+from airloop_view.server import Options, Viewer, serving
 
 
 @pytest.fixture(autouse=True, scope="module")

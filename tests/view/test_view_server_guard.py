@@ -11,7 +11,7 @@ import pytest
 from asking import ask, rows
 from made_runs import episode, save, start_run
 
-from airloop.view.server import Options, Viewer, serving
+from airloop_view.server import Options, Viewer, serving
 
 NAME = "exp1.0-arith-1115"
 

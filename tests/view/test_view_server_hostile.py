@@ -12,7 +12,7 @@ from asking import ask, check_export, get, rows
 from made_runs import HOSTILE, SCRIPT, episode, save, start_run
 
 from airloop.types import Action
-from airloop.view.server import Options, Viewer, serving
+from airloop_view.server import Options, Viewer, serving
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,7 +14,7 @@ from tiny_runs import tiny_run
 
 from airloop.errors import AirError
 from airloop.types import Action
-from airloop.view.text import show
+from airloop_view.text import show
 
 # All that may be in what is printed: line ends, and signs that a terminal shows as they are.
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

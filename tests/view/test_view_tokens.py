@@ -16,11 +16,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from airloop.models.tiny import tiny_tokenizer
 from airloop.runs.trajectory_file import to_json
 from airloop.types import Branch
-from airloop.view.episode import load
-from airloop.view.folder import Collection
-from airloop.view.records import why
-from airloop.view.token_view import token_view
-from airloop.view.vocabulary import Vocabularies, Vocabulary
+from airloop_view.episode import load
+from airloop_view.folder import Collection
+from airloop_view.records import why
+from airloop_view.token_view import token_view
+from airloop_view.vocabulary import Vocabularies, Vocabulary
 
 
 def vocabulary() -> Vocabulary:

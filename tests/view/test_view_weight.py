@@ -12,10 +12,10 @@ import pytest
 from made_runs import episode, save, start_run
 
 from airloop.runs.trajectory_file import to_json
-from airloop.view.episode import Unreadable, load, load_head
-from airloop.view.folder import Folder
-from airloop.view.records import Records
-from airloop.view.weight import HEAVIEST, STRINGS, too_heavy, weight
+from airloop_view.episode import Unreadable, load, load_head
+from airloop_view.folder import Folder
+from airloop_view.records import Records
+from airloop_view.weight import HEAVIEST, STRINGS, too_heavy, weight
 
 MOST_MB = 150
 SIZE = 24 << 20
@@ -42,7 +42,7 @@ HEAVY = {
 LOOK = """
 import json, resource, sys, urllib.parse, urllib.request
 from pathlib import Path
-from airloop.view.server import Options, serving
+from airloop_view.server import Options, serving
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 def look(root):
@@ -138,7 +138,7 @@ def test_the_small_files_of_a_run_are_weighed_again_when_they_change(tmp_path: P
 
 
 def test_records_of_a_step_are_bounded_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airloop.view.records.MOST_LINES", 10)
+    monkeypatch.setattr("airloop_view.records.MOST_LINES", 10)
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "step_0000.jsonl").write_text('{"id": "a"}\n' * 50)
     assert len(list(Records(Folder(tmp_path), tmp_path, "step_0000").heads())) == 10

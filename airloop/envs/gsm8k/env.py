@@ -169,6 +169,7 @@ class Gsm8kEnv(Environment):
     name: ClassVar[str] = "gsm8k"
     action_format: ClassVar[ActionFormat] = "text"
     success: ClassVar[str | None] = "correct"
+    family_label: ClassVar[str] = "steps"
     Args: ClassVar[type[EnvArgs]] = Gsm8kArgs
     reward_weights: Mapping[str, float] = {"correct": 1.0}
     # Form without an answer is worth nothing: a config that pays nothing else is refused.

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from airloop.envs.mlgym.grading import Grade, Grader, Submission, collect
-from airloop.envs.mlgym.spec import TaskSpec, Yardstick
-from airloop.envs.mlgym.workspace import agent_image
 from airloop.sandbox.base import Image
 from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop_envs.mlgym.grading import Grade, Grader, Submission, collect
+from airloop_envs.mlgym.spec import TaskSpec, Yardstick
+from airloop_envs.mlgym.workspace import agent_image
 
 
 class Lab:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from airloop.envs.mlgym.args import MlgymArgs
-from airloop.envs.mlgym.env import MlgymEnv
 from airloop.rollout.episode import run_episode
 from airloop.types import Message, Task, Trajectory
+from airloop_envs.mlgym.args import MlgymArgs
+from airloop_envs.mlgym.env import MlgymEnv
 
 GAME = "prisonersDilemma"
 DEFECT = "cat << 'EOF' > strategy.py\ndef row_strategy(history):\n    return 1\nEOF"

@@ -11,15 +11,15 @@ from typing import TypeVar
 import pytest
 from fixture_checkout import write_checkout
 
-from airloop.envs.mlgym import baselines
-from airloop.envs.mlgym.baselines import Baselines, Measurement
-from airloop.envs.mlgym.checkout import load_task
-from airloop.envs.mlgym.grading import Grader
-from airloop.envs.mlgym.spec import TaskSpec
-from airloop.envs.mlgym.workspace import Worlds
 from airloop.errors import AirError
 from airloop.sandbox.bubblewrap import Bubblewrap
 from airloop.sandbox.pool import Pool
+from airloop_envs.mlgym import baselines
+from airloop_envs.mlgym.baselines import Baselines, Measurement
+from airloop_envs.mlgym.checkout import load_task
+from airloop_envs.mlgym.grading import Grader
+from airloop_envs.mlgym.spec import TaskSpec
+from airloop_envs.mlgym.workspace import Worlds
 
 T = TypeVar("T")
 HOUSES = "regressionKaggleHousePrice"

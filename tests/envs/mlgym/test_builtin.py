@@ -20,17 +20,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.mlgym import data, measure
-from airloop.envs.mlgym.checkout import load_task
-from airloop.envs.mlgym.data import BUILTIN, TASKS, fmnist_directory, prepare, split_rows
-from airloop.envs.mlgym.measure import evaluate, game_value, grader_workspace, recorded, scores_of, variants
-from airloop.envs.mlgym.researchers import LEVELS, NAMES, researcher
-from airloop.envs.mlgym.researchers.games import ALWAYS_0, ALWAYS_1, KIND_FIRST, TURNS
-from airloop.envs.mlgym.researchers.work import read_score
-from airloop.envs.mlgym.spec import TaskSpec
 from airloop.errors import AirError
 from airloop.rollout.actions import parse
 from airloop.types import Message
+from airloop_envs.mlgym import data, measure
+from airloop_envs.mlgym.checkout import load_task
+from airloop_envs.mlgym.data import BUILTIN, TASKS, fmnist_directory, prepare, split_rows
+from airloop_envs.mlgym.measure import evaluate, game_value, grader_workspace, recorded, scores_of, variants
+from airloop_envs.mlgym.researchers import LEVELS, NAMES, researcher
+from airloop_envs.mlgym.researchers.games import ALWAYS_0, ALWAYS_1, KIND_FIRST, TURNS
+from airloop_envs.mlgym.researchers.work import read_score
+from airloop_envs.mlgym.spec import TaskSpec
 
 GAMES = ("prisonersDilemma", "battleOfSexes", "blotto")
 TABLES = {"titanic": ("PassengerId", "Survived"), "regressionKaggleHousePrice": ("Id", "SalePrice")}

@@ -18,11 +18,11 @@ from fixture_checkout import write_checkout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.mlgym import metrics
-from airloop.envs.mlgym.checkout import KEYS as TASK_KEYS
-from airloop.envs.mlgym.checkout import find_root, load_checkout, load_task
-from airloop.envs.mlgym.spec import TaskSpec
 from airloop.errors import AirError
+from airloop_envs.mlgym import metrics
+from airloop_envs.mlgym.checkout import KEYS as TASK_KEYS
+from airloop_envs.mlgym.checkout import find_root, load_checkout, load_task
+from airloop_envs.mlgym.spec import TaskSpec
 
 KEYS = [
     "broken", "hubPictures", "letterModel", "oddMetric", "pointsModel", "prisonersDilemma",

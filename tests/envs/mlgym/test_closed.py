@@ -14,19 +14,19 @@ from fixture_checkout import write_checkout
 from grading_lab import make_task
 from playing import DEFECT, observed, play, with_env
 
-from airloop.envs.mlgym import grading
-from airloop.envs.mlgym.env import MlgymArgs, MlgymEnv
-from airloop.envs.mlgym.grading import Grade
-from airloop.envs.mlgym.halves import shown_baseline
-from airloop.envs.mlgym.measure import grader_workspace, scores_of
-from airloop.envs.mlgym.metrics import exceeded, too_good
-from airloop.envs.mlgym.researchers import researcher
-from airloop.envs.mlgym.researchers.work import read_score
-from airloop.envs.mlgym.submissions import LARGEST_TABLE, LEAST_TABLE, largest_table
 from airloop.eval.audit import audit
 from airloop.rollout.episode import run_episode
 from airloop.types import Action
 from airloop.watch.display.display import Display
+from airloop_envs.mlgym import grading
+from airloop_envs.mlgym.env import MlgymArgs, MlgymEnv
+from airloop_envs.mlgym.grading import Grade
+from airloop_envs.mlgym.halves import shown_baseline
+from airloop_envs.mlgym.measure import grader_workspace, scores_of
+from airloop_envs.mlgym.metrics import exceeded, too_good
+from airloop_envs.mlgym.researchers import researcher
+from airloop_envs.mlgym.researchers.work import read_score
+from airloop_envs.mlgym.submissions import LARGEST_TABLE, LEAST_TABLE, largest_table
 
 TITANIC = {"task_configs": ["titanic"], "source": "builtin", "max_turns": 20}
 IDS = "tail -n +2 data/test.csv | cut -d, -f1"

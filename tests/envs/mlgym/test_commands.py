@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airloop.envs.mlgym.commands import (
+from airloop_envs.mlgym.commands import (
     COMMANDS,
     DIRECTORY,
     HOME_TOOLS_PATH,

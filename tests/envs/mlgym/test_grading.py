@@ -15,15 +15,15 @@ from grading_lab import Lab, make_task, open_lab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.mlgym.checkout import load_task
-from airloop.envs.mlgym.grading import Grade, Grader, Submission, judge
-from airloop.envs.mlgym.spec import Dataset, TaskSpec
-from airloop.envs.mlgym.submissions import other_than
-from airloop.envs.mlgym.workspace import agent_image, grader_image
 from airloop.errors import AirError, InfraError
 from airloop.sandbox.base import Backend, Image, Result, Snapshot, World
 from airloop.sandbox.bubblewrap import Bubblewrap
 from airloop.sandbox.pool import Pool
+from airloop_envs.mlgym.checkout import load_task
+from airloop_envs.mlgym.grading import Grade, Grader, Submission, judge
+from airloop_envs.mlgym.spec import Dataset, TaskSpec
+from airloop_envs.mlgym.submissions import other_than
+from airloop_envs.mlgym.workspace import agent_image, grader_image
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -260,7 +260,7 @@ def test_an_unchanged_config_is_no_model(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_a_workspace_too_large_to_grade_is_told(lab: Lab, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airloop.envs.mlgym.submissions.LARGEST_WORKSPACE", 1 << 20)
+    monkeypatch.setattr("airloop_envs.mlgym.submissions.LARGEST_WORKSPACE", 1 << 20)
     spec = load_task(root, "pointsModel")
     submission = lab.attempt(spec, "head -c 900000 /dev/zero >a.yaml; cp a.yaml b.bin")
     assert submission is not None and "larger than 1 MB" in submission.problem

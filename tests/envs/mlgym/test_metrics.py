@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.mlgym import metrics
-from airloop.envs.mlgym.spec import Yardstick
 from airloop.errors import AirError
+from airloop_envs.mlgym import metrics
+from airloop_envs.mlgym.spec import Yardstick
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from grading_lab import Lab, make_task, open_lab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.mlgym import agent_link, agent_worker
-from airloop.envs.mlgym.checkout import load_task
-from airloop.envs.mlgym.grading import Grader
-from airloop.envs.mlgym.proxy import without_impostors
-from airloop.envs.mlgym.spec import TaskSpec
+from airloop_envs.mlgym import agent_link, agent_worker
+from airloop_envs.mlgym.checkout import load_task
+from airloop_envs.mlgym.grading import Grader
+from airloop_envs.mlgym.proxy import without_impostors
+from airloop_envs.mlgym.spec import TaskSpec
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

@@ -18,17 +18,17 @@ from fixture_checkout import write_checkout
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.mlgym.args import MlgymArgs
-from airloop.envs.mlgym.env import MlgymEnv
-from airloop.envs.mlgym.metrics import yardstick
-from airloop.envs.mlgym.older_files import older_files
-from airloop.envs.mlgym.replay import ReplayOptions, _args, name_task
-from airloop.envs.mlgym.replay_report import Compared, tolerance
-from airloop.envs.mlgym.traj import Step, read_recording, read_view
 from airloop.errors import AirError
 from airloop.rollout.episode import run_episode
 from airloop.runs.trajectory_file import to_json
 from airloop.types import Action, Message, Task
+from airloop_envs.mlgym.args import MlgymArgs
+from airloop_envs.mlgym.env import MlgymEnv
+from airloop_envs.mlgym.metrics import yardstick
+from airloop_envs.mlgym.older_files import older_files
+from airloop_envs.mlgym.replay import ReplayOptions, _args, name_task
+from airloop_envs.mlgym.replay_report import Compared, tolerance
+from airloop_envs.mlgym.traj import Step, read_recording, read_view
 
 HEADER = "# Copyright (c) the authors of this fixture.\n# Use it as you like.\n# No warranty.\n\n"
 STATUS = re.compile(r"\n\[step \d+, .*\]$")

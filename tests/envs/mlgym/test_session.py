@@ -10,12 +10,12 @@ import pytest
 from playing import DEFECT, GAME, observed, play, with_env
 
 from airloop.envs.base import load_environment
-from airloop.envs.mlgym import rewards
-from airloop.envs.mlgym.args import MlgymArgs
-from airloop.envs.mlgym.env import MlgymEnv
-from airloop.envs.mlgym.prompts import shorten
 from airloop.errors import AirError
 from airloop.types import Message
+from airloop_envs.mlgym import rewards
+from airloop_envs.mlgym.args import MlgymArgs
+from airloop_envs.mlgym.env import MlgymEnv
+from airloop_envs.mlgym.prompts import shorten
 
 
 def test_write_validate_submit() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from airloop.envs.musique.args import MusiqueArgs
-from airloop.envs.musique.env import MusiqueEnv
-from airloop.envs.musique.tools import as_text
 from airloop.rollout.episode import run_episode
 from airloop.types import Message, Task, Trajectory
+from airloop_envs.musique.args import MusiqueArgs
+from airloop_envs.musique.env import MusiqueEnv
+from airloop_envs.musique.tools import as_text
 
 DATA = Path(os.environ.get("AIR_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")
 genuine = pytest.mark.skipif(

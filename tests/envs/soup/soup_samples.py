@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from airloop.envs.soup.args import SoupArgs
-from airloop.envs.soup.env import SoupEnv
-from airloop.envs.soup.spec import FOLLOW, Limit, SoupTask, Step
 from airloop.types import Message, Task
+from airloop_envs.soup.args import SoupArgs
+from airloop_envs.soup.env import SoupEnv
+from airloop_envs.soup.spec import FOLLOW, Limit, SoupTask, Step
 
 TEXT = {"type": "string"}
 PRINT = "import json\nsoup = make_soup()\nprint(json.dumps({}, ensure_ascii=False))"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from airloop.envs.soup.agents import Oracle
-from airloop.envs.soup.generate import generate
 from airloop.types import Message
+from airloop_envs.soup.agents import Oracle
+from airloop_envs.soup.generate import generate
 
 
 def test_the_oracle_asks_again_when_a_busy_machine_cut_its_code_off() -> None:

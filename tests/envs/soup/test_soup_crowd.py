@@ -8,12 +8,12 @@ import shutil
 import pytest
 from soup_samples import sample_env
 
-from airloop.envs.soup.rooms import PACKAGES, PRELOAD, Rooms, image
 from airloop.errors import InfraError
 from airloop.rollout.episode import run_episode
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.pool import Pool
 from airloop.types import Action, Trajectory
+from airloop_envs.soup.rooms import PACKAGES, PRELOAD, Rooms, image
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

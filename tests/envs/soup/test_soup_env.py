@@ -13,14 +13,14 @@ import pytest
 
 from airloop.config import load_config
 from airloop.envs.base import load_environment
-from airloop.envs.soup.args import SoupArgs
-from airloop.envs.soup.env import SoupEnv
-from airloop.envs.soup.generate import KINDS, SEEDS, generate
-from airloop.envs.soup.grading import named_reasons
 from airloop.errors import AirError
 from airloop.eval.breakdown import by_kind, kind_table
 from airloop.rollout.episode import run_episode
 from airloop.types import Task, Trajectory
+from airloop_envs.soup.args import SoupArgs
+from airloop_envs.soup.env import SoupEnv
+from airloop_envs.soup.generate import KINDS, SEEDS, generate
+from airloop_envs.soup.grading import named_reasons
 
 needs_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 LIMITS = {name for name in KINDS if generate(name, 0).limit is not None}

@@ -14,15 +14,15 @@ from bs4 import BeautifulSoup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airloop.envs.soup import manifest
-from airloop.envs.soup.answers import array, in_words, integer, nullable, record, text
-from airloop.envs.soup.dice import Dice
-from airloop.envs.soup.furniture import BLOCKS, ONCE, Classes
-from airloop.envs.soup.generate import KINDS, SEEDS, bench, generate
-from airloop.envs.soup.pages import spoil
-from airloop.envs.soup.spec import LEVELS, MIN_EVIDENCE, START
-from airloop.envs.soup.styles import STYLES, Style
 from airloop.errors import AirError
+from airloop_envs.soup import manifest
+from airloop_envs.soup.answers import array, in_words, integer, nullable, record, text
+from airloop_envs.soup.dice import Dice
+from airloop_envs.soup.furniture import BLOCKS, ONCE, Classes
+from airloop_envs.soup.generate import KINDS, SEEDS, bench, generate
+from airloop_envs.soup.pages import spoil
+from airloop_envs.soup.spec import LEVELS, MIN_EVIDENCE, START
+from airloop_envs.soup.styles import STYLES, Style
 
 MEDIANS = {"primer": 5_000, "easy": 5_000, "medium": 10_000, "hard": 30_000, "expert": 60_000}
 kinds = pytest.mark.parametrize("kind", list(KINDS))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from bs4 import BeautifulSoup
 
-from airloop.envs.soup.dice import Dice
-from airloop.envs.soup.generate import KINDS, generate
-from airloop.envs.soup.spec import START, SoupTask
+from airloop_envs.soup.dice import Dice
+from airloop_envs.soup.generate import KINDS, generate
+from airloop_envs.soup.spec import START, SoupTask
 
 LIMITS = ("script_rendered", "image_text", "canvas_drawing", "embedded_pdf")
 PANEL = [kind for kind, made in KINDS.items() if made.twin]

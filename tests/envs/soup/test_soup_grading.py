@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from soup_samples import CANVAS, CARD, COUNT, EVIDENCE, LOGIN, NAMES, RATING, TWO_PAGES
 
-from airloop.envs.soup.code_facts import code_facts
-from airloop.envs.soup.grading import Answer, Attempt, efficiency, grade, judge, part, same
-from airloop.envs.soup.spec import SoupTask
+from airloop_envs.soup.code_facts import code_facts
+from airloop_envs.soup.grading import Answer, Attempt, efficiency, grade, judge, part, same
+from airloop_envs.soup.spec import SoupTask
 
 SOUP = "print(make_soup().find('p').text)"
 

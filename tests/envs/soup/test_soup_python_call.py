@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from airloop.envs.soup.rooms import PACKAGES, PRELOAD, image
 from airloop.sandbox import processes
 from airloop.sandbox.base import Result
 from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop_envs.soup.rooms import PACKAGES, PRELOAD, image
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from airloop.envs.base import load_environment
-from airloop.envs.mlgym.env import MlgymEnv
 from airloop.rollout.episode import run_episode
 from airloop.sandbox import cgroups
 from airloop.sandbox.base import Image, Limits, Result
@@ -20,6 +19,7 @@ from airloop.sandbox.bubble_world import BubbleWorld
 from airloop.sandbox.bubblewrap import Bubblewrap
 from airloop.sandbox.container import Container
 from airloop.types import Message, Trajectory
+from airloop_envs.mlgym.env import MlgymEnv
 
 T = TypeVar("T")
 
