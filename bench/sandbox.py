@@ -21,7 +21,7 @@ from pathlib import Path
 
 from airloop.sandbox import processes
 from airloop.sandbox.base import Image, World
-from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.pool import Pool
 
 IMPORTS = "import numpy, pandas\nfrom sklearn.ensemble import RandomForestClassifier\nprint('ok')\n"

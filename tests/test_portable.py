@@ -15,7 +15,7 @@ import pytest
 from airloop import locks
 from airloop.config import load_config
 from airloop.errors import AirError
-from airloop.sandbox import bubblewrap
+from airloop.sandbox.bubblewrap import backend as bubblewrap
 
 # Runs first in every Python started with this folder on its path: to our modules, what only Unix or Linux has is not
 # there, whether or not somebody else has imported it; locks are Windows' (made here of what Unix has).

@@ -147,12 +147,12 @@ def _looked_inside(case: Case, env: Environment) -> Sequence[Lack]:
 
 def _try(case: Case, backend: str) -> None:
     if backend == "bubblewrap":
-        from airloop.sandbox.bubblewrap import check as try_bubblewrap
+        from airloop.sandbox.bubblewrap.backend import check as try_bubblewrap
 
         try_bubblewrap()
     elif backend == "container":
-        from airloop.sandbox.container import Container
-        from airloop.sandbox.docker_api import Engine
+        from airloop.sandbox.container.backend import Container
+        from airloop.sandbox.container.docker_api import Engine
 
         async def connect() -> None:
             await (await Engine.connect(Container().socket)).close()

@@ -27,14 +27,14 @@ def make_backend(
         if runtime:
             problem = f"container_runtime = {runtime!r} is for containers, and the sandbox is bubblewrap."
             raise AirError(problem, 'leave it out, or use sandbox = "container".')
-        from airloop.sandbox.bubblewrap import Bubblewrap
+        from airloop.sandbox.bubblewrap.backend import Bubblewrap
 
         return Bubblewrap(python, packages, warm_python, preload, rehearsal, syscalls)
     if name == "container":
         if syscalls:
             problem = "The container sandbox has its engine's filter of system calls, and none of its own."
             raise AirError(problem, 'leave out syscalls, or use sandbox = "bubblewrap".')
-        from airloop.sandbox.container import Container
+        from airloop.sandbox.container.backend import Container
 
         return Container(runtime)
     raise AirError(f"There is no sandbox {name!r}.", "use bubblewrap or container.")

@@ -106,8 +106,8 @@ def sandbox_lacks(sandbox: str, gpus: Sequence[str] = ()) -> list[Lack]:
     """Why no world could be made here; quick. A container engine is asked by the doctor alone, which can wait."""
     if sandbox != "bubblewrap":
         return []
-    from airloop.sandbox.bubblewrap import check
-    from airloop.sandbox.bubblewrap_command import check_gpus
+    from airloop.sandbox.bubblewrap.backend import check
+    from airloop.sandbox.bubblewrap.command import check_gpus
 
     try:
         check()

@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 from airloop.errors import InfraError
 from airloop.sandbox.base import HOME, WORKSPACE, Backend, Image, Result, World, WorldLost
+from airloop.sandbox.bubblewrap.runtime import RuntimeDirectory
 from airloop.sandbox.pool import Pool
-from airloop.sandbox.runtime import RuntimeDirectory
 from airloop_envs.mlgym.agent_link import TIMED_OUT
 from airloop_envs.mlgym.data import FINAL, VALIDATE
 from airloop_envs.mlgym.halves import has_halves

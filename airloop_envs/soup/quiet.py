@@ -12,7 +12,18 @@ from __future__ import annotations
 import platform
 import struct
 
-from airloop.sandbox.seccomp import AARCH64, ALLOW, CLONE3, ENOSYS, EPERM, JUMP_BITS, JUMP_EQUAL, LOAD, RETURN, X86_64
+from airloop.sandbox.bubblewrap.seccomp import (
+    AARCH64,
+    ALLOW,
+    CLONE3,
+    ENOSYS,
+    EPERM,
+    JUMP_BITS,
+    JUMP_EQUAL,
+    LOAD,
+    RETURN,
+    X86_64,
+)
 
 # Name, number on x86-64, number on aarch64; "-" where an architecture has no such call.
 # Files that are there and streams that are open; waiting, and talking to oneself, which threads and asyncio need;

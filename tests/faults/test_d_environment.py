@@ -173,8 +173,9 @@ asyncio.run(main())
 @pytest.mark.slow
 def test_D10_what_a_crash_leaves_is_reaped() -> None:
     """Killed in the middle of an episode: its worlds end with it, and the next start clears what is left of files."""
-    from airloop.sandbox import cgroups, processes
-    from airloop.sandbox.bubblewrap import Bubblewrap
+    from airloop.sandbox import processes
+    from airloop.sandbox.bubblewrap import cgroups
+    from airloop.sandbox.bubblewrap.backend import Bubblewrap
 
     folder = str(Path(__file__).parents[1] / "envs" / "mlgym")
     with subprocess.Popen([sys.executable, "-c", CRASHES], cwd=folder, stdout=subprocess.PIPE, text=True) as process:

@@ -24,8 +24,8 @@ from airloop.envs.tune.env import measured
 from airloop.errors import InfraError
 from airloop.runs.run import Run
 from airloop.sandbox.base import Image
-from airloop.sandbox.bubblewrap import Bubblewrap
-from airloop.sandbox.doorkeeper import Door
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
+from airloop.sandbox.door.doorkeeper import Door
 from airloop.train import send_logs_to
 from airloop.waits import WAITS, Stall, Watchdog
 

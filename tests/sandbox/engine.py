@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from airloop.errors import AirError
-from airloop.sandbox.docker_api import find_socket
+from airloop.sandbox.container.docker_api import find_socket
 
 PROGRAMS = [
     *(

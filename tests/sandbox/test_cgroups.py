@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from airloop.sandbox import cgroups
 from airloop.sandbox.base import Limits
+from airloop.sandbox.bubblewrap import cgroups
 
 LIMITS = Limits(memory_mb=512, processes=40, cpus=1.5)
 NEW = ("memory.max", "memory.swap.max", "pids.max", "cpu.weight", "cpu.max", "cgroup.freeze")

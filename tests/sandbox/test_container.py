@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airloop.errors import AirError, InfraError
-from airloop.sandbox import container_request as request
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import HOME, WORKSPACE, Image, Limits, WorldLost
-from airloop.sandbox.container import Container, ContainerWorld, _matches
-from airloop.sandbox.container_leftovers import LABEL, maker_is_gone, maker_labels, reap
-from airloop.sandbox.docker_api import STDOUT, Engine, Refused, Stream, find_socket
+from airloop.sandbox.container import request
+from airloop.sandbox.container.backend import Container, ContainerWorld, _matches
+from airloop.sandbox.container.docker_api import STDOUT, Engine, Refused, Stream, find_socket
+from airloop.sandbox.container.leftovers import LABEL, maker_is_gone, maker_labels, reap
 
 PART = st.sampled_from(["a", "b.py", ".c.py", "dd"])
 
@@ -206,7 +206,8 @@ def test_an_image_without_bash_is_named(play: Callable[[Work], None], container_
 @slow
 def test_what_a_killed_run_left_is_removed_by_the_next(play: Callable[[Work], None], container_image: str) -> None:
     maker = (
-        "import asyncio\nfrom airloop.sandbox.base import Image\nfrom airloop.sandbox.container import Container\n"
+        "import asyncio\nfrom airloop.sandbox.base import Image\n"
+        "from airloop.sandbox.container.backend import Container\n"
         "async def main():\n"
         f"    world = await Container().start(Image(container={container_image!r}))\n"
         "    print(world.id, flush=True)\n    await asyncio.sleep(60)\nasyncio.run(main())\n"

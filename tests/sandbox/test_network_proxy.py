@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airloop.errors import AirError
-from airloop.sandbox.network import MOST_CONNECTIONS, Proxy
+from airloop.sandbox.bubblewrap.network import MOST_CONNECTIONS, Proxy
 
 Names = dict[str, list[str]]
 PATIENCE_S = 5.0
@@ -211,7 +211,7 @@ def test_a_list_that_names_no_host_is_refused(name: str) -> None:
 
 
 def test_half_sent_requests_end_and_more_than_the_bound_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airloop.sandbox.network.CONNECT_S", 0.5)
+    monkeypatch.setattr("airloop.sandbox.bubblewrap.network.CONNECT_S", 0.5)
 
     async def work() -> tuple[bytes, bytes]:
         listening = socket.create_server(("127.0.0.1", 0))

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from airloop.errors import InfraError
-from airloop.sandbox import cgroups, processes
+from airloop.sandbox import processes
 from airloop.sandbox.base import Backend, Image, Snapshot, World
-from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.bubblewrap import cgroups
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.pool import Pool
 
 IMAGE = Image(files=(("a.txt", b"as it was\n", 0o644),), setup="greet() { echo hello; }")

@@ -17,9 +17,12 @@ from airloop.errors import AirError
 from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.waits import Stall, Watchdog
+from airloop.watch.alarms import episode_rules, learner_rules, success_rules
 from airloop.watch.alarms.rules import RULES, Rule, Sign, Step, Watch
 from airloop.watch.base import Watcher
 from airloop.world import World
+
+REGISTERED = (episode_rules, learner_rules, success_rules)  # by being imported
 
 
 def rules() -> list[Rule]:

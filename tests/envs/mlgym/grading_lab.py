@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.sandbox.base import Image
-from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop_envs.mlgym.grading import Grade, Grader, Submission, collect
 from airloop_envs.mlgym.spec import TaskSpec, Yardstick
 from airloop_envs.mlgym.workspace import agent_image

@@ -12,7 +12,7 @@ import pytest
 from fixture_checkout import write_checkout
 
 from airloop.errors import AirError
-from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.pool import Pool
 from airloop_envs.mlgym import baselines
 from airloop_envs.mlgym.baselines import Baselines, Measurement

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airloop.errors import AirError, InfraError
 from airloop.sandbox.base import Backend, Image, Result, Snapshot, World
-from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.pool import Pool
 from airloop_envs.mlgym.checkout import load_task
 from airloop_envs.mlgym.grading import Grade, Grader, Submission, judge

@@ -12,9 +12,19 @@ from typing import Any
 import pytest
 from soup_samples import RATING, sample_env
 
-from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
+from airloop.sandbox.bubblewrap.seccomp import (
+    AARCH64,
+    ALLOW,
+    CLONE3,
+    EPERM,
+    JUMP_BITS,
+    JUMP_EQUAL,
+    LOAD,
+    RETURN,
+    X86_64,
+)
 from airloop.sandbox.pool import Pool
-from airloop.sandbox.seccomp import AARCH64, ALLOW, CLONE3, EPERM, JUMP_BITS, JUMP_EQUAL, LOAD, RETURN, X86_64
 from airloop.types import Action
 from airloop_envs.soup import quiet
 from airloop_envs.soup.rooms import PACKAGES, Rooms, image

@@ -13,11 +13,11 @@ from typing import Any, Self, TypeVar
 
 from airloop.envs.base import load_environment
 from airloop.rollout.episode import run_episode
-from airloop.sandbox import cgroups
 from airloop.sandbox.base import Image, Limits, Result
-from airloop.sandbox.bubble_world import BubbleWorld
-from airloop.sandbox.bubblewrap import Bubblewrap
-from airloop.sandbox.container import Container
+from airloop.sandbox.bubblewrap import cgroups
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
+from airloop.sandbox.bubblewrap.world import BubbleWorld
+from airloop.sandbox.container.backend import Container
 from airloop.types import Message, Trajectory
 from airloop_envs.mlgym.env import MlgymEnv
 

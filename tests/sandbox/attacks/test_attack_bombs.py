@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from arena import IMAGE, LIMITS, Arena
 
-from airloop.sandbox import cgroups
 from airloop.sandbox.base import WorldLost
+from airloop.sandbox.bubblewrap import cgroups
 
 
 def free_memory() -> int:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from arena import IMAGE, Arena, Episodes, write
 
-from airloop.sandbox import cgroups, processes
-from airloop.sandbox.bubble_world import BubbleWorld
+from airloop.sandbox import processes
+from airloop.sandbox.bubblewrap import cgroups
+from airloop.sandbox.bubblewrap.world import BubbleWorld
 
 pytestmark = pytest.mark.bubblewrap
 

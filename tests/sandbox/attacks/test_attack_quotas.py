@@ -16,9 +16,9 @@ from arena import HONEST, IMAGE, LIMITS, Arena, Episodes, write
 from test_attack_grading import HIDDEN_TIME, IGNORE
 
 from airloop.errors import AirError
-from airloop.sandbox import cgroups
 from airloop.sandbox.backends import make_backend
-from airloop.sandbox.bubblewrap import Bubblewrap
+from airloop.sandbox.bubblewrap import cgroups
+from airloop.sandbox.bubblewrap.backend import Bubblewrap
 
 pytestmark = pytest.mark.bubblewrap
 

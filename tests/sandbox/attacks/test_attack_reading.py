@@ -23,7 +23,7 @@ REPOSITORY = Path(airloop.__file__).parents[1]
         "/etc/sudoers",
         pytest.param("/etc/hostname", marks=pytest.mark.bubblewrap),  # a container's is its own
         f"{REPOSITORY}/pyproject.toml",
-        f"{REPOSITORY}/airloop/sandbox/door.py",
+        f"{REPOSITORY}/airloop/sandbox/door/door.py",
         f"{REPOSITORY}/.git/config",
         f"{Path.home()}/.cache",
         f"{Path.home()}/.bashrc",

@@ -15,7 +15,7 @@ from arena import Arena
 
 from airloop.sandbox import processes
 from airloop.sandbox.base import WorldLost
-from airloop.sandbox.bubble_world import BubbleWorld
+from airloop.sandbox.bubblewrap.world import BubbleWorld
 
 MARK = "MARK=$(tr '\\0' '\\n' < /proc/1/environ | sed -n s/AIR_MARK=//p)"
 SLOW = pytest.mark.slow

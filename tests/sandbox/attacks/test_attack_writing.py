@@ -122,8 +122,8 @@ def test_the_interpreter_cannot_be_replaced_once_no_one_runs_it(arena: Arena) ->
 
 def replace_interpreter(arena: Arena, tmp_path: Path) -> None:
     """With a python of its own for agents, as args.python gives. An agent can end the door itself: see the doors."""
-    from airloop.sandbox.bubble_world import BubbleWorld
-    from airloop.sandbox.bubblewrap import Bubblewrap
+    from airloop.sandbox.bubblewrap.backend import Bubblewrap
+    from airloop.sandbox.bubblewrap.world import BubbleWorld
 
     subprocess.run([sys.executable, "-m", "venv", "--copies", "--without-pip", tmp_path / "venv"], check=True)
     victim = tmp_path / "venv" / "bin" / "python"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import platform
 import struct
 
-from airloop.sandbox.syscalls import USED
+from airloop.sandbox.bubblewrap.syscalls import USED
 
 # audit architecture, and the number of each call that is refused; clone is looked into.
 X86_64 = 0xC000003E

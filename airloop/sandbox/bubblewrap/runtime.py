@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-SHIM = Path(__file__).with_name("warm_python.py")
+SHIM = Path(__file__).parents[1] / "door" / "warm_python.py"
 ETC = {
     "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:1000:1000:agent:/home/agent:/bin/bash\n",
     "group": "root:x:0:\nagent:x:1000:\n",

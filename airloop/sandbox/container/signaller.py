@@ -6,8 +6,8 @@ import asyncio
 import time
 
 from airloop.errors import InfraError
-from airloop.sandbox import container_request as request
-from airloop.sandbox.docker_api import STDOUT, Engine, Stream
+from airloop.sandbox.container import request
+from airloop.sandbox.container.docker_api import STDOUT, Engine, Stream
 
 SIGNAL_S = 5.0
 TICKS = 100  # per second in /proc, on every Linux

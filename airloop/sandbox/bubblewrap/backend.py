@@ -15,17 +15,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from itertools import count
 
 from airloop.errors import AirError
-from airloop.sandbox import cgroups, seccomp
 from airloop.sandbox.base import Backend, Image, Snapshot, World
-from airloop.sandbox.bubble_world import BubbleWorld
-from airloop.sandbox.bubblewrap_command import check_gpus, sources
-from airloop.sandbox.doorkeeper import Door
-from airloop.sandbox.interpreter import PACKAGES, PRELOAD, interpreter
-from airloop.sandbox.layers import Layers, work_here
-from airloop.sandbox.runtime import RuntimeDirectory
+from airloop.sandbox.bubblewrap.command import check_gpus
+from airloop.sandbox.bubblewrap.host import Host
+from airloop.sandbox.bubblewrap.world import BubbleWorld
+from airloop.sandbox.interpreter import PACKAGES, PRELOAD
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +66,7 @@ def check() -> str:
     return found
 
 
-class Bubblewrap(Backend):
+class Bubblewrap(Host, Backend):
     name = "bubblewrap"
 
     def __init__(
@@ -82,51 +78,12 @@ class Bubblewrap(Backend):
         rehearsal: str = "",
         syscalls: str = "",
     ) -> None:
-        self.bwrap = check()
-        cgroups.reap()
-        self.runtime = RuntimeDirectory()
-        self.groups = cgroups.find()
-        self.filter = seccomp.program(self.groups.memory is not None, syscalls == "strict")
-        self.filtered = "filter: only calls that are known to be used" if syscalls == "strict" else "filter"
-        self.interpreter = interpreter(python, packages)
-        self.runtime.install_python(self.interpreter.executable)
-        self.runtime.install_first()
-        self.layered = work_here(self.runtime.path / "layers")
-        self._doors: dict[str, Door] = {}
-        self.warm_python = warm_python
-        self.warming_up = (preload, rehearsal)  # of the Python that agents' scripts are forked from
-        self._names = count()
-        self.worlds: set[BubbleWorld] = set()
-
-    def door(self, name: str) -> Door:
-        """ "files" moves files; "python" has the libraries of agents loaded. Started when first needed."""
-        door = self._doors.get(name)
-        if door is not None and not door.alive:
-            words = f"; its last words:\n{said}" if (said := door.last_words()) else ""
-            log.warning(
-                "the sandbox's door %r ended with %s; another is started%s", name, door.process.returncode, words
-            )
-            door.close()
-            door = None
-        if door is None:
-            warming_up = self.warming_up if name == "python" else ((), "")
-            door = self._doors[name] = Door(self.runtime.path, name, self.interpreter.executable, *warming_up)
-        return door
-
-    def layers(self, image: Image) -> Layers | None:
-        if not self.layered:
-            return None
-        runtime = self.runtime.path
-        data = [source for source, _ in image.binds]
-        return Layers.of(runtime / "layers", runtime.parent, sources(self), data)
-
-    def open_doors(self) -> list[Door]:
-        return [door for door in self._doors.values() if door.alive]
+        super().__init__(check(), python, packages, warm_python, preload, rehearsal, syscalls)
 
     async def start(self, image: Image | Snapshot) -> World:
         saved = image if isinstance(image, Snapshot) else None
         check_gpus((saved.image if saved else image).gpus)  # type: ignore[union-attr]
-        world = BubbleWorld(self, saved.image if saved else image, f"w{next(self._names)}")  # type: ignore[arg-type]
+        world = BubbleWorld(self, saved.image if saved else image, self.new_name())  # type: ignore[arg-type]
         self.worlds.add(world)
         try:
             await world.open(saved)

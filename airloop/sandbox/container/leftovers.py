@@ -12,7 +12,7 @@ from typing import Any
 
 from airloop.errors import InfraError
 from airloop.sandbox import processes
-from airloop.sandbox.docker_api import Engine, Refused
+from airloop.sandbox.container.docker_api import Engine, Refused
 
 log = logging.getLogger(__name__)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from airloop.errors import AirError
 from airloop.sandbox.base import ENVIRONMENT, HOME, WORKSPACE, Image
+from airloop.sandbox.bubblewrap.host import Host
+from airloop.sandbox.bubblewrap.layers import DEVICES, Layers
 from airloop.sandbox.interpreter import Interpreter
-from airloop.sandbox.layers import DEVICES, Layers
 from airloop.sandbox.shell import SUPERVISOR
-
-if TYPE_CHECKING:
-    from airloop.sandbox.bubblewrap import Bubblewrap
 
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Of /usr/share only what programs need to run: data sets may lie there, with their answers.
@@ -46,21 +43,16 @@ PROXY_PORT = 3128
 Seen = Callable[[str], str]  # a path of the host as bwrap is told it
 
 
-def sources(backend: Bubblewrap) -> list[str]:
-    """What of the host every world is shown, as far as it may lie on a file system of its own."""
-    return ["/usr", "/etc", *backend.interpreter.shown]
-
-
 def command_line(
-    backend: Bubblewrap, image: Image, directory: Path, mark: str, fds: Mapping[str, int], layers: Layers | None = None
+    host: Host, image: Image, directory: Path, mark: str, fds: Mapping[str, int], layers: Layers | None = None
 ) -> list[str]:
     """`directory` is the world's own on the host, shown as /opt/air/run."""
     seen: Seen = layers.seen if layers else str
     disk = str(image.limits.disk_mb << 20)
-    line = [backend.bwrap, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    line = [host.bwrap, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     line += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--hostname", "air", "--uid", "1000"]
     line += ["--gid", "1000", "--cap-drop", "ALL", "--clearenv"]
-    line += _system(backend.runtime.path, seen)
+    line += _system(host.runtime.path, seen)
     line += ["--proc", "/proc", *_proc(layers), "--dev", "/dev"]
     if layers:
         for name in DEVICES:
@@ -71,8 +63,8 @@ def command_line(
     line += ["--remount-ro", "/dev", "--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
     line += ["--perms", "0755", "--dir", "/home", "--size", disk, "--perms", "0755", "--tmpfs", HOME]
     line += ["--perms", "0755", "--dir", WORKSPACE]
-    line += _python(backend.interpreter, seen)  # after /tmp: a virtual environment may lie there
-    line += ["--ro-bind", seen(str(backend.runtime.path / "bin")), "/opt/air/bin"]
+    line += _python(host.interpreter, seen)  # after /tmp: a virtual environment may lie there
+    line += ["--ro-bind", seen(str(host.runtime.path / "bin")), "/opt/air/bin"]
     line += ["--ro-bind", str(directory), "/opt/air/run"]
     for source, place in image.binds:
         line += ["--ro-bind", layers.seen_now(source) if layers else source, place]

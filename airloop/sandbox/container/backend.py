@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError, InfraError
-from airloop.sandbox import container_request as request
 from airloop.sandbox.base import HOME, WORKSPACE, Backend, Clock, Image, Result, Snapshot, World, WorldLost, inside
-from airloop.sandbox.container_leftovers import maker_labels, reap, remove
-from airloop.sandbox.container_signaller import Signaller
-from airloop.sandbox.docker_api import STDOUT, Done, Engine, Refused, Stream, find_socket
-from airloop.sandbox.doorkeeper import FILES_LIMIT, archive
+from airloop.sandbox.container import request
+from airloop.sandbox.container.docker_api import STDOUT, Done, Engine, Refused, Stream, find_socket
+from airloop.sandbox.container.leftovers import maker_labels, reap, remove
+from airloop.sandbox.container.signaller import Signaller
+from airloop.sandbox.door.doorkeeper import FILES_LIMIT, archive
 from airloop.sandbox.shell import Shell
 
 log = logging.getLogger(__name__)

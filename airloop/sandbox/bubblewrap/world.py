@@ -14,19 +14,17 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from airloop.errors import InfraError
-from airloop.interrupts import default_signals
-from airloop.sandbox import cgroups, processes
+from airloop.sandbox import processes
 from airloop.sandbox.base import HOME, WORKSPACE, Clock, Image, Result, Snapshot, World, WorldLost, inside
-from airloop.sandbox.bubblewrap_command import PROXY_PORT, command_line, environment
-from airloop.sandbox.doorkeeper import FILES_LIMIT, Door, archive
-from airloop.sandbox.network import Proxy
+from airloop.sandbox.bubblewrap import cgroups
+from airloop.sandbox.bubblewrap.command import PROXY_PORT, environment
+from airloop.sandbox.bubblewrap.host import Host
+from airloop.sandbox.bubblewrap.network import Proxy
+from airloop.sandbox.bubblewrap.start import child_pid, limits_of, set_limits, spawn
+from airloop.sandbox.door.doorkeeper import FILES_LIMIT, Door, archive
 from airloop.sandbox.shell import KILLED, Shell
-
-if TYPE_CHECKING:
-    from airloop.sandbox.bubblewrap import Bubblewrap
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +34,12 @@ FREEZE_S, FREEZE_LOOK_S = 10.0, 0.0005  # for everything to stand still, and bet
 
 
 class BubbleWorld(World):
-    def __init__(self, backend: Bubblewrap, image: Image, name: str) -> None:
-        self.backend = backend
+    def __init__(self, host: Host, image: Image, name: str) -> None:
+        self.host = host
         self.image = image
         self.name = name
         self.groups: list[Path] = []
-        self.directory = backend.runtime.world(name)
+        self.directory = host.runtime.world(name)
         self.process: subprocess.Popen[bytes] | None = None
         self.first = 0  # the host's number of the world's first process
         self.namespace = 0
@@ -56,24 +54,22 @@ class BubbleWorld(World):
         self._frozen = False
         self._stopped: set[int] = set()  # by a signal, where no control group can freeze
         self._closed = False
+        self._rlimits = limits_of(host, image.limits)
 
     # --- opening ------------------------------------------------------------------------------------------
 
     async def open(self, saved: Snapshot | None) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self.groups = self.backend.groups.make(f"{self.backend.runtime.token}-{self.name}", self.image.limits)
+            self.groups = self.host.groups.make(f"{self.host.runtime.token}-{self.name}", self.image.limits)
         except OSError as error:
             raise InfraError(f"no control group could be made for a sandbox: {error}") from error
         mark = Shell.new_mark()
-        info, release = self._spawn(mark)
+        self.process, info, release = spawn(self.host, self.image, self.directory, self.groups, mark, self._errors)
         try:
             async with asyncio.timeout(START_S):
-                self.first = await _child_pid(info)
-            import resource  # Linux alone has its prlimit; this module is imported everywhere
-
-            for name, value in self._rlimits().items():
-                resource.prlimit(self.first, getattr(resource, name), (value, value))
+                self.first = await child_pid(info)
+            set_limits(self.first, self._rlimits)
             os.write(release, b"x")
         except (TimeoutError, OSError, ValueError) as error:
             raise InfraError(f"bubblewrap did not start a world: {self._said() or error}") from error
@@ -98,63 +94,14 @@ class BubbleWorld(World):
             await self.shell.prepare(WORKSPACE, self.image.setup)
         self._pause()
 
-    def _spawn(self, mark: str) -> tuple[int, int]:
-        """Starts bwrap, which waits; gives back where it says its child's pid and how to let it go on."""
-        info_read, info_write = os.pipe2(os.O_CLOEXEC)
-        block_read, block_write = os.pipe2(os.O_CLOEXEC)
-        rules = os.memfd_create("filter", os.MFD_CLOEXEC)
-        os.write(rules, self.backend.filter or b"")
-        os.lseek(rules, 0, os.SEEK_SET)
-        fds = {"info": info_write, "block": block_read} | ({"seccomp": rules} if self.backend.filter else {})
-        try:
-            layers = self.backend.layers(self.image)
-            around = [*cgroups.entering(self.groups), *default_signals(), *(layers.around() if layers else ())]
-            self.process = subprocess.Popen(
-                [*around, *command_line(self.backend, self.image, self.directory, mark, fds, layers)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                pass_fds=list(fds.values()),
-                env={},
-                cwd="/",
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(info_read)
-            os.close(block_write)
-            raise InfraError(f"bubblewrap could not be started: {error}") from error
-        finally:
-            for fd in (info_write, block_read, rules):
-                os.close(fd)
-        for pipe in (self.process.stdin, self.process.stdout):
-            os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
-        return info_read, block_write
-
-    def _rlimits(self) -> dict[str, int]:
-        limits = self.image.limits
-        values = {
-            "RLIMIT_NOFILE": limits.open_files,
-            "RLIMIT_FSIZE": limits.file_mb << 20,
-            "RLIMIT_CPU": limits.cpu_s,
-            "RLIMIT_CORE": 0,
-            "RLIMIT_SIGPENDING": limits.signals,
-            "RLIMIT_MSGQUEUE": 0,
-        }
-        if not self.backend.groups.pids and os.geteuid() != 0:
-            values["RLIMIT_NPROC"] = limits.processes
-        if not self.backend.groups.memory:
-            values["RLIMIT_AS"] = limits.memory_mb << 20
-        return values
-
     async def _register(self) -> None:
         await self._files()
-        if self.backend.warm_python:  # importing takes seconds the first time: until then python starts cold
-            self._warming = asyncio.create_task(self._register_with(self.backend.door("python")))
+        if self.host.warm_python:  # importing takes seconds the first time: until then python starts cold
+            self._warming = asyncio.create_task(self._register_with(self.host.door("python")))
 
     async def _files(self) -> Door:
         """The door that moves files, which knows this world: one that has ended has taken along what it knew."""
-        return await self._register_with(self.backend.door("files"))
+        return await self._register_with(self.host.door("files"))
 
     async def _register_with(self, door: Door) -> Door:
         if self.name in door.worlds:
@@ -163,8 +110,8 @@ class BubbleWorld(World):
             "id": self.name,
             "pid": self.first,
             "groups": [str(group) for group in self.groups],
-            "limits": self._rlimits(),
-            "filter": base64.b64encode(self.backend.filter or b"").decode(),
+            "limits": self._rlimits,
+            "filter": base64.b64encode(self.host.filter or b"").decode(),
         }
         if door.name == "python":
             facts["python_socket"] = str(self.directory / "python.sock")
@@ -279,7 +226,7 @@ class BubbleWorld(World):
             return await super().python(source, given, timeout)
         await asyncio.shield(self._warming)
         started = time.monotonic()
-        door = await self._register_with(self.backend.door("python"))
+        door = await self._register_with(self.host.door("python"))
         place = {"id": self.name, "cwd": WORKSPACE, "env": environment(self.image)}
         try:
             ran = await door.call(place, source, given, timeout, self.image.limits.output_bytes)
@@ -374,7 +321,7 @@ class BubbleWorld(World):
             return
         self._thaw()  # what is frozen cannot end
         self._closed = True
-        self.backend.worlds.discard(self)
+        self.host.worlds.discard(self)
         if self.proxy is not None:
             self.proxy.close()
         if self.process is not None:
@@ -389,7 +336,7 @@ class BubbleWorld(World):
             return
         self._thaw()
         self._closed = True
-        self.backend.worlds.discard(self)
+        self.host.worlds.discard(self)
         if self.process is not None:
             self._kill()
         self._remove()
@@ -397,7 +344,7 @@ class BubbleWorld(World):
     async def _forget(self) -> None:
         if self._warming is not None:
             await asyncio.gather(self._warming, return_exceptions=True)
-        for door in self.backend.open_doors():
+        for door in self.host.open_doors():
             with contextlib.suppress(InfraError):
                 await door.ask("forget", {"id": self.name})
 
@@ -440,27 +387,3 @@ class BubbleWorld(World):
 
     def _said(self) -> str:
         return os.pread(self._errors, 2000, 0).decode(errors="replace").strip()
-
-
-async def _child_pid(info: int) -> int:
-    """bwrap writes a JSON object, and nothing after it that we wait for."""
-    loop = asyncio.get_running_loop()
-    os.set_blocking(info, False)
-    text = b""
-    while b"}" not in text:
-        ready: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(info, _once, ready)
-        try:
-            await ready
-        finally:
-            loop.remove_reader(info)
-        more = os.read(info, 4096)
-        if not more:
-            raise ValueError("bwrap ended")
-        text += more
-    return int(json.loads(text)["child-pid"])
-
-
-def _once(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)

@@ -1,0 +1,1 @@
+"""Worlds made by Docker or Podman."""
