@@ -12,17 +12,17 @@ from airloop.config import Config
 from airloop.engine.base import Sampling
 from airloop.envs.base import Environment, Opening, load_environment
 from airloop.errors import AirError
+from airloop.events import Watcher
 from airloop.rollout.sampler import RolloutSettings, Sampler, Save
 from airloop.rollout.schedule import Planned, TaskSchedule
 from airloop.types import Task
 from airloop.waits import waiting
-from airloop.watch.base import Watcher
 from airloop.world import World
 
 if TYPE_CHECKING:
     from airloop.engine.embedded import EmbeddedEngine
     from airloop.learn.learner import Learner, LearnerSettings
-    from airloop.models import Loaded
+    from airloop.models.loaded import Loaded
     from airloop.plan import Plan
     from airloop.policy import Policy
 
@@ -121,16 +121,16 @@ def load_environments(config: Config) -> dict[str, Environment]:
 
 
 def load_model(config: Config, say: Say) -> Loaded:
-    from airloop import models
+    from airloop.models import checks, loading
 
     dtype = "float32" if config.deterministic else config.model.dtype
     device: str = config.model.device
     if config.gpu is not None and device == "auto":
         device = f"cuda:{config.gpu}"
-    loaded = models.load(
+    loaded = loading.load(
         config.model.name, device=device, dtype=dtype, chat_template=config.model.chat_template, say=say
     )
-    models.check_context(loaded.model.config, config.context, config.model.name)
+    checks.check_context(loaded.model.config, config.context, config.model.name)
     return loaded
 
 
@@ -139,7 +139,8 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
 
     from airloop.determinism import pin
     from airloop.learn.lora import attach_lora, load_lora, use_fp32_adapters
-    from airloop.models import check_head, choose_kernels, logits_head
+    from airloop.models.dtypes import choose_kernels
+    from airloop.models.head import check_head, logits_head
     from airloop.models.wide_products import are_slow, widen_products
     from airloop.policy import Policy
 

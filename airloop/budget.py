@@ -21,9 +21,9 @@ from airloop.speed import Speed, measure_speed
 if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.config import Config
+    from airloop.events import Watcher
     from airloop.runs.run import Run
     from airloop.types import Trajectory
-    from airloop.watch.base import Watcher
 
 # Of the time that is left, this share is for what nobody can foresee: checkpoints, slower tasks, other work beside it.
 MARGIN = 0.08

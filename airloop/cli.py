@@ -346,7 +346,7 @@ def models(as_json: Json = False) -> None:
     """List the models on this machine."""
     import dataclasses
 
-    from airloop.models import list_models
+    from airloop.models.listing import list_models
 
     rows = list_models()
     if as_json:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from airloop.assemble import Parts, held_out_tasks
+from airloop.events import Watcher
 from airloop.runs.run import Run
 from airloop.success import NAME, name_of
 from airloop.types import Trajectory
-from airloop.watch.base import Watcher
 from airloop.watch.metrics.families import by_family
 from airloop.watch.metrics.rows import means
 

@@ -27,7 +27,7 @@ from airloop.runs.run import Run, read_trajectories
 
 if TYPE_CHECKING:
     from airloop.learn.batches import Row
-    from airloop.models import Loaded
+    from airloop.models.loaded import Loaded
 
 CHECKED_ROWS = 8  # episodes, of different tasks
 CHECKED_TOKENS = 64  # sampled tokens of each; a wrong weight shows in the first
@@ -179,7 +179,7 @@ def plain_base(loaded: Loaded) -> Iterator[Path]:
 
 def base_name(loaded: Loaded) -> str:
     """What an adapter says it belongs to: the hub id, if the weights were the hub's, else the directory."""
-    from airloop.models import cache_directory
+    from airloop.models.sources import cache_directory
 
     if loaded.path is None:
         return loaded.name
@@ -208,7 +208,7 @@ def write_whole(directory: Path, base: Path, checkpoint: Checkpoint, dtype: str,
     """Merged in fp32 and rounded once."""
     import torch
 
-    from airloop.models import quiet
+    from airloop.models.quiet import quiet
 
     model = plain_model(base if checkpoint.adapter else checkpoint.path / "model")
     if checkpoint.adapter:
@@ -232,7 +232,7 @@ def plain_model(directory: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from airloop.models import quiet
+    from airloop.models.quiet import quiet
 
     with quiet():
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -303,7 +303,7 @@ def check_tokenizer(directory: Path, loaded: Loaded, rows: Sequence[Row]) -> Non
     """What others will load must cut text, and render a chat, as the run did."""
     from transformers import AutoTokenizer
 
-    from airloop.models import quiet
+    from airloop.models.quiet import quiet
 
     own = loaded.tokenizer
     with quiet():

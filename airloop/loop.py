@@ -16,6 +16,7 @@ from airloop.assemble import Parts
 from airloop.budget import Budget, keep_to_budget
 from airloop.errors import AirError
 from airloop.evaluation import evaluate_policy
+from airloop.events import Watcher
 from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
 from airloop.learn.checkpoints import prune, save_checkpoint
 from airloop.learn.optimiser import NotFinite
@@ -23,16 +24,16 @@ from airloop.learn.overlong import Overlong, shape_overlong
 from airloop.rollout.sampler import Collected
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import Run
-from airloop.runs.step_record import StepRecord, step_record
+from airloop.runs.step_record import StepRecord
 from airloop.success import NAME, success_in
 from airloop.types import Trajectory
 from airloop.waits import waiting
 from airloop.watch.alarms.gap import judge_gap
 from airloop.watch.alarms.likeness import Likeness
 from airloop.watch.alarms.monitor import Alarms, Halted, set_aside
-from airloop.watch.base import Watcher
 from airloop.watch.metrics.facts import step_facts, step_ledger
 from airloop.watch.metrics.latency import StepClock
+from airloop.watch.metrics.step_metrics import step_record
 
 # For one part of an update, a forward and backward pass: minutes at most, on the slowest CPU that we have measured.
 UPDATE_S = 1800.0

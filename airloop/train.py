@@ -19,6 +19,7 @@ from airloop.config import Config, with_changes
 from airloop.determinism import pin_run
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
+from airloop.events import Watcher
 from airloop.extras import install_line, missing
 from airloop.launch import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
@@ -39,7 +40,6 @@ from airloop.warmstart import (
     warmstart_directory,
 )
 from airloop.watch.alarms.monitor import Halted
-from airloop.watch.base import Watcher
 from airloop.watch.display.display import Clock, Display
 from airloop.watch.display.summary import plot, summary
 from airloop.watch.sinks.sinks import open_sinks

@@ -22,6 +22,7 @@ from airloop.assemble import Parts, assemble, learner_settings, load_environment
 from airloop.config import Config, WarmstartConfig, with_changes
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
+from airloop.events import Watcher
 from airloop.files import append_line, read_object, whole_directory, write_json
 from airloop.learn.advantages import demonstration_batch
 from airloop.rollout.sampler import Sampler
@@ -31,7 +32,6 @@ from airloop.runs.run import read_trajectories
 from airloop.runs.trajectory_file import to_json
 from airloop.types import Sampled, Task, Trajectory
 from airloop.waits import waiting
-from airloop.watch.base import Watcher
 
 # Keys that earlier versions did not have: at their defaults they must not change the name of what was made then.
 LATER_KEYS = ("last_layers",)

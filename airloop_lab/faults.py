@@ -159,7 +159,7 @@ def cut_off_engine() -> Iterator[None]:
 
 
 def frozen_copy(policy: Policy) -> Policy:
-    from airloop.models import logits_head
+    from airloop.models.head import logits_head
     from airloop.policy import Policy
 
     model = copy.deepcopy(policy.model).requires_grad_(False)

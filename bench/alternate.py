@@ -21,7 +21,7 @@ from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row
 from airloop.learn.learner import Learner, LearnerSettings
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.policy import Policy
 
 EPISODES = 8

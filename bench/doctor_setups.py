@@ -30,7 +30,7 @@ from airloop.doctor.forecast import forecast
 from airloop.engine.base import Sampling
 from airloop.learn.batches import Row
 from airloop.learn.lora import LoraLinear
-from airloop.models import Loaded
+from airloop.models.loaded import Loaded
 from airloop.speed import measure_speed
 
 NAMES = {

@@ -26,7 +26,7 @@ from shapes import SHAPES, make_model
 import airloop  # noqa: F401  before torch is used: sets how its threads wait
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.policy import Policy
 
 FLOPS, BYTES = 700e12, 4.3e12

@@ -23,7 +23,9 @@ import airloop  # noqa: F401  before torch: sets how its threads wait
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn import lora
-from airloop.models import DEFAULT_MODEL, load, logits_head
+from airloop.models.head import logits_head
+from airloop.models.loading import load
+from airloop.models.sources import DEFAULT_MODEL
 from airloop.policy import Policy
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

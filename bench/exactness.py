@@ -20,7 +20,8 @@ from airloop.engine.base import Generation, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.batches import Row
 from airloop.learn.learner import Learner, LearnerSettings
-from airloop.models import load, logits_head
+from airloop.models.head import logits_head
+from airloop.models.loading import load
 from airloop.policy import Policy
 
 

@@ -20,7 +20,7 @@ from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.batches import Row
 from airloop.learn.learner import Learner, LearnerSettings
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
 from airloop.train import start

@@ -31,7 +31,7 @@ from airloop.learn import batches
 from airloop.learn.advantages import Batch
 from airloop.learn.batches import PackedPlan, Row, micro_batches
 from airloop.learn.learner import Learner, LearnerSettings
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.policy import Policy
 
 PEAK = 790e12

@@ -32,7 +32,7 @@ from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.advantages import Batch, assign_advantages
 from airloop.learn.learner import Learner
-from airloop.models import Loaded
+from airloop.models.loaded import Loaded
 from airloop.plan import Plan, Shape, plan, read_shape
 from airloop.policy import Policy
 from airloop.types import Branch, Group, Task, Trajectory

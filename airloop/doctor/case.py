@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airloop.doctor.gpus import Gpu
     from airloop.doctor.probe import Probe
     from airloop.envs.base import Environment
-    from airloop.models import ChatTokenizer
+    from airloop.models.chat import ChatTokenizer
     from airloop.plan import Plan, Shape
 
 T = TypeVar("T")
@@ -118,14 +118,14 @@ class Case:
     @cached_property
     def model_config(self) -> dict[str, Any]:
         """The model's config.json; its weights are not fetched for it."""
-        from airloop.models import find_config
+        from airloop.models.sources import find_config
 
         return self._need("model_config", lambda: find_config(self.config.model.name, say=self.say))
 
     @cached_property
     def tokenizer(self) -> ChatTokenizer:
         """With the chat template, as training will use them; no weights."""
-        from airloop.models import load_tokenizer
+        from airloop.models.loading import load_tokenizer
 
         if self._given is not None:
             return self._given.loaded.tokenizer
@@ -173,7 +173,7 @@ class Case:
     @cached_property
     def shape(self) -> Shape:
         """Of the model: counted without its weights."""
-        from airloop.models import check_config
+        from airloop.models.checks import check_config
         from airloop.plan import shape_of
 
         def count() -> Shape:

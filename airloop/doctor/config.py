@@ -71,7 +71,7 @@ def credentials_are_there(case: Case) -> Finding:
 @check("A4", stage="fast", title="prompt and reply fit the context")
 def replies_fit(case: Case) -> Finding:
     """The longest of the first prompts, through the real template and tokenizer, and a reply of full length."""
-    from airloop.models import check_context
+    from airloop.models.checks import check_context
 
     config = case.config
     check_context(case.model_config, config.context, config.model.name)

@@ -16,7 +16,7 @@ def model_is_found(case: Case) -> Finding:
 def model_is_trainable(case: Case) -> Finding:
     """Neither multimodal (B1) nor of a type that the installed transformers does not know (B2), nor anything else that
     would run and compute something else."""
-    from airloop.models import check_config
+    from airloop.models.checks import check_config
 
     name, settings = case.config.model.name, case.model_config
     try:

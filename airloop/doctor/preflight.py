@@ -24,10 +24,10 @@ from airloop.doctor.report import as_json, exit_code, refusal, summary, unjudged
 from airloop.doctor.signal import RANKS
 from airloop.effort import Patience
 from airloop.errors import AirError
+from airloop.events import Watcher
 from airloop.files import write_json
 from airloop.runs.run import Run
 from airloop.waits import waiting
-from airloop.watch.base import Watcher
 from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:

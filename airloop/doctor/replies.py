@@ -18,7 +18,7 @@ from airloop.types import Message, Sampled
 if TYPE_CHECKING:
     from airloop.doctor.case import Case
     from airloop.envs.base import ActionFormat
-    from airloop.models import ChatTokenizer
+    from airloop.models.chat import ChatTokenizer
 
 # With fewer replies "never" and "seldom" cannot be told apart: one in seven is missed by 20 replies once in 20 times.
 ENOUGH_REPLIES = 20

@@ -19,7 +19,7 @@ from airloop.sandbox.needs import package_of
 if TYPE_CHECKING:
     from airloop.doctor.case import Case
     from airloop.envs.base import Environment
-    from airloop.models import ChatTokenizer
+    from airloop.models.chat import ChatTokenizer
     from airloop.types import Trajectory
 
 # Fewer episodes than this, all alike, may be chance: of 16, one in six could be different (at 95 %).

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airloop.doctor.case import Case
     from airloop.doctor.ground import Answer
     from airloop.learn.batches import Row
-    from airloop.models import ChatTokenizer
+    from airloop.models.chat import ChatTokenizer
     from airloop.types import Trajectory
 
 # Around the sampled, trained tokens of a transcript.

@@ -9,7 +9,7 @@ from airloop.doctor.base import FAMILIES, STAGES, Stage, checks
 from airloop.doctor.case import Case
 from airloop.doctor.examine import Result, examine
 from airloop.errors import AirError
-from airloop.watch.base import Watcher
+from airloop.events import Watcher
 
 
 def visit(

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.eval.zoo import ZOO, Pattern, Speaker, can_speak
+from airloop.events import Watcher
 from airloop.rollout.episode import component_totals, run_episode
 from airloop.types import Agent, Task, Trajectory
-from airloop.watch.base import Watcher
 
 # By how much honest must be above dishonest. The best script: by a tenth of the way from doing nothing to it. A weaker
 # one: a tenth of the way from the dishonest script to the best. In groups: a tenth of the distance between two

@@ -13,12 +13,12 @@ from airloop.config import Config, load_config
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.eval.trained import Checkpoint, config_of, open_trained, with_weights
+from airloop.events import Watcher
 from airloop.rewards import as_paid
 from airloop.rollout.agents import UrlAgent
 from airloop.rollout.sampler import AgentFactory, Sampler, Save
 from airloop.rollout.schedule import Planned
 from airloop.types import Agent, Task
-from airloop.watch.base import Watcher
 
 KINDS = "model, run:DIR, run:DIR@STEP, scripted:NAME or url:http://HOST/v1"
 

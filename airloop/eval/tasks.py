@@ -145,7 +145,8 @@ def count_tokens(messages: Sequence[Message]) -> int | None:
 
 def cached_tokenizer() -> ChatTokenizer | None:
     """The default model's tokenizer, if it is on this machine already: to look at tasks fetches nothing."""
-    from airloop.models import DEFAULT_MODEL, list_models
+    from airloop.models.listing import list_models
+    from airloop.models.sources import DEFAULT_MODEL
 
     path = next((row.path for row in list_models() if row.default), None)
     if path is None or not (path / "tokenizer.json").is_file():
@@ -157,7 +158,8 @@ def tokenizer_of(model: str) -> ChatTokenizer:
     """The tokenizer and chat template of a directory or of a hub id, whose weights are not fetched."""
     from huggingface_hub import snapshot_download
 
-    from airloop.models import DEFAULT_MODEL, list_models
+    from airloop.models.listing import list_models
+    from airloop.models.sources import DEFAULT_MODEL
 
     if model == DEFAULT_MODEL and (tokenizer := cached_tokenizer()):
         return tokenizer
@@ -178,7 +180,7 @@ def tokenizer_of(model: str) -> ChatTokenizer:
 
 
 def _read_tokenizer(path: Path, name: str) -> ChatTokenizer:
-    from airloop.models import quiet
+    from airloop.models.quiet import quiet
 
     with quiet():
         from transformers import PreTrainedTokenizerFast

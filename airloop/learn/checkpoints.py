@@ -48,7 +48,7 @@ def _joined_weights(learner: Learner) -> dict[str, torch.Tensor] | None:
 
 
 def _write_weights(learner: Learner, weights: dict[str, torch.Tensor] | None, directory: Path) -> None:
-    from airloop.models import quiet
+    from airloop.models.quiet import quiet
 
     policy = learner.policy
     if policy.peft is not None:

@@ -140,7 +140,7 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from airloop.models import quiet
+    from airloop.models.quiet import quiet
 
     header = _read_header(gguf)
     with quiet():

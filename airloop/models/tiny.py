@@ -10,7 +10,7 @@ from airloop.errors import AirError
 from airloop.models.chat import CHATML, ChatTokenizer
 
 if TYPE_CHECKING:
-    from airloop.models import Loaded
+    from airloop.models.loaded import Loaded
 
 KINDS = ("llama", "qwen2", "qwen3", "mistral")
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|pad|>")
@@ -93,7 +93,7 @@ def tiny_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from airloop.models import Loaded
+    from airloop.models.loaded import Loaded
 
     config = tiny_config(kind, hidden=hidden, layers=layers)
     with torch.random.fork_rng(devices=[]):
@@ -110,7 +110,7 @@ def tiny_model(
 
 def save_tiny(path: str | Path, kind: str = "llama", **options: Any) -> Path:
     """Writes the tiny model in transformers form, as a model directory to be located and loaded."""
-    from airloop.models import quiet
+    from airloop.models.quiet import quiet
 
     loaded = tiny_model(kind, **options)
     with quiet():

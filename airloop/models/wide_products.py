@@ -18,7 +18,7 @@ _library: torch.library.Library | None = None
 
 def are_slow(model: nn.Module) -> bool:
     """Products of the model's numbers, here."""
-    from airloop.models import multiplies_bf16
+    from airloop.models.dtypes import multiplies_bf16
 
     weight = next(model.parameters())
     return weight.device.type == "cpu" and weight.dtype in NARROW and not multiplies_bf16()

@@ -46,7 +46,8 @@ def read_shape(model: Any) -> Shape:
 def find_shape(name: str, *, context: int, say: Say | None = None) -> Shape:
     """The shape of the model called `name` (hub id, directory, GGUF file, `tiny:…`). Reads no weights, but refuses
     what training would refuse."""
-    from airloop.models import check_config, check_context, find_config
+    from airloop.models.checks import check_config, check_context
+    from airloop.models.sources import find_config
 
     path = Path(name).expanduser()
     settings = _gguf_config(path) if path.suffix.lower() == ".gguf" else find_config(name, say=say)
@@ -66,7 +67,7 @@ def built(settings: Mapping[str, Any]) -> Shape:
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from airloop.models import quiet
+    from airloop.models.quiet import quiet
 
     config = CONFIG_MAPPING[settings["model_type"]].from_dict(dict(settings))
     with quiet(), torch.device("meta"):
@@ -77,8 +78,8 @@ def _gguf_config(path: Path) -> dict[str, Any]:
     """From the header of a GGUF file; find_config would convert the whole file first."""
     from transformers import AutoConfig
 
-    from airloop.models import quiet
     from airloop.models.gguf_header import check_header
+    from airloop.models.quiet import quiet
 
     if not path.is_file():
         raise AirError(f"there is no GGUF file {path}", "give the path of a .gguf file, a directory or a hub id")

@@ -35,7 +35,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from airloop import locks
 from airloop.config import Config, load_config, to_toml, with_changes
@@ -47,11 +47,9 @@ from airloop.runs.damaged import is_held
 from airloop.runs.entries import add_entry, alone
 from airloop.runs.lineage import as_noted, given_parent, label, run_before
 from airloop.runs.results import last_sign
+from airloop.runs.step_record import StepRecord
 from airloop.runs.trajectory_file import from_json, to_json
 from airloop.types import Alarm, Trajectory
-
-if TYPE_CHECKING:
-    from airloop.runs.step_record import StepRecord
 
 _NAME = re.compile(r"exp(\d+)\.(\d+)-")
 # Whoever asks whether a run is held holds its lock for a moment (airloop/runs/damaged.py): we try again for as long.

@@ -94,7 +94,7 @@ class Embedder:
     def _model(self) -> Any:
         from sentence_transformers import SentenceTransformer
 
-        from airloop.models import quiet
+        from airloop.models.quiet import quiet
 
         logging.getLogger(LIBRARY).setLevel(logging.WARNING)
         place = find_model(self.name)

@@ -13,7 +13,7 @@ import torch
 from airloop.engine.base import ContextFull, EngineFailed, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.limits import NARROW, STEP_TOKENS, step_tokens
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
 

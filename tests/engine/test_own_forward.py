@@ -13,7 +13,7 @@ from test_engine import KINDS, in_loop, prompts, reference_logprobs
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.lora import attach_lora, use_fp32_adapters
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from airloop import models
 from airloop.errors import AirError
+from airloop.models import checks, loading, tokenizer_checks
 from airloop.models import sources as model_sources
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import save_tiny, tiny_tokenizer
@@ -18,7 +18,7 @@ from airloop.models.tiny import save_tiny, tiny_tokenizer
 
 def refusal(config: dict[str, Any], name: str) -> AirError:
     with pytest.raises(AirError) as error:
-        models.check_config(config, name)
+        checks.check_config(config, name)
     assert name in error.value.problem
     return error.value
 
@@ -39,7 +39,7 @@ def test_B1_a_vision_language_model_is_refused_from_its_config_alone(tmp_path: P
     assert refusal(config, "Qwen/Qwen2.5-VL-7B-Instruct").fix.endswith("Qwen/Qwen2.5-7B-Instruct")
     (tmp_path / "config.json").write_text(json.dumps(config))  # no weights needed to say so
     with pytest.raises(AirError, match="multimodal"):
-        models.load(str(tmp_path))
+        loading.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["llava", "mllama", "qwen2_5_omni", "idefics3", "paligemma", "smolvlm"])
@@ -49,8 +49,8 @@ def test_B1_multimodal_types_are_known_by_name(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "olmo2", "smollm3", "granite"])
 def test_B1_text_models_pass(kind: str) -> None:
-    models.check_config({"model_type": kind, "architectures": [f"{kind.title()}ForCausalLM"]}, "some/model")
-    models.check_config({"model_type": kind}, "some/model")
+    checks.check_config({"model_type": kind, "architectures": [f"{kind.title()}ForCausalLM"]}, "some/model")
+    checks.check_config({"model_type": kind}, "some/model")
 
 
 # --- B2: a model type that the installed transformers does not know ------------------------------------
@@ -122,7 +122,7 @@ def test_B3_a_model_on_no_hub_is_told_where_it_was_looked_for(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(model_sources, "ask_hub", lambda name: hub)
-    for find in (models.locate, models.find_config):
+    for find in (model_sources.locate, model_sources.find_config):
         with pytest.raises(AirError, match=says) as error:
             find("nobody/none")
         assert fix in error.value.fix
@@ -140,10 +140,10 @@ def test_B3_offline_is_honoured_and_a_lost_path_is_not_asked_of_the_hub(
     monkeypatch.setattr(model_sources, "ask_hub", must_not_ask)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(AirError, match="HF_HUB_OFFLINE forbids"):
-        models.locate("nobody/none")
+        model_sources.locate("nobody/none")
     for lost in ("./runs/none", "/none/at/all", "a/b/c"):
         with pytest.raises(AirError, match="no such directory"):
-            models.locate(lost)
+            model_sources.locate(lost)
 
 
 def test_B3_the_answer_comes_in_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_B3_the_answer_comes_in_seconds(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     start = time.perf_counter()
     with pytest.raises(AirError):
-        models.locate("nobody-has-this-name/at-all-9f3a")
+        model_sources.locate("nobody-has-this-name/at-all-9f3a")
     assert time.perf_counter() - start < 20
 
 
@@ -194,7 +194,7 @@ def test_B8_a_tokenizer_with_more_tokens_than_the_model_has_rows(tmp_path: Path)
     path = save_tiny(tmp_path / "m")
     edit(path / "config.json", vocab_size=250, eos_token_id=None, pad_token_id=None)
     with pytest.raises(AirError, match=r"259 tokens, but the model has rows for 250.*another model"):
-        models.load(str(path), device="cpu", dtype="float32")
+        loading.load(str(path), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -212,20 +212,20 @@ def test_B8_special_ids_that_do_not_fit(changes: dict[str, Any], says: str, tmp_
     path = save_tiny(tmp_path / "m")
     edit(path / "config.json", **changes)
     with pytest.raises(AirError, match=says):
-        models.load(str(path), device="cpu", dtype="float32")
+        loading.load(str(path), device="cpu", dtype="float32")
 
 
 def test_B8_a_tokenizer_that_loses_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = models.load("tiny:llama", device="cpu")
+    loaded = loading.load("tiny:llama", device="cpu")
     monkeypatch.setattr(loaded.tokenizer, "encode", lambda text: list(text.lower().encode()))
     with pytest.raises(AirError, match="does not give back"):
-        models.check_tokenizer(loaded.model.config, loaded.tokenizer)
+        tokenizer_checks.check_tokenizer(loaded.model.config, loaded.tokenizer)
 
 
 def test_B8_rows_beyond_the_vocabulary_are_normal(tmp_path: Path) -> None:
-    loaded = models.load("tiny:llama", device="cpu")
+    loaded = loading.load("tiny:llama", device="cpu")
     loaded.model.config.vocab_size = 320  # padded for speed, as Qwen's
-    models.check_tokenizer(loaded.model.config, loaded.tokenizer)
+    tokenizer_checks.check_tokenizer(loaded.model.config, loaded.tokenizer)
 
 
 # --- B9: no stop token ------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_B9_the_template_s_end_of_turn_stops_even_if_the_config_names_another_to
     path = save_tiny(tmp_path / "m")
     edit(path / "config.json", eos_token_id=258)
     edit(path / "generation_config.json", eos_token_id=[258, 256])
-    assert models.load(str(path), device="cpu", dtype="float32").tokenizer.stop_ids == (257, 258, 256)
+    assert loading.load(str(path), device="cpu", dtype="float32").tokenizer.stop_ids == (257, 258, 256)
 
 
 def test_B9_a_template_that_leaves_the_reply_out_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from probe_cases import ARITH, chance, graded
 
 from airloop.engine.embedded import EmbeddedEngine
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.policy import Policy
 from airloop_lab.faults import blindfold
 

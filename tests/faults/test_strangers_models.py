@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from airloop import models
 from airloop.config import load_config
 from airloop.envs.rows import read_rows
 from airloop.errors import AirError
 from airloop.files import parse_json, read_lines, read_object
 from airloop.learn.lora import attach_lora, check_patterns, load_lora
+from airloop.models import loading
+from airloop.models import sources as model_sources
 from airloop.models.chat import CHATML, ChatTokenizer
 from airloop.models.gguf_header import check_header
 from airloop.models.template_time import at_most
@@ -169,7 +170,7 @@ def test_plans_and_conversions_look_at_a_ggufs_header_first(
     monkeypatch.setenv("AIR_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "m.gguf"
     path.write_bytes(GGUFS[name])
-    for look in (lambda: models.locate(str(path)), lambda: find_shape(str(path), context=512)):
+    for look in (lambda: model_sources.locate(str(path)), lambda: find_shape(str(path), context=512)):
         with pytest.raises(AirError, match="not a whole GGUF file"):
             look()
 
@@ -182,8 +183,8 @@ def test_a_config_with_absurd_sizes_is_refused_within_a_second(key: str, value: 
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, key: value}))
     for look in (
-        lambda: models.load(str(path), device="cpu", dtype="float32"),
-        lambda: models.load_tokenizer(str(path)),
+        lambda: loading.load(str(path), device="cpu", dtype="float32"),
+        lambda: loading.load_tokenizer(str(path)),
         lambda: find_shape(str(path), context=512),
     ):
         with within(), pytest.raises(AirError, match=f"{key} = {value}"):
@@ -229,14 +230,14 @@ def test_a_model_with_json_without_end_is_named(file: str, tmp_path: Path) -> No
     path = save_tiny(tmp_path / "m")
     (path / file).write_text(DEEP)
     with pytest.raises(AirError, match=file.replace(".", r"\.")):
-        models.load(str(path), device="cpu", dtype="float32")
+        loading.load(str(path), device="cpu", dtype="float32")
 
 
 def test_a_safetensors_header_without_end_is_named(tmp_path: Path) -> None:
     path = save_tiny(tmp_path / "m")
     (path / "model.safetensors").write_bytes(struct.pack("<Q", len(DEEP)) + DEEP.encode())
     with pytest.raises(AirError, match=r"model\.safetensors has a broken header"):
-        models.load(str(path), device="cpu", dtype="float32")
+        loading.load(str(path), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize("file", ["status.json", "metrics.jsonl", "config.toml"])

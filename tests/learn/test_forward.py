@@ -22,8 +22,8 @@ from airloop.learn.lora import LoraLinear, attach_lora
 from airloop.learn.part_kernels import TorchKernel
 from airloop.learn.pieces import Linears, project
 from airloop.learn.tree_attention import Tree, nodes_of
-from airloop.models import logits_head
 from airloop.models.blocks import read_blocks
+from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
 

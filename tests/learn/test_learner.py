@@ -18,7 +18,7 @@ from airloop.learn.logprobs import token_logprobs
 from airloop.learn.lora import attach_lora
 from airloop.learn.losses import LossSettings
 from airloop.learn.report import Statistics, _gaps
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
 

@@ -14,7 +14,7 @@ from airloop.learn.advantages import Batch, CreditedRow, trajectory_of
 from airloop.learn.batches import Row
 from airloop.learn.learner import Learner, LearnerSettings
 from airloop.learn.losses import LossSettings
-from airloop.models import logits_head
+from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
 

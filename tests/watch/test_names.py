@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 from logged_runs import logged_run
+from support.packages import python_files
 
 from airloop.runs.run import Run
 from airloop.types import Ending
@@ -65,7 +66,7 @@ def test_every_fixed_name_occurs_in_some_run() -> None:
 
 def test_every_measured_name_is_one_that_the_code_gives() -> None:
     own = {"names.py", "measured.py"}
-    code = "\n".join(p.read_text() for p in (ROOT / "airloop").rglob("*.py") if p.name not in own)
+    code = "\n".join(p.read_text() for p in python_files() if p.name not in own)
     assert [name for name in MEASURED if not re.search(rf"[\"']{name}[\"']", code)] == []
     assert set(SHARES) <= MEASURED.keys()
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from airloop.engine.base import EngineFailed
 from airloop.errors import AirError
+from airloop.events import Watcher
 from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.waits import Stall, Watchdog
 from airloop.watch.alarms import episode_rules, learner_rules, success_rules
 from airloop.watch.alarms.rules import RULES, Rule, Sign, Step, Watch
-from airloop.watch.base import Watcher
 from airloop.world import World
 
 REGISTERED = (episode_rules, learner_rules, success_rules)  # by being imported

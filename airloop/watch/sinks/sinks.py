@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airloop.config import Config, check_sinks
+from airloop.events import Watcher
 from airloop.runs.run import Run
-from airloop.watch.base import Watcher
 
 if TYPE_CHECKING:
     from airloop.types import Alarm

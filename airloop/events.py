@@ -1,4 +1,4 @@
-"""What the display and every sink implement."""
+"""Events of a run, as the display and every sink receive them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from airloop.types import Alarm
 
 
 class Watcher(Protocol):
-    """Whoever looks on: the terminal, a sink. It is told, and has no say."""
+    """The terminal, a sink: receives events, cannot affect the run."""
 
     def phase(self, text: str, total: int = 0) -> None:
         """What is being done from now on, and in how many pieces, if that is known."""

@@ -1,0 +1,106 @@
+"""The structure: no file imports in a circle, none against the direction, none is longer than 400 lines."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from support.packages import PACKAGES, ROOT, python_files
+
+# From the ground up: a part imports those above it in this list, and never one below. Parts of one line know nothing of
+# each other.
+FLOORS = (
+    ("types", "errors", "effort", "forkserver", "interrupts", "limits", "locks", "plugins", "text"),
+    ("events", "extras", "files", "shipped", "waits"),
+    ("envs", "models", "sandbox", "stats", "world"),
+    ("config", "policy", "starter", "success"),
+    ("learn", "plan"),
+    ("engine",),
+    ("rollout",),
+    ("runs",),
+    ("determinism",),
+    ("assemble",),
+    ("watch",),
+    ("evaluation", "launch", "rewards", "speed", "warmstart"),
+    ("budget",),
+    ("doctor", "loop"),
+    ("eval", "train"),
+    ("export", "logbook", "rank"),
+    ("commands",),
+    ("cli",),
+    ("airloop_envs", "airloop_lab"),
+    ("airloop_view",),
+)
+LONGEST = 400
+# Longer still: to be cut.
+TO_BE_CUT: frozenset[str] = frozenset()
+FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
+
+
+@cache
+def modules() -> dict[str, str]:
+    """The text of every module by its dotted name."""
+    found = {}
+    for path in python_files():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if "builtin" not in parts:  # what agents and graders run, in worlds of their own
+            found[".".join(parts).removesuffix(".__init__")] = path.read_text(encoding="utf-8")
+    return found
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Modules of ours that it imports, at the top, inside functions, or for types only."""
+    return frozenset(name for name in _imported(modules()[module]) if name != module)
+
+
+def _imported(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules())
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if whole in modules() or node.module in modules():
+                    yield whole if whole in modules() else node.module
+
+
+def part_of(module: str) -> str:
+    first, _, rest = module.partition(".")
+    return rest.partition(".")[0] if first == PACKAGES[0] else first
+
+
+def test_nothing_is_imported_in_a_circle() -> None:
+    left = {module: imports(module) for module in modules()}
+    while True:
+        needed = frozenset().union(*left.values())
+        in_circle = {m: needs & left.keys() for m, needs in left.items() if m in needed and needs & left.keys()}
+        if in_circle == left:
+            break
+        left = in_circle
+    assert not left, f"a circle, or between two: {sorted(left)}"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_imports_go_down(module: str) -> None:
+    here = part_of(module)
+    if not here:  # the package's face
+        return
+    others = {name: part_of(name) for name in imports(module)}
+    wrong = [name for name, part in others.items() if part and part != here and FLOOR[part] >= FLOOR[here]]
+    assert not wrong, f"{module} is of the part {here!r} and imports from above or beside it: {wrong}"
+
+
+def test_every_part_has_its_floor() -> None:
+    assert {part_of(module) for module in modules()} - {""} <= FLOOR.keys()
+
+
+def test_no_file_is_longer_than_can_be_read() -> None:
+    long = {
+        str(path.relative_to(ROOT))
+        for path in python_files()
+        if path.read_text(encoding="utf-8").count("\n") > LONGEST
+    }
+    assert long == TO_BE_CUT
