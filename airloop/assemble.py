@@ -13,7 +13,8 @@ from airloop.engine.base import Sampling
 from airloop.envs.base import Environment, Opening, load_environment
 from airloop.errors import AirError
 from airloop.events import Watcher
-from airloop.rollout.sampler import RolloutSettings, Sampler, Save
+from airloop.rollout.collected import RolloutSettings, Save
+from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import Planned, TaskSchedule
 from airloop.types import Task
 from airloop.waits import waiting

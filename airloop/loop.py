@@ -21,7 +21,7 @@ from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
 from airloop.learn.checkpoints import prune, save_checkpoint
 from airloop.learn.optimiser import NotFinite
 from airloop.learn.overlong import Overlong, shape_overlong
-from airloop.rollout.sampler import Collected
+from airloop.rollout.collected import Collected
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import Run
 from airloop.runs.step_record import StepRecord

@@ -48,7 +48,8 @@ async def episodes(name: str, args: dict[str, Any], count: int) -> dict[str, Any
     from airloop.eval.tasks import cached_tokenizer
     from airloop.models.chat import ChatTokenizer
     from airloop.models.tiny import tiny_tokenizer
-    from airloop.rollout.sampler import RolloutSettings, Sampler
+    from airloop.rollout.collected import RolloutSettings
+    from airloop.rollout.sampler import Sampler
     from airloop.rollout.schedule import TaskSchedule
     from airloop.rollout.scripted_engine import ScriptedEngine
 

@@ -16,7 +16,8 @@ from airloop.envs.gsm8k.env import CalculatorSession, Gsm8kCalculatorEnv
 from airloop.eval.tasks import cached_tokenizer
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
-from airloop.rollout.sampler import Collected, RolloutSettings, Sampler
+from airloop.rollout.collected import Collected, RolloutSettings
+from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import Planned, TaskSchedule
 from airloop.rollout.scripted_engine import ScriptedEngine
 from airloop.types import Task, Trajectory

@@ -19,7 +19,8 @@ import torch
 from airloop.errors import AirError
 from airloop.models import dtypes, head, listing, loading, tokenizer_checks
 from airloop.models import sources as model_sources
-from airloop.models.chat import CHATML, PROBE_TOOL, ChatTokenizer
+from airloop.models.chat import PROBE_TOOL, ChatTokenizer
+from airloop.models.chat_forms import CHATML
 from airloop.models.checks import active_window, check_context, check_weights
 from airloop.models.gguf import FORM, MANIFEST, conversion, convert
 from airloop.models.loaded import Loaded

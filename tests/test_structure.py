@@ -99,8 +99,6 @@ def test_every_part_has_its_floor() -> None:
 
 def test_no_file_is_longer_than_can_be_read() -> None:
     long = {
-        str(path.relative_to(ROOT))
-        for path in python_files()
-        if path.read_text(encoding="utf-8").count("\n") > LONGEST
+        str(path.relative_to(ROOT)) for path in python_files() if path.read_text(encoding="utf-8").count("\n") > LONGEST
     }
     assert long == TO_BE_CUT

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.config import Config
     from airloop.learn.batches import Row
-    from airloop.rollout.sampler import RolloutSettings
+    from airloop.rollout.collected import RolloutSettings
 
 Wait = Callable[[Coroutine[Any, Any, "Probe"]], "Probe"]  # its result, from the event loop that the engine lives in
 # Two groups of the usual size: enough replies to tell "never" from "seldom" (see the checks), and on two cores with

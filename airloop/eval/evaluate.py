@@ -24,7 +24,7 @@ from airloop.eval.breakdown import by_kind, kind_table
 from airloop.eval.conditions import conditions
 from airloop.eval.players import Player, Seat, UrlOptions, choose_player, describe, take_seat
 from airloop.files import read_object, write_json
-from airloop.rollout.sampler import Evaluated
+from airloop.rollout.collected import Evaluated
 from airloop.rollout.schedule import place_in_step
 from airloop.runs.run import read_trajectories
 from airloop.runs.trajectory_file import to_json

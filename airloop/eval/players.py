@@ -16,7 +16,8 @@ from airloop.eval.trained import Checkpoint, config_of, open_trained, with_weigh
 from airloop.events import Watcher
 from airloop.rewards import as_paid
 from airloop.rollout.agents import UrlAgent
-from airloop.rollout.sampler import AgentFactory, Sampler, Save
+from airloop.rollout.collected import AgentFactory, Save
+from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import Planned
 from airloop.types import Agent, Task
 

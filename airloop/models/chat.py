@@ -7,7 +7,6 @@ cannot do is done here, in the form Hermes and Qwen models use, and told to the 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,59 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.models.chat_forms import CHATML, merge_same_role, with_tools_in_system, without_system, without_tool_role
 from airloop.models.template_time import PROBE_S, RENDER_S, at_most, refuse_long_steps
-
-HERMES_TOOLS = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within \
-<tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-
-CHATML = (
-    """{%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% endif %}
-{%- if system is defined or tools %}
-    {{- '<|im_start|>system\\n' + (system if system is defined else '') }}
-    {%- if tools %}
-        {{- '\\n\\n' if system is defined else '' }}
-        {{- """
-    + json.dumps(HERMES_TOOLS.split("{tools}")[0])
-    + """ }}
-        {%- for tool in tools %}{{- tool | tojson }}{{- '' if loop.last else '\\n' }}{%- endfor %}
-        {{- """
-    + json.dumps(HERMES_TOOLS.split("{tools}")[1].replace("{{", "{").replace("}}", "}"))
-    + """ }}
-    {%- endif %}
-    {{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message['role'] == 'tool' %}
-        {{- '\\n' if loop.index0 and messages[loop.index0 - 1]['role'] == 'tool' else '<|im_start|>user\\n' }}
-        {{- '<tool_response>\\n' + message['content'] + '\\n</tool_response>' }}
-        {{- '' if not loop.last and messages[loop.index0 + 1]['role'] == 'tool' else '<|im_end|>\\n' }}
-    {%- elif not (loop.first and message['role'] == 'system') %}
-        {{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}
-        {%- for call in message['tool_calls'] or [] %}
-            {{- '\\n' if message['content'] or not loop.first else '' }}
-            {%- set arguments = call['function']['arguments'] %}
-            {{- '<tool_call>\\n{"name": "' + call['function']['name'] + '", "arguments": ' }}
-            {{- arguments if arguments is string else arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
-)
-"""ChatML with tools in Hermes form: for models whose files bring no template but know its two tokens."""
 
 GIVE_TEMPLATE = 'give a template that can do this: chat_template = "file.jinja" under [model]'
 
@@ -171,13 +119,13 @@ class ChatTokenizer:
         others than the assistant say are marked with ONLY_TEXT, for encode()."""
         chat = [self._guarded(message) for message in messages]
         if tools and not self.supports_tools:
-            chat = _with_tools_in_system(chat, tools)
+            chat = with_tools_in_system(chat, tools)
         if not self.supports_tool_role:
-            chat = _without_tool_role(chat)
+            chat = without_tool_role(chat)
         if not self.supports_system:
-            chat = _without_system(chat)
+            chat = without_system(chat)
         if self.needs_alternation:
-            chat = _merge_same_role(chat)
+            chat = merge_same_role(chat)
         given = [dict(tool) for tool in tools] if tools and self.supports_tools else None
         try:
             return self._apply(chat, given, add_generation_prompt, RENDER_S)
@@ -345,66 +293,3 @@ class ChatTokenizer:
 
     def _words(self, ids: Sequence[int]) -> str:
         return ", ".join(f"{self.hf.convert_ids_to_tokens(i)} ({i})" for i in dict.fromkeys(ids)) or "none"
-
-
-# --- the same chat for templates that can do less -----------------------------------------------------
-
-
-def _with_tools_in_system(chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    listing = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
-    text = HERMES_TOOLS.format(tools=listing)
-    if chat and chat[0]["role"] == "system":
-        return [{**chat[0], "content": f"{chat[0]['content']}\n\n{text}"}, *chat[1:]]
-    return [{"role": "system", "content": text}, *chat]
-
-
-def _without_tool_role(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Calls become text of the assistant, answers a user message; answers to one reply share a message."""
-    out: list[dict[str, Any]] = []
-    after_tool = False
-    for message in chat:
-        is_tool = message["role"] == "tool"
-        if is_tool:
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if after_tool:
-                out[-1]["content"] += "\n" + text
-            else:
-                out.append({"role": "user", "content": text})
-        elif message.get("tool_calls"):
-            out.append({"role": message["role"], "content": _calls_as_text(message)})
-        else:
-            out.append(message)
-        after_tool = is_tool
-    return out
-
-
-def _calls_as_text(message: Mapping[str, Any]) -> str:
-    parts = [message["content"]] if message.get("content") else []
-    for call in message["tool_calls"]:
-        function = call["function"]
-        arguments = function["arguments"]
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        body = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
-        parts.append(f"<tool_call>\n{body}\n</tool_call>")
-    return "\n".join(parts)
-
-
-def _without_system(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not chat or chat[0]["role"] != "system":
-        return chat
-    system, rest = chat[0], chat[1:]
-    if rest and rest[0]["role"] == "user":
-        return [{**rest[0], "content": f"{system['content']}\n\n{rest[0]['content']}"}, *rest[1:]]
-    return [{"role": "user", "content": system["content"]}, *rest]
-
-
-def _merge_same_role(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = []
-    for message in chat:
-        mergeable = message["role"] in ("system", "user") and out and out[-1]["role"] == message["role"]
-        if mergeable:
-            out[-1] = {**out[-1], "content": f"{out[-1]['content']}\n\n{message['content']}"}
-        else:
-            out.append(message)
-    return out

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
-from airloop.models.chat import CHATML
+from airloop.models.chat_forms import CHATML
 from airloop.models.checks import check_config
 from airloop.models.gguf_header import check_header
 from airloop.waits import Wait, waiting

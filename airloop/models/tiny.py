@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.errors import AirError
-from airloop.models.chat import CHATML, ChatTokenizer
+from airloop.models.chat import ChatTokenizer
+from airloop.models.chat_forms import CHATML
 
 if TYPE_CHECKING:
     from airloop.models.loaded import Loaded

@@ -10,67 +10,25 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from airloop.engine.base import Engine, Sampling
+from airloop.engine.base import Engine
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.rollout.agents import PolicyAgent
-from airloop.rollout.episode import FINISH_S, BadReward, EpisodeDefect, run_episode, weighted_reward
+from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
+from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
 from airloop.rollout.schedule import Names, Planned, TaskSchedule, episode_seed
-from airloop.rollout.transcript import Strategy, Tokenizer
+from airloop.rollout.transcript import Tokenizer
 from airloop.rollout.wave import Wave
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
 from airloop.world import World
 
-Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
-AgentFactory = Callable[[Environment, Task, int], Agent]  # a fresh agent for a task and an episode's seed
-Place = tuple[int, int]  # the group's index in the step, the sample's number in the group
-
 # Between a share's last deadline and its results: scoring, saving, a busy machine.
 MARGIN_S = 300.0
 EVALUATION = -1  # in place of the step in an evaluation's seeds: every evaluation meets the same draws
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    sampling: Sampling
-    rollouts_per_example: int
-    seed: int = 0
-    max_concurrent: int = 64
-    strategy: Strategy = "interleaved"
-    parser: str = "auto"
-    deadline_s: float = 3600.0
-    finish_s: float = FINISH_S
-    retries: int = 2  # after an infra_error
-    retry_wait_s: float = 1.0  # doubled each time
-    online_difficulty_filtering: bool = False
-    oversampling_factor: float = 1.0  # at most this many times the planned groups are sampled
-    reward_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by environment
-
-
-@dataclass(frozen=True)
-class Dropped:
-    group: Group
-    reason: Literal["infra_error", "no_signal"]
-
-
-@dataclass(frozen=True)
-class Collected:
-    groups: tuple[Group, ...]
-    dropped: tuple[Dropped, ...]
-    stats: Mapping[str, float]
-    spoilt: tuple[Trajectory, ...] = ()  # attempts that ended in infra_error, those that were repeated included
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    trajectories: tuple[Trajectory, ...]  # scored ones, by task and then by sample
-    lost: tuple[Trajectory, ...]  # infra_error after all retries: they have no score
-    stats: Mapping[str, float]
 
 
 class Sampler:

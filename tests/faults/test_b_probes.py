@@ -16,9 +16,11 @@ from airloop.doctor.probe import Probe
 from airloop.envs.arith import Say
 from airloop.envs.tune.env import TuneEnv
 from airloop.learn.batches import Row
-from airloop.models.chat import CHATML, ChatTokenizer
+from airloop.models.chat import ChatTokenizer
+from airloop.models.chat_forms import CHATML
 from airloop.rollout import transcript
-from airloop.rollout.sampler import AgentFactory, Sampler
+from airloop.rollout.collected import AgentFactory
+from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule
 from airloop.types import Group
 

@@ -12,7 +12,7 @@ from probe_cases import TUNE, case_of
 
 from airloop.doctor.case import Case
 from airloop.learn.advantages import trajectory_rows
-from airloop.models.chat import CHATML
+from airloop.models.chat_forms import CHATML
 from airloop.rollout.schedule import TaskSchedule
 from airloop.rollout.transcript import Transcript
 from airloop.types import Branch, Message, Trajectory, Turn

@@ -17,7 +17,7 @@ from airloop.config import load_config
 from airloop.doctor.case import Case
 from airloop.learn.advantages import Batch, trajectory_rows
 from airloop.learn.batches import Row
-from airloop.models.chat import CHATML
+from airloop.models.chat_forms import CHATML
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import read_trajectories
 from airloop.train import start

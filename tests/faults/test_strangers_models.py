@@ -19,7 +19,8 @@ from airloop.files import parse_json, read_lines, read_object
 from airloop.learn.lora import attach_lora, check_patterns, load_lora
 from airloop.models import loading
 from airloop.models import sources as model_sources
-from airloop.models.chat import CHATML, ChatTokenizer
+from airloop.models.chat import ChatTokenizer
+from airloop.models.chat_forms import CHATML
 from airloop.models.gguf_header import check_header
 from airloop.models.template_time import at_most
 from airloop.models.tiny import save_tiny, tiny_model, tiny_tokenizer

@@ -11,7 +11,8 @@ from rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
 
 from airloop.engine.base import Sampling
 from airloop.errors import AirError, InfraError
-from airloop.rollout.sampler import Collected, RolloutSettings, Sampler
+from airloop.rollout.collected import Collected, RolloutSettings
+from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule, place_in_step
 from airloop.types import Score, Trajectory
 

@@ -11,8 +11,9 @@ from rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
 
 from airloop.engine.base import Sampling
 from airloop.errors import InfraError
+from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import EpisodeDefect
-from airloop.rollout.sampler import RolloutSettings, Sampler
+from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule, episode_seed, place_in_step
 from airloop.types import Score, Trajectory
 

@@ -23,9 +23,10 @@ from airloop.errors import AirError, InfraError
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import HOME, WORKSPACE, Image, Limits, WorldLost
 from airloop.sandbox.container import request
-from airloop.sandbox.container.backend import Container, ContainerWorld, _matches
+from airloop.sandbox.container.backend import Container
 from airloop.sandbox.container.docker_api import STDOUT, Engine, Refused, Stream, find_socket
 from airloop.sandbox.container.leftovers import LABEL, maker_is_gone, maker_labels, reap
+from airloop.sandbox.container.world import ContainerWorld, matches
 
 PART = st.sampled_from(["a", "b.py", ".c.py", "dd"])
 
@@ -125,7 +126,7 @@ def test_frames_are_read_whole_however_they_come(frames: list[tuple[int, bytes]]
 def test_patterns_mean_what_pathlib_means(names: set[tuple[str, ...]], folders: list[str]) -> None:
     pattern = [*folders, "*.py"]
     files = {name for name in names if not any(name == other[: len(name)] for other in names - {name})}
-    found = {name for name in files if _matches(name, tuple(pattern))}
+    found = {name for name in files if matches(name, tuple(pattern))}
     with tempfile.TemporaryDirectory() as root:
         for name in files:
             Path(root, *name).parent.mkdir(parents=True, exist_ok=True)

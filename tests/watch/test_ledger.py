@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airloop.learn.advantages import TurnWeights, assign_advantages
-from airloop.rollout.sampler import Collected, Dropped
+from airloop.rollout.collected import Collected, Dropped
 from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
 from airloop.watch.metrics.ledger import COLUMNS, Ledger, Terms, account, one_line
 

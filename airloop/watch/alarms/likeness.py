@@ -26,7 +26,7 @@ from airloop.types import Task, Trajectory
 from airloop.watch.alarms.success_rules import EDGE, NEVER, SCRIPTS
 
 if TYPE_CHECKING:
-    from airloop.rollout.sampler import Collected
+    from airloop.rollout.collected import Collected
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airloop.assemble import Parts
     from airloop.learn.advantages import Batch
     from airloop.learn.report import Report
-    from airloop.rollout.sampler import Collected
+    from airloop.rollout.collected import Collected
 
 MIB = 2**20
 PROC = Path("/proc")

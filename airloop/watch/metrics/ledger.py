@@ -25,7 +25,7 @@ from airloop.types import Group, Trajectory
 if TYPE_CHECKING:  # they import torch, which reading a ledger does not need
     from airloop.learn.advantages import Batch, TurnWeights
     from airloop.learn.batches import Row
-    from airloop.rollout.sampler import Collected
+    from airloop.rollout.collected import Collected
 
 COLUMNS = ("trained", "zero_advantage", "filtered", "infra_error", "stale", "truncated")
 # Columns that a person would not expect: what was lost. (Zero advantage has its own column in the display.)

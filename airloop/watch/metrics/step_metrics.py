@@ -12,7 +12,7 @@ from airloop.watch.metrics.families import by_family
 if TYPE_CHECKING:  # importing the learner imports torch, which reading a run does not need
     from airloop.learn.advantages import Batch
     from airloop.learn.report import Report
-    from airloop.rollout.sampler import Collected
+    from airloop.rollout.collected import Collected
     from airloop.watch.metrics.ledger import Ledger
 
 

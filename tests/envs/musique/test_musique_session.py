@@ -156,7 +156,8 @@ def test_schemas_describe_what_is_accepted() -> None:
 
 @pytest.mark.slow
 def test_tools_reach_the_model_through_its_template_or_the_system_message() -> None:
-    from airloop.models.chat import CHATML, ChatTokenizer
+    from airloop.models.chat import ChatTokenizer
+    from airloop.models.chat_forms import CHATML
     from airloop.models.tiny import tiny_tokenizer
 
     async def opening() -> Any:

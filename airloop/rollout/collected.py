@@ -1,0 +1,55 @@
+"""What a sampler is told, and what it returns: groups for training, episodes of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from airloop.engine.base import Sampling
+from airloop.envs.base import Environment
+from airloop.rollout.episode import FINISH_S
+from airloop.rollout.transcript import Strategy
+from airloop.types import Agent, Group, Task, Trajectory
+
+Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
+AgentFactory = Callable[[Environment, Task, int], Agent]  # a fresh agent for a task and an episode's seed
+Place = tuple[int, int]  # the group's index in the step, the sample's number in the group
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    sampling: Sampling
+    rollouts_per_example: int
+    seed: int = 0
+    max_concurrent: int = 64
+    strategy: Strategy = "interleaved"
+    parser: str = "auto"
+    deadline_s: float = 3600.0
+    finish_s: float = FINISH_S
+    retries: int = 2  # after an infra_error
+    retry_wait_s: float = 1.0  # doubled each time
+    online_difficulty_filtering: bool = False
+    oversampling_factor: float = 1.0  # at most this many times the planned groups are sampled
+    reward_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by environment
+
+
+@dataclass(frozen=True)
+class Dropped:
+    group: Group
+    reason: Literal["infra_error", "no_signal"]
+
+
+@dataclass(frozen=True)
+class Collected:
+    groups: tuple[Group, ...]
+    dropped: tuple[Dropped, ...]
+    stats: Mapping[str, float]
+    spoilt: tuple[Trajectory, ...] = ()  # attempts that ended in infra_error, those that were repeated included
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    trajectories: tuple[Trajectory, ...]  # scored ones, by task and then by sample
+    lost: tuple[Trajectory, ...]  # infra_error after all retries: they have no score
+    stats: Mapping[str, float]
