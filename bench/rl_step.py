@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from rl_work import Work
 from shapes import SHAPES, make_model
 
 import airloop  # noqa: F401  before torch: sets how its threads wait
@@ -42,38 +43,6 @@ GIB = 1 << 30
 BYTES_PER_S, PREFILL_FLOPS, TRAIN_FLOPS = 4.3e12, 700e12, 790e12
 TOLERANCE = 0.03  # of the wall clock that the split may miss
 PLANNED_WITHOUT_CUDA = 16 * GIB
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one step asks for. Every reply has `new` tokens, every answer of a tool `observation`."""
-
-    tasks: int
-    group: int
-    prompt: int
-    turns: int
-    new: int
-    observation: int
-    tool_s: float
-    vocabulary: int
-
-    @property
-    def episodes(self) -> int:
-        return self.tasks * self.group
-
-    @property
-    def length(self) -> int:
-        return self.prompt + self.turns * self.new + (self.turns - 1) * self.observation
-
-    def tokens(self, count: int, *seed: int) -> list[int]:
-        rng = random.Random(str(seed))
-        return [rng.randrange(2, self.vocabulary) for _ in range(count)]
-
-    def start(self, episode: int, step: int) -> list[int]:
-        return self.tokens(self.prompt, step, episode // self.group)
-
-    def answer(self, episode: int, step: int, turn: int) -> list[int]:
-        return self.tokens(self.observation, step, episode, turn)
 
 
 @dataclass

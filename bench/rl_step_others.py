@@ -7,13 +7,11 @@ import asyncio
 import random
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from rl_work import Work
 from shapes import TARGETS, make_model
-
-if TYPE_CHECKING:
-    from rl_step import Work
 
 VLLM_SECONDS = 600.0  # for one reply
 
