@@ -272,8 +272,9 @@ def _toy_shares(answers: Sequence[Answer], odd: int) -> list[float]:
 
 def _toy_rows(answers: Sequence[Answer], rewards: Sequence[float], loss: str) -> list[Row]:
     from airloop.learn.advantages import group_advantages
+    from airloop.learn.losses import find_loss
 
-    advantages = group_advantages(rewards, scale=True, leave_one_out=loss == "rloo")
+    advantages = group_advantages(rewards, scale=True, leave_one_out=find_loss(loss).leave_one_out)
     tokens = sum(len(a.generation.token_ids) for a in answers)
     return [a.row(i, advantages[i], 1 / tokens) for i, a in enumerate(answers)]
 
