@@ -12,6 +12,7 @@ from typing import Any
 
 from airloop.config.keys import field_at
 from airloop.config.sources import parse_flag
+from airloop.learn.losses import POLICY_LOSSES
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,8 @@ ENV_ARGS = {
     *("datasets", "noise_rate", "retriever"),
 }
 
-_TYPES = "see docs/losses.md for the six there are"
+_TYPES = f"see docs/losses.md for the {len(POLICY_LOSSES)} there are"
+_OWN_LOSS = 'write type = "./my_loss.py:loss" (docs/losses.md has what such a function takes and gives)'
 _PARSER = "auto reads calls in tags (hermes) and as JSON, and `air doctor` shows whether the model's are read"
 # Values that other trainers know for a key that is here, too.
 FOREIGN_VALUES: dict[str, dict[str, Answer]] = {
@@ -290,7 +292,7 @@ FOREIGN_VALUES: dict[str, dict[str, Answer]] = {
         ),
         "default": Answer("prime-rl's own loss has no equivalent here", instead=_TYPES, choice=True),
         "ipo": Answer("it has no equivalent here", instead=_TYPES, choice=True),
-        "custom": Answer("a loss of your own has no equivalent here", instead=_TYPES, choice=True),
+        "custom": Answer("a loss of your own is named by its file here", instead=_OWN_LOSS, choice=True),
         "sft": Answer(
             "learning from a teacher's replies has no equivalent here",
             instead="[warmstart] learns from demonstrations before the first step",

@@ -303,7 +303,9 @@ PRIME: dict[str, Alias] = {
     "orchestrator.algo.type": only(("grpo",), "the algorithm {}", "here advantages are rewards less the group's mean"),
     "orchestrator.algo.length_penalty.**": _PENALTY,
     "orchestrator.algo.**": _DISTILL,
-    "orchestrator.advantage.type": only(("default",), "the advantage {}", "see docs/losses.md"),
+    "orchestrator.advantage.type": only(
+        ("default",), "the advantage {}", 'one of your own is trainer.loss.advantage = "./my_advantage.py:advantage"'
+    ),
     "orchestrator.advantage.**": _PENALTY,
     "orchestrator.buffer.type": Alias(read=_buffer_type),
     "orchestrator.buffer.seed": to("seed", "the order of tasks follows from the top-level seed"),

@@ -16,9 +16,9 @@ from airloop.config.environments import known_id, not_known, taken
 from airloop.config.foreign import FOREIGN_VALUES, Answer
 from airloop.config.foreign_paths import foreign_at, is_one, is_prime
 from airloop.config.mistakes import by_name, correction, fitting, head
-from airloop.config.rules import LOSS_KEYS
 from airloop.config.sources import KeyPath, Mistake, Settings, at, leaves, parse_path
 from airloop.config.toml import toml_value
+from airloop.learn.losses import POLICY_LOSSES
 from airloop.plugins import plugins
 from airloop.spelling import misspelt
 
@@ -322,7 +322,7 @@ def _defaults(said: Mapping[str, Any], settings: Settings) -> list[Mistake]:
     """What a file of prime-rl leaves out means what it means there: what air would do instead is another run."""
     now = settings.tree
     missing = {key: value for key, value in _PRIME_DEFAULTS.items() if at(now, *key.split(".")) is None}
-    if at(now, "trainer", "loss", "type") in LOSS_KEYS:
+    if at(now, "trainer", "loss", "type") in POLICY_LOSSES:
         missing.pop("trainer.loss.scale_rewards", None)
     if at(now, "trainer", "model", "lora") is None and at(now, "trainer", "model", "train") is None:
         missing["trainer.model.train"] = "full"

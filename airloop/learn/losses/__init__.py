@@ -19,6 +19,7 @@ from airloop.learn.losses.grpo import DAPO, DR_GRPO, GRPO
 from airloop.learn.losses.gspo import GSPO
 from airloop.learn.losses.rloo import RLOO
 from airloop.learn.losses.sft import SFT
+from airloop.own_code import is_file_id
 
 __all__ = [
     "LOSSES",
@@ -39,5 +40,9 @@ POLICY_LOSSES = tuple(name for name, spec in LOSSES.items() if not spec.supervis
 
 
 def find_loss(name: str) -> LossSpec:
-    """By its name in the table."""
-    return LOSSES[name]
+    """By its name in the table, or by file and function: then the file is imported, and what it has is tried."""
+    if not is_file_id(name):
+        return LOSSES[name]
+    from airloop.learn.own import load_loss
+
+    return load_loss(name)

@@ -75,7 +75,11 @@ class LossSpec:
     @property
     def defaults(self) -> dict[str, Any]:
         """The keys of [trainer.loss] that it has and not every loss has."""
-        found = {"clip_low": self.clip_low, "clip_high": self.clip_high, "scale_rewards": self.scale_rewards}
+        return {**self.clips, "scale_rewards": self.scale_rewards}
+
+    @property
+    def clips(self) -> dict[str, Any]:
+        found = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         return {key: value for key, value in found.items() if value is not None}
 
     def __call__(self, terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
