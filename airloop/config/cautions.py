@@ -27,7 +27,8 @@ class Caution:
 
 
 def cautions(config: RunConfig) -> list[Caution]:
-    return [*_small_lr(config), *_loss_cautions(config), *_truncated(config), *_idle_gpu(config), *_uneven(config)]
+    looks = (_small_lr, _loss_cautions, _truncated, _idle_gpu, _uneven, _rows)
+    return [caution for look in looks for caution in look(config)]
 
 
 def _small_lr(config: RunConfig) -> Iterator[Caution]:
@@ -79,6 +80,17 @@ def _uneven(config: RunConfig) -> Iterator[Caution]:
             "whole groups are sampled by one process, so some wait for the others",
             f"take batch_size = {even}",
             {"orchestrator.batch_size": even},
+        )
+
+
+def _rows(config: RunConfig) -> Iterator[Caution]:
+    if config.orchestrator.trajectory_strategy == "branching":
+        yield Caution(
+            "A11",
+            'orchestrator.trajectory_strategy = "branching"',
+            'it trains the same tokens, behind the same context and with the same weights, as "interleaved": the rows '
+            "of an episode are one a turn instead of one",
+            "nothing need be changed",
         )
 
 

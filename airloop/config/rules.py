@@ -194,20 +194,6 @@ def _not_in_this_version(config: RunConfig) -> Iterator[Conflict]:
             "which samples on the trainer's own weights",
             {"inference.backend": "embedded"},
         )
-    if config.inference.model.enable_auto_tool_choice is False:
-        yield Conflict(
-            ("inference.model.enable_auto_tool_choice",),
-            "enable_auto_tool_choice = false would keep the model from choosing when to call a tool, "
-            "and that choice is what is trained: air always leaves it to the model",
-            {"inference.model.enable_auto_tool_choice": True},
-        )
-    if config.trainer.model.lora.dropout > 0:
-        yield Conflict(
-            ("trainer.model.lora.dropout",),
-            f"dropout = {config.trainer.model.lora.dropout} must be 0 in RL: the trainer would drop units "
-            "that the sampler used, so their log-probs would differ",
-            {"trainer.model.lora.dropout": 0.0},
-        )
     if config.deterministic and config.model.dtype == "bfloat16":
         yield Conflict(
             ("model.dtype", "deterministic"),

@@ -67,7 +67,6 @@ class InferenceModelConfig(Section):
     tool_call_parser: Literal["auto", "hermes", "json"] = Field(
         default="auto", description="How tool calls are read from a reply; auto takes both forms."
     )
-    enable_auto_tool_choice: bool | None = Field(default=None, description="The model decides when to call a tool.")
 
 
 class InferenceConfig(Section):

@@ -36,7 +36,6 @@ class AcConfig(Section):
 class LoraConfig(Section):
     rank: int = Field(default=16, ge=1, description="Rank of the adapter's matrices.")
     alpha: float = Field(default=32, gt=0, description="The adapter's output is scaled by alpha / rank.")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="Must be 0: sampler and trainer would differ.")
     target_modules: list[str] = Field(
         default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         min_length=1,
