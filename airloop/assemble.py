@@ -70,6 +70,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
     from airloop.learn.learner import Learner
     from airloop.learn.parallel import shard
 
+    settings = learner_settings(config)  # a loss of the user's own that is amiss is told before the model is loaded
     loaded = load_model(config, say)
     policy = make_policy(config, loaded)
     shards = shard(policy, world)  # before the engine looks at the weights
@@ -86,7 +87,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
         # It lays weights out anew, for good; those that are gathered from shards move with every update.
         own_forward=False if shards else None,
     )
-    learner = Learner(policy, learner_settings(config), world, shards)
+    learner = Learner(policy, settings, world, shards)
     notes = [*config.warnings(), *loaded.notes]
     if engine.slow_because:
         notes.append(f"sampling runs through transformers' own layers, correct but slower: {engine.slow_because}")
@@ -219,10 +220,12 @@ def checkpoint_activations(model: Any, freq: int) -> None:
 
 def learner_settings(config: Config) -> LearnerSettings:
     from airloop.learn.learner import LearnerSettings
-    from airloop.learn.losses import LossSettings
+    from airloop.learn.losses import LossSettings, find_loss
 
     optim, loss = config.trainer.optim, config.trainer.loss
-    given = {f.name: getattr(loss, f.name) for f in fields(LossSettings)}
+    given = find_loss(loss.type).clips | {
+        f.name: value for f in fields(LossSettings) if (value := getattr(loss, f.name)) is not None
+    }
     return LearnerSettings(
         lr=optim.lr,
         weight_decay=optim.weight_decay,
@@ -230,8 +233,7 @@ def learner_settings(config: Config) -> LearnerSettings:
         betas=optim.betas,
         warmup_steps=optim.warmup_steps,
         loss=loss.type,
-        # None is a key that the loss does not have
-        loss_settings=LossSettings(**{name: value for name, value in given.items() if value is not None}),
+        loss_settings=LossSettings(**given),  # a key that is None the loss does not have
         passes=loss.passes,
         temperature=config.orchestrator.sampling.temperature,
         token_budget=config.trainer.token_budget,

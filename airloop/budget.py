@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airloop.config import with_changes
-from airloop.config.rules import MOST_STEPS
+from airloop.config.defaults import MOST_STEPS
 from airloop.speed import Speed, measure_speed
 
 if TYPE_CHECKING:

@@ -184,6 +184,7 @@ def _advantages(parts: Parts, collected: Collected) -> Batch:
         scale_by=loss.scale_by or "group",
         turn_weights=by_turn if loss.credit == "turn" else None,
         filtered=[dropped.group for dropped in collected.dropped if dropped.reason == "no_signal"],
+        advantage=loss.advantage,
     )
 
 

@@ -25,6 +25,7 @@ from airloop.launch import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
 from airloop.loop import Outcome, train
+from airloop.own_code import content_digest
 from airloop.rewards import as_paid, keep_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.lineage import check_parent
@@ -82,6 +83,7 @@ def start(
     if skip_proofs:
         preflight.skip(run, display)
     display.run = run
+    keep_own_code(run, display)
     send_logs_to(display.say, run.config)
     try:
         outcome = _train(run, display, resuming=resume is not None)
@@ -121,6 +123,17 @@ def refuse_faulty(run: Run) -> None:
             f"{run.path} has a fault that was put in on purpose, and going on here would train it without.",
             "go on with `air lab run` in the hypothesis' directory; for a healthy run start a new one.",
         )
+
+
+def keep_own_code(run: Run, display: Watcher) -> None:
+    """What the user's own files say is kept as a digest: a run that goes on with other code says so."""
+    kept: dict[str, str] = run.status().get("code") or {}
+    found = {name: content_digest(name) for name in run.config.own_code}
+    for name in found:
+        if name in kept and found[name] != kept[name]:
+            display.say(f"note: {name} has changed since it was last used in this run: it goes on with the new code")
+    if found != kept:
+        run.note(code=found)
 
 
 class _ToDisplay(logging.Handler):

@@ -70,7 +70,7 @@ def warmstart_directory(config: Config, files: bool = True) -> Path:
         "deterministic": config.deterministic,
         "optim": _as_written(config.trainer.optim, exclude={"lr", "warmup_steps"}),
         "train": trainer.train,
-        "lora": _as_written(trainer.lora),
+        "lora": {**_as_written(trainer.lora), "dropout": 0.0},  # as earlier versions wrote it
         "env": [e.model_dump() | _file_of(e.id) for e in config.orchestrator.env],
         "warmstart": _as_written(config.warmstart) if config.warmstart else None,
         "seq_len": config.context,

@@ -7,7 +7,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -195,10 +195,10 @@ def _flipped_loss(case: Case) -> Iterator[None]:
     right = losses.LOSSES["grpo"]
 
     def wrong(terms: Any, settings: Any) -> Any:
-        loss, parts = right(terms, settings)
+        loss, parts = right.token_loss(terms, settings)
         return -loss, parts
 
-    losses.LOSSES["grpo"] = wrong
+    losses.LOSSES["grpo"] = replace(right, token_loss=wrong)
     try:
         yield
     finally:

@@ -204,7 +204,7 @@ def test_flags_into_environments(tmp_path: Path):
         (["--trainer.optim.lr", "-1"], ["greater than 0"]),
         (["--orchestrator.sampling.temperature", "0"], ["greater than 0"]),
         (["--orchestrator.oversampling_factor", "0.5"], ["greater than or equal to 1"]),
-        (["--trainer.model.lora.dropout", "0.1"], ["must be 0 in RL", "--trainer.model.lora.dropout 0.0"]),
+        (["--trainer.model.lora.dropout", "0.1"], ["must be 0 in RL", "leave it out"]),
         (["--trainer.loss.type=rloo", "--trainer.loss.clip_low=0.1"], ["clip_low = 0.1", "rloo", "leave it out"]),
         (["--trainer.loss.type=rloo", "--trainer.loss.clip_high=0.1"], ["clip_high = 0.1", "rloo", "leave it out"]),
         (["--trainer.loss.type=cispo", "--trainer.loss.clip_low=0.1"], ["clip_low = 0.1", "cispo", "leave it out"]),
@@ -337,6 +337,21 @@ def test_seq_len_at_top_level():
     assert load_config(["--orchestrator.seq_len", "8192"]).trainer.model.seq_len == 8192
     assert load_config(["--orchestrator.seq_len", "8192", "--inference.model.max_model_len", "512"]).context == 512
     assert Config(seq_len=512, trainer=Config().trainer).trainer.model.seq_len == 512
+
+
+def test_keys_with_one_value_are_taken_with_it_and_say_nothing(tmp_path: Path):
+    """As files and the configs of earlier runs have them."""
+    text = "[trainer.model.lora]\ndropout = 0.0\n[inference.model]\nenable_auto_tool_choice = true\n"
+    assert load_config(["@", write(tmp_path, "a.toml", text)]) == load_config([])
+    assert load_config(["--trainer.model.lora.dropout", "0", "--inference.model.enable_auto_tool_choice"]) == Config()
+    answer = refusal("@", write(tmp_path, "b.toml", text.replace("0.0", "0.1").replace("true", "false")))
+    assert "b.toml:2: dropout = 0.1" in answer and "b.toml:4: enable_auto_tool_choice = false" in answer
+    assert answer.count("delete the line") == 2
+
+
+def test_two_strategies_that_train_the_same_tokens_say_so():
+    (warning,) = load_config(["--orchestrator.trajectory_strategy", "branching"]).warnings()
+    assert "the same tokens" in warning and load_config([]).warnings() == []
 
 
 def test_configs_made_in_python_are_checked_too():

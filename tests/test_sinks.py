@@ -246,7 +246,7 @@ def test_a_missing_package_is_refused_before_there_is_a_run(
 
 
 def test_a_folder_of_the_same_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airloop.config.rules import _installed
+    from airloop.config.sinks import _installed
 
     (tmp_path / "air_no_such_package").mkdir()  # as `wandb` is, where W&B was used before
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,8 +1,10 @@
 """Typed configuration: TOML files and flags in, one frozen `Config` out; every refusal explains itself.
 
-`schema` has the keys, `rules` what they must not say together, `sources` reads files and flags, `lines` knows
+`schema`, `trainer` and `orchestrator` have the keys, `defaults` what follows from others, `rules` what they must not
+say together, `cautions` what is seldom meant; `config` is all of it. `sources` reads files and flags, `lines` knows
 where in a file a key stands, `review` finds all that is wrong, `mistakes` says it, `translate`, `foreign` and
-`foreign_paths` know other trainers' files, `environments` asks those that are named, `toml` writes, `keys` describes.
+`foreign_paths` know other trainers' files, `environments` asks those that are named, `sinks` what is logged to, `toml`
+writes, `keys` describes. Imports go one way: sections ← schema ← keys ← rules ← config ← review.
 """
 
 from __future__ import annotations
@@ -12,37 +14,41 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from airloop.config.config import Config
 from airloop.config.foreign import ALIASES
 from airloop.config.keys import Key, describe_keys, format_keys
 from airloop.config.mistakes import Refused, as_error
-from airloop.config.review import review
-from airloop.config.rules import check_sinks, check_wandb, wandb_key
-from airloop.config.schema import (
-    AcConfig,
-    BudgetConfig,
+from airloop.config.orchestrator import (
     BufferConfig,
-    CkptConfig,
-    Config,
     EnvConfig,
     EvalConfig,
+    LogConfig,
+    OrchestratorConfig,
+    SamplingConfig,
+)
+from airloop.config.review import review
+from airloop.config.schema import (
+    BudgetConfig,
+    CkptConfig,
     InferenceConfig,
     InferenceModelConfig,
     LogbookConfig,
-    LogConfig,
-    LoraConfig,
-    LossConfig,
     ModelConfig,
-    OptimConfig,
-    OrchestratorConfig,
-    SamplingConfig,
     TensorboardConfig,
-    TrainerConfig,
-    TrainerModelConfig,
     WandbConfig,
     WarmstartConfig,
 )
+from airloop.config.sinks import check_sinks, check_wandb, wandb_key
 from airloop.config.sources import Mistake, read_sources
 from airloop.config.toml import to_toml
+from airloop.config.trainer import (
+    AcConfig,
+    LoraConfig,
+    LossConfig,
+    OptimConfig,
+    TrainerConfig,
+    TrainerModelConfig,
+)
 
 __all__ = [
     "ALIASES",

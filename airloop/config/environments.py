@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from airloop.config import keys
 from airloop.config.mistakes import correction, head
-from airloop.config.schema import ENV_SYNONYMS
+from airloop.config.orchestrator import ENV_SYNONYMS
 from airloop.config.sources import KeyPath, Mistake, Settings
-from airloop.envs.files import is_file_id
 from airloop.errors import AirError
+from airloop.own_code import is_file_id
 from airloop.plugins import plugins
 from airloop.text.spelling import misspelt
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from airloop.config.keys import field_at
 from airloop.config.sources import parse_flag
+from airloop.learn.losses import POLICY_LOSSES
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Answer:
     instead: str = ""  # what to do where no key does it
     choice: bool = False  # without the key another run is trained: the user has to decide
     id: str = "A2"  # of the failure catalogue
+    done: bool = False  # it says what air does anyway: taken as it is, without a word
 
 
 # Some depend on the value, or on what else is configured.
@@ -151,6 +153,35 @@ def beta(which: int) -> Alias:
     return Alias(read=read)
 
 
+def _dropout(given: Any, _: Mapping[str, Any]) -> Answer:
+    if number(given) == 0:
+        return Answer("there is no dropout in RL", done=True)
+    return Answer(
+        "it must be 0 in RL: the trainer would drop units that the sampler used, so their log-probs would differ",
+        id="A11",
+    )
+
+
+dropout = Alias(read=_dropout)
+
+
+def _tool_choice(given: Any, _: Mapping[str, Any]) -> Answer:
+    if is_on(given):
+        return Answer("the model decides when to call a tool", done=True)
+    return Answer(
+        "it would keep the model from choosing when to call a tool, and that choice is what is trained: air always "
+        "leaves it to the model",
+        id="A11",
+    )
+
+
+tool_choice = Alias(read=_tool_choice)
+# Keys with one value that can be used: it is taken, in files and in the configs of earlier runs, any other refused.
+SETTLED: dict[str, Alias] = {
+    "trainer.model.lora.dropout": dropout,
+    "inference.model.enable_auto_tool_choice": tool_choice,
+}
+
 OWN_RANKS = "air starts its processes itself, one for each of trainer_gpu_ids, and each samples and trains"
 ONE_COPY = "the sampler uses the trainer's own weights"
 _PER_STEP = "air counts a batch in trajectories per step, over all devices and accumulation steps"
@@ -168,7 +199,7 @@ ALIASES: dict[str, Alias] = {
     "lora_r": to("trainer.model.lora.rank"),
     "lora_rank": to("trainer.model.lora.rank"),
     "lora_alpha": to("trainer.model.lora.alpha"),
-    "lora_dropout": to("trainer.model.lora.dropout"),
+    "lora_dropout": dropout,
     "lora_target_modules": to("trainer.model.lora.target_modules"),
     "use_peft": Alias(read=_peft),
     "no_peft": Alias("trainer.model.train", "without an adapter, all the weights are trained", "full"),
@@ -262,6 +293,7 @@ FOREIGN_KEYS: dict[str, Alias] = {
         1,
         "C3",
     ),
+    "enable_auto_tool_choice": tool_choice,
     "lora_name": drop("there is one adapter, and it is always the served one"),
     "env_worker_logs": drop("worker errors always reach the main log"),
     "max_async_level": _ON_POLICY,
@@ -279,7 +311,8 @@ ENV_ARGS = {
     *("datasets", "noise_rate", "retriever"),
 }
 
-_TYPES = "see docs/losses.md for the six there are"
+_TYPES = f"see docs/losses.md for the {len(POLICY_LOSSES)} there are"
+_OWN_LOSS = 'write type = "./my_loss.py:loss" (docs/losses.md has what such a function takes and gives)'
 _PARSER = "auto reads calls in tags (hermes) and as JSON, and `air doctor` shows whether the model's are read"
 # Values that other trainers know for a key that is here, too.
 FOREIGN_VALUES: dict[str, dict[str, Answer]] = {
@@ -290,7 +323,7 @@ FOREIGN_VALUES: dict[str, dict[str, Answer]] = {
         ),
         "default": Answer("prime-rl's own loss has no equivalent here", instead=_TYPES, choice=True),
         "ipo": Answer("it has no equivalent here", instead=_TYPES, choice=True),
-        "custom": Answer("a loss of your own has no equivalent here", instead=_TYPES, choice=True),
+        "custom": Answer("a loss of your own is named by its file here", instead=_OWN_LOSS, choice=True),
         "sft": Answer(
             "learning from a teacher's replies has no equivalent here",
             instead="[warmstart] learns from demonstrations before the first step",

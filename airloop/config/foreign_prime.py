@@ -18,6 +18,7 @@ from airloop.config.foreign import (
     none,
     number,
     to,
+    tool_choice,
 )
 from airloop.config.foreign import when_off as off
 
@@ -236,7 +237,7 @@ PRIME: dict[str, Alias] = {
     "inference.vllm.max_model_len": to("inference.model.max_model_len"),
     "inference.vllm.tool_call_parser": to("inference.model.tool_call_parser"),
     "inference.vllm.enforce_eager": to("inference.model.enforce_eager"),
-    "inference.vllm.enable_auto_tool_choice": to("inference.model.enable_auto_tool_choice"),
+    "inference.vllm.enable_auto_tool_choice": tool_choice,
     "inference.vllm.gpu_memory_utilization": to("inference.gpu_memory_utilization"),
     "inference.vllm.**": _SERVER,
     "inference.model.reasoning_parser": drop("a reply is trained as it was sampled, thoughts and all"),
@@ -303,7 +304,9 @@ PRIME: dict[str, Alias] = {
     "orchestrator.algo.type": only(("grpo",), "the algorithm {}", "here advantages are rewards less the group's mean"),
     "orchestrator.algo.length_penalty.**": _PENALTY,
     "orchestrator.algo.**": _DISTILL,
-    "orchestrator.advantage.type": only(("default",), "the advantage {}", "see docs/losses.md"),
+    "orchestrator.advantage.type": only(
+        ("default",), "the advantage {}", 'one of your own is trainer.loss.advantage = "./my_advantage.py:advantage"'
+    ),
     "orchestrator.advantage.**": _PENALTY,
     "orchestrator.buffer.type": Alias(read=_buffer_type),
     "orchestrator.buffer.seed": to("seed", "the order of tasks follows from the top-level seed"),

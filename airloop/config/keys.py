@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from airloop.config.schema import Config
+from airloop.config.schema import RunConfig
 from airloop.config.toml import toml_value
 
 REQUIRED = "required"
@@ -30,7 +30,7 @@ class Key:
 
 def describe_keys() -> list[Key]:
     """Every key that can be set, in the order of the resolved TOML."""
-    return list(_keys(Config, ""))
+    return list(_keys(RunConfig, ""))
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
@@ -90,7 +90,7 @@ def type_text(annotation: Any) -> str:
 
 def field_at(path: Sequence[str | int]) -> FieldInfo | None:
     """The schema's field at a path; None for unknown keys and for what is inside a list or free table."""
-    model: type[BaseModel] | None = Config
+    model: type[BaseModel] | None = RunConfig
     field: FieldInfo | None = None
     for part in path:
         if isinstance(part, int):
@@ -116,7 +116,7 @@ def is_free(path: Sequence[str | int]) -> bool:
 def section_at(path: Sequence[str | int]) -> type[BaseModel] | None:
     """The section class at a path; () is the top level."""
     if not path:
-        return Config
+        return RunConfig
     field = field_at(path)
     return section_of(field.annotation) if field is not None else None
 

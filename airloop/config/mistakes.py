@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from airloop.config import keys
-from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, Alias, Answer
+from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, SETTLED, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.rules import NOT_YET, Conflict
 from airloop.config.sources import KeyPath, Mistake, Origin, Settings, at, leaves, parse_path
@@ -214,6 +214,8 @@ def _right_place(path: KeyPath, value: Any, settings: Settings, *, as_flags: boo
 def by_name(path: KeyPath, value: Any, tree: Mapping[str, Any]) -> Answer | None:
     """What is known of a key of another trainer: by its whole path, or by its name wherever it stands."""
     section, leaf = path[:-1], str(path[-1]).replace("-", "_")
+    if alias := SETTLED.get(keys.dotted(*section, leaf)):
+        return alias.answer(value, tree)
     if alias := foreign_at((*section, leaf)):
         return named(alias, value, tree)
     if leaf in FOREIGN_KEYS:

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 
 from pydantic import ValidationError
 
+from airloop.config.config import Config
 from airloop.config.environments import check_environments, none_named
 from airloop.config.foreign_flags import foreign_flags
+from airloop.config.losses import check_losses
 from airloop.config.mistakes import explain, explain_conflict, missing_template
 from airloop.config.rules import Conflict
-from airloop.config.schema import Config
 from airloop.config.sources import Mistake, Settings, take_out
 from airloop.config.translate import is_whole, translate
 
@@ -29,6 +30,8 @@ def review(settings: Settings, *, environments: bool) -> tuple[Config | None, li
         found.append(mistake)
         settings.correct(mistake)
     found += translate(settings, environments=environments)
+    if environments:
+        found += check_losses(settings)
     config = _by_schema(settings, found)
     _together(settings, found)
     if environments:

@@ -12,21 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
+from airloop.config.anchors import anchor_paths
 from airloop.config.keys import field_at, is_free, section_at, without_none
 from airloop.config.lines import key_lines
-from airloop.config.schema import DEFAULT_ENV, not_toml
-from airloop.envs.files import anchored, is_file_id
+from airloop.config.orchestrator import DEFAULT_ENV, not_toml
 from airloop.errors import AirError
 from airloop.files import is_deeper
 from airloop.shipped import name_of, names, nearest, shipped
 
 KeyPath = tuple[str | int, ...]
 
-_PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
 # Flags that are typed often.
 SHORT_FLAGS = {"minutes": "budget.minutes"}
-# a path only if it starts with a dot
-_PATH_OR_NAME_KEYS = (("model", "name"), ("warmstart", "source"), ("logbook", "parent"))
 _ASSIGNED = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=.*", re.DOTALL)
 DEEPEST = 30  # sections in sections; an environment's own arguments may have some
 
@@ -238,7 +235,7 @@ def _read_file(name: str, settings: Settings) -> None:
         raise AirError(f"{name} cannot be read: {error}.", "no config of air needs such a number") from None
     if is_deeper(tree, DEEPEST):
         raise _too_deep(name)
-    _anchor(tree, [path.parent, Path.cwd()])
+    anchor_paths(tree, [path.parent, Path.cwd()])
     settings.lay(tree, {key: Origin(file=name, line=line) for key, line in key_lines(text).items()})
 
 
@@ -277,24 +274,6 @@ def _syntax_error(name: str, text: str, message: str) -> AirError:
     )
 
 
-def _anchor(tree: dict[str, Any], folders: list[Path]) -> None:
-    """Make paths absolute, so that nothing depends on where the resolved config is loaded from (A8)."""
-    for section, key in (*_PATH_KEYS, *_PATH_OR_NAME_KEYS):
-        table = tree.get(section)
-        value = table.get(key) if isinstance(table, dict) else None
-        if not isinstance(table, dict) or not isinstance(value, str) or not value:
-            continue
-        if (section, key) in _PATH_OR_NAME_KEYS and not value.startswith((".", "~")):
-            continue
-        found = (folder.absolute() / Path(value).expanduser() for folder in folders)
-        table[key] = next((str(path) for path in found if path.exists()), value)
-    orchestrator = tree.get("orchestrator")
-    listed = orchestrator.get("env") if isinstance(orchestrator, dict) else None
-    for entry in listed if isinstance(listed, list) else []:
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str) and is_file_id(entry["id"]):
-            entry["id"] = anchored(entry["id"], folders)
-
-
 def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
     path, negated = _flag_path(name, settings.tree)
     flag = f"--{name}"
@@ -316,7 +295,7 @@ def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
         return
     settings.forget(path)
     settings.origins[path] = Origin(flag=written)
-    _anchor(settings.tree, [Path.cwd()])
+    anchor_paths(settings.tree, [Path.cwd()])
 
 
 def _flag_path(name: str, tree: dict[str, Any]) -> tuple[KeyPath, bool]:

@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from airloop.config.schema import Config
+from airloop.config.schema import RunConfig
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r", "\b": "\\b", "\f": "\\f"}
 
 
-def to_toml(config: Config) -> str:
+def to_toml(config: RunConfig) -> str:
     """Every key with its value (None has no TOML form and is left out); loads back to an equal Config."""
     return "\n".join(_table_lines(config, "")).strip() + "\n"
 

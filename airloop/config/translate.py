@@ -13,12 +13,12 @@ from typing import Any
 
 from airloop.config import keys
 from airloop.config.environments import known_id, not_known, taken
-from airloop.config.foreign import FOREIGN_VALUES, Answer
+from airloop.config.foreign import FOREIGN_VALUES, SETTLED, Answer
 from airloop.config.foreign_paths import foreign_at, is_one, is_prime
 from airloop.config.mistakes import by_name, correction, fitting, head
-from airloop.config.rules import LOSS_KEYS
-from airloop.config.sources import KeyPath, Mistake, Settings, at, leaves, parse_path
+from airloop.config.sources import KeyPath, Mistake, Settings, at, leaves, parse_path, take_out
 from airloop.config.toml import toml_value
+from airloop.learn.losses import POLICY_LOSSES
 from airloop.plugins import plugins
 from airloop.text.spelling import misspelt
 
@@ -61,7 +61,9 @@ def translate(settings: Settings, *, environments: bool) -> list[Mistake]:
     found = _flags(settings)
     said = copy.deepcopy(settings.tree)
     for path, value in _foreign(said, ()):
-        if mistake := _answered(path, value, said, settings):
+        if _is_done(path, value, said):
+            take_out(settings.tree, path)
+        elif mistake := _answered(path, value, said, settings):
             settings.correct(mistake)
             found.append(mistake)
     if environments and settings.files and is_whole(said) and _is_prime_file(said):
@@ -76,10 +78,18 @@ def _flags(settings: Settings) -> list[Mistake]:
     given = [path for path, origin in settings.origins.items() if origin.flag]
     for path in given:
         value = at(settings.tree, *path)
-        if keys.field_at(path) is None and not keys.is_free(path) and (answer := by_name(path, value, said)):
+        if _is_done(path, value, said):
+            take_out(settings.tree, path)
+        elif keys.field_at(path) is None and not keys.is_free(path) and (answer := by_name(path, value, said)):
             found.append(_mistake(path, value, answer, settings, as_flags=True))
             settings.correct(found[-1])
     return found
+
+
+def _is_done(path: KeyPath, value: Any, said: Mapping[str, Any]) -> bool:
+    """Whether a key that is settled here has the value that it is settled to."""
+    alias = SETTLED.get(keys.dotted(*path))
+    return alias is not None and alias.answer(value, said).done
 
 
 def _is_prime_file(said: Mapping[str, Any]) -> bool:
@@ -322,7 +332,7 @@ def _defaults(said: Mapping[str, Any], settings: Settings) -> list[Mistake]:
     """What a file of prime-rl leaves out means what it means there: what air would do instead is another run."""
     now = settings.tree
     missing = {key: value for key, value in _PRIME_DEFAULTS.items() if at(now, *key.split(".")) is None}
-    if at(now, "trainer", "loss", "type") in LOSS_KEYS:
+    if at(now, "trainer", "loss", "type") in POLICY_LOSSES:
         missing.pop("trainer.loss.scale_rewards", None)
     if at(now, "trainer", "model", "lora") is None and at(now, "trainer", "model", "train") is None:
         missing["trainer.model.train"] = "full"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from airloop.config import check_sinks, check_wandb, wandb_key
-from airloop.config.rules import cautions
+from airloop.config.cautions import cautions
 from airloop.doctor.base import Finding, check, not_judged, passed
 from airloop.doctor.case import OPENING_S, Case
 from airloop.errors import AirError

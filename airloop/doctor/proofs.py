@@ -16,6 +16,7 @@ from airloop.doctor.refusals import NotJudged
 
 if TYPE_CHECKING:
     from airloop.assemble import Parts
+    from airloop.config import LossConfig
     from airloop.doctor.case import Case
     from airloop.doctor.ground import Answer
     from airloop.learn.batches import Row
@@ -253,7 +254,7 @@ def _toy(case: Case) -> tuple[str, float, list[float]]:
             ("F5", "F2"),
         )
     for number in range(TOY_UPDATES):
-        rows = _toy_rows(answers, _toy_shares(answers, odd), learner.settings.loss)
+        rows = _toy_rows(answers, _toy_shares(answers, odd), parts.config.trainer.loss)
         update(case, rows)
         pace = gap(rows, learner.logprobs(rows))
         factor = TOY_LR_FACTOR if pace < TOY_PACE[0] else 1 / TOY_LR_FACTOR if pace > TOY_PACE[1] else 1.0
@@ -270,11 +271,16 @@ def _toy_shares(answers: Sequence[Answer], odd: int) -> list[float]:
     return [statistics.fmean(token % 2 == odd for token in a.generation.token_ids) for a in answers]
 
 
-def _toy_rows(answers: Sequence[Answer], rewards: Sequence[float], loss: str) -> list[Row]:
-    from airloop.learn.advantages import group_advantages
+def _toy_rows(answers: Sequence[Answer], rewards: Sequence[float], loss: LossConfig) -> list[Row]:
+    from airloop.learn.advantages import group_advantages, own_advantages
+    from airloop.learn.losses import find_loss
 
-    advantages = group_advantages(rewards, scale=True, leave_one_out=loss == "rloo")
-    tokens = sum(len(a.generation.token_ids) for a in answers)
+    lengths = [len(a.generation.token_ids) for a in answers]
+    if loss.advantage is not None:
+        advantages = own_advantages(loss.advantage, rewards, lengths)
+    else:
+        advantages = group_advantages(rewards, scale=True, leave_one_out=find_loss(loss.type).leave_one_out)
+    tokens = sum(lengths)
     return [a.row(i, advantages[i], 1 / tokens) for i, a in enumerate(answers)]
 
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airloop.learn.batches import Row
+from airloop.learn.losses import find_loss
+from airloop.learn.losses.weights import BatchCounts
+from airloop.learn.own import check_advantages, load_advantage
 from airloop.types import Group, Trajectory
 
 # Added to a standard deviation: as in TRL, so that nearly equal rewards are not blown up.
@@ -65,6 +68,13 @@ def group_advantages(
     return [(r - mean) * factor if abs(r - mean) > 1e-9 else 0.0 for r in rewards]
 
 
+def own_advantages(advantage: str, rewards: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    """As `group_advantages`, by a function of the user's own."""
+    if len(rewards) < 2:
+        return [0.0] * len(rewards)
+    return check_advantages(advantage, load_advantage(advantage), rewards, lengths)
+
+
 def pooled_spread(columns: Sequence[Sequence[float]]) -> float:
     """The standard deviation within a column, its square averaged over the columns that have one: of a step that has
     lost all its groups there is none, and no reward to be divided by it."""
@@ -82,26 +92,31 @@ def assign_advantages(
     scale_by: str = "group",
     turn_weights: Mapping[str, TurnWeights] | None = None,
     filtered: Sequence[Group] = (),
+    advantage: str | None = None,
 ) -> Batch:
     """One advantage per trajectory for each of its sampled tokens or, given `turn_weights` by environment, one per
     turn.
 
     Trajectories without advantage have no gradient and are left out, but count in every mean; with a KL term
     they have one (`keep_zero`). `groups` are all of a batch: means and spreads are taken over them. Groups that were
-    `filtered` out for want of signal are only looked at.
+    `filtered` out for want of signal are only looked at. `advantage` is a function of the user's own, by its file.
     """
     everyone = [t for g in groups for t in g.trajectories]
     over_batch = (
         pooled_spread(return_columns(everyone, turn_weights)) if scale_rewards and scale_by == "batch" else None
     )
-    weigh = token_weights(loss, everyone, token_constant)
+    weigh, leave_one_out = token_weights(loss, everyone, token_constant), find_loss(loss).leave_one_out
     rows: list[Row] = []
     silent = [row for g in filtered for t in g.trajectories for row in trajectory_rows(t, [0.0], 0.0)]
     advantages: dict[str, float] = {}
     for group in groups:
         columns = return_columns(group.trajectories, turn_weights)
         spread = over_batch or (pooled_spread(columns) if scale_rewards else None)
-        by_turn = [group_advantages(column, scale_rewards, spread, loss == "rloo") for column in columns]
+        if advantage is None:
+            by_turn = [group_advantages(column, scale_rewards, spread, leave_one_out) for column in columns]
+        else:
+            lengths = [t.sampled_tokens for t in group.trajectories]
+            by_turn = [own_advantages(advantage, column, lengths) for column in columns]
         for member, trajectory in enumerate(group.trajectories):
             own = [column[member] for column in by_turn]
             advantages[trajectory.id] = _mean_advantage(trajectory, own)
@@ -113,23 +128,10 @@ def assign_advantages(
 
 
 def token_weights(loss: str, trajectories: Sequence[Trajectory], token_constant: int) -> dict[str, float]:
-    """What a sampled token of each trajectory counts in the batch's loss.
-
-    GRPO and GSPO average over a trajectory's tokens and then over trajectories; Dr. GRPO divides every token by
-    the same constant, so that length earns nothing; DAPO and CISPO average over all tokens of the batch; RLOO
-    takes the trajectory's log-prob whole, a sum over its tokens, and averages over trajectories.
-    """
-    count, tokens = len(trajectories), {t.id: max(1, t.sampled_tokens) for t in trajectories}
-    total = sum(tokens.values())
-    match loss:
-        case "dr_grpo":
-            return {key: 1 / (count * token_constant) for key in tokens}
-        case "dapo" | "cispo":
-            return {key: 1 / total for key in tokens}
-        case "rloo":
-            return {key: 1 / count for key in tokens}
-        case _:
-            return {key: 1 / (count * own) for key, own in tokens.items()}
+    """What a sampled token of each trajectory counts in the batch's loss (learn/losses/weights.py)."""
+    tokens = {t.id: max(1, t.sampled_tokens) for t in trajectories}
+    batch = BatchCounts(len(trajectories), sum(tokens.values()), token_constant)
+    return {key: find_loss(loss).weight.of(own, batch) for key, own in tokens.items()}
 
 
 def return_columns(

@@ -17,7 +17,7 @@ from airloop.learn.advantages import Batch, token_advantages, trajectory_of
 from airloop.learn.batches import MicroBatch, PackedPlan, Row, micro_batches, sample_rows
 from airloop.learn.forward import known_blocks, training_hidden
 from airloop.learn.logprobs import frozen_head, token_logprobs
-from airloop.learn.losses import LOSSES, SEQUENCE_LOSSES, LossSettings, LossTerms
+from airloop.learn.losses import LossSettings, LossTerms, find_loss
 from airloop.learn.optimiser import NotFinite, Optimiser, assign
 from airloop.learn.parallel import Shards, idle_part, share_rows
 from airloop.learn.report import Report, Statistics, over_passes, over_steps
@@ -141,7 +141,7 @@ class Learner:
             plan = PackedPlan(part, self.policy.device)
             logprobs, entropy = self._forward(plan)
             terms = _terms(part, plan, logprobs, None, None, None)
-            loss, parts = LOSSES[self.settings.loss](terms, self.settings.loss_settings)
+            loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
             if i < len(own):
                 looked.add(loss, terms, entropy, parts)
         return looked
@@ -241,7 +241,7 @@ class Learner:
         The rows of a trajectory may lie in several micro-batches, and each needs the mean over all of them before
         its own backward: so this is a forward pass of its own over the batch. The first pass needs none, it is 0.
         """
-        if self.settings.loss not in SEQUENCE_LOSSES:
+        if not find_loss(self.settings.loss).per_sequence:
             return None
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
@@ -268,7 +268,7 @@ class Learner:
         plan = PackedPlan(part, self.policy.device)
         logprobs, entropy = self._forward(plan)
         terms = _terms(part, plan, logprobs, old, reference, drift)
-        loss, parts = LOSSES[self.settings.loss](terms, self.settings.loss_settings)
+        loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
         loss.backward()
         stats.add(loss, terms, entropy, parts)
         stats.find_worst(part, plan, terms)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from airloop.learn.batches import MicroBatch, PackedPlan
     from airloop.learn.losses import LossTerms
 
+# Means over the tokens as they were sampled; whatever else a loss tells of its tokens is what it did to them.
+OF_SAMPLED = ("entropy", "importance", "cut")
+
 
 @dataclass(frozen=True)
 class Worst:
@@ -41,7 +44,8 @@ def over_passes(sampled: Mapping[str, float], passes: Sequence[Statistics]) -> d
     """What is said of the sampled tokens is of the first pass, before anything has moved; what the loss and its
     clipping did is the mean over all."""
     found = [stats.metrics() for stats in passes]
-    moved = {name: statistics.fmean(m[name] for m in found) for name in ("loss", "clipped", "kl") if name in found[0]}
+    names = ["loss", *(name for name in passes[0].sums if name not in OF_SAMPLED)]
+    moved = {name: statistics.fmean(m[name] for m in found) for name in names}
     return found[0] | dict(sampled) | moved
 
 
@@ -143,7 +147,7 @@ class Statistics:
             return {}
         means = {
             name: sum(stats.sums[name] / stats.tokens * tokens for stats, tokens in parts) / total
-            for name in ("entropy", "importance", "cut")
+            for name in OF_SAMPLED
             if all(name in stats.sums for stats, _ in parts)
         }
         weights = torch.cat([torch.full((stats.tokens,), tokens / stats.tokens) for stats, tokens in parts])

@@ -314,7 +314,7 @@ def _can_go_on(status: Mapping[str, Any]) -> bool:
 
 def digest_of(config: Config) -> str:
     """Of a config as it was asked for, before a budget of time or a supervised start changed anything in it."""
-    files = [content_digest(env.id) for env in config.orchestrator.env]
+    files = [content_digest(name) for name in config.own_code]
     return hashlib.sha256("\n".join([to_toml(config), *filter(None, files)]).encode()).hexdigest()[:16]
 
 

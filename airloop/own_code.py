@@ -1,0 +1,80 @@
+"""Code of the user's own, named by a file and a name in it: "./my_env.py:MyEnv", "./my_loss.py:loss"."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from airloop.errors import AirError
+
+MARK = ".py:"
+
+
+def is_file_id(name: str) -> bool:
+    return MARK in name or name.endswith(".py")
+
+
+def split_id(file_id: str) -> tuple[str, str, str]:
+    """Path, colon, name. Only the colon after .py counts: a Windows path has one more."""
+    head, mark, name = file_id.rpartition(MARK)
+    return (f"{head}.py", ":", name) if mark else (file_id, "", "")
+
+
+def anchored(file_id: str, folders: Sequence[Path]) -> str:
+    """The id with an absolute path, so that it means the same from anywhere: the first of the folders that has it."""
+    path, colon, name = split_id(file_id)
+    found = [folder.absolute() / Path(path).expanduser() for folder in folders]
+    chosen = next((path for path in found if path.is_file()), found[0])
+    return f"{chosen.resolve()}{colon}{name}"
+
+
+def content_digest(file_id: str) -> str:
+    """Of the file's text: another text is other code. Empty where there is no such file."""
+    path = Path(split_id(file_id)[0]).expanduser()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if is_file_id(file_id) and path.is_file() else ""
+
+
+def check_file(file_id: str, what: str, correct: str) -> Path:
+    """The file, not yet imported. One that lies inside a run's directory came with the run, from whoever made it:
+    reading a run must never run code."""
+    path = Path(split_id(file_id)[0]).expanduser().absolute()
+    if not path.is_file():
+        raise AirError(f"There is no file {path} for the {what} {file_id!r}.", correct)
+    if run := next((p for p in path.parents if (p / "status.json").is_file() and (p / "config.toml").is_file()), None):
+        raise AirError(
+            f"The {what} {file_id!r} is a file inside the run {run}, and a run's files are never executed.",
+            "look at the file; if you trust it, copy it elsewhere and name that place in the config.",
+        )
+    return path
+
+
+def load_module(path: Path) -> ModuleType:
+    """Imported once, under a name of its own: classes in it can be pickled, and two files of one name do not meet."""
+    name = f"airloop_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # a file whose name ends in .py has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise AirError(
+            f"{path}{line_of(error, path)} cannot be imported: {type(error).__name__}: {error}.", "mend the file."
+        ) from error
+    return module
+
+
+def line_of(error: Exception, path: Path) -> str:
+    """ ":12", the last line of the file that the error went through; empty where it did not."""
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}" if error.filename == str(path) else ""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f":{frame.lineno}" for frame in frames if frame.filename == str(path)), "")
