@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 from support.packages import PACKAGES, ROOT, python_files
@@ -13,11 +14,12 @@ from support.packages import PACKAGES, ROOT, python_files
 # each other.
 FLOORS = (
     ("types", "errors", "effort", "forkserver", "interrupts", "limits", "locks", "plugins", "text"),
-    ("events", "extras", "files", "shipped", "waits"),
+    ("events", "extras", "files", "own_code", "shipped", "waits"),
     ("envs", "models", "sandbox", "stats", "world"),
-    ("config", "policy", "starter", "success"),
-    ("learn", "plan"),
-    ("engine",),
+    ("policy", "starter", "success"),
+    ("learn",),
+    ("config",),
+    ("engine", "plan"),
     ("rollout",),
     ("runs",),
     ("determinism",),
@@ -91,6 +93,29 @@ def test_imports_go_down(module: str) -> None:
     others = {name: part_of(name) for name in imports(module)}
     wrong = [name for name, part in others.items() if part and part != here and FLOOR[part] >= FLOOR[here]]
     assert not wrong, f"{module} is of the part {here!r} and imports from above or beside it: {wrong}"
+
+
+def test_every_module_that_is_imported_is_there() -> None:
+    """Also inside functions, which mypy and no test may reach."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (*python_files(), *others())}
+    asked = {
+        (str(path.relative_to(ROOT)), name)
+        for path, text in texts.items()
+        for node in ast.walk(ast.parse(text))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    assert not [one for one in asked if one[1].partition(".")[0] in PACKAGES and one[1] not in modules()]
+
+
+def others() -> Iterator[Path]:
+    for folder in ("bench", "scripts", "tests"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
 
 
 def test_every_part_has_its_floor() -> None:

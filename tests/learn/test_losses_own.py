@@ -12,9 +12,9 @@ from tiny_runs import WARMSTART, write_config
 from airloop.config import load_config, to_toml
 from airloop.errors import AirError
 from airloop.learn.losses import LOSSES, POLICY_LOSSES
-from airloop.run import Run, digest_of
+from airloop.runs.run import Run, digest_of
 from airloop.train import start
-from airloop.watch.display import Display
+from airloop.watch.display.display import Display
 
 DOCS = Path(__file__).parents[2] / "docs" / "losses.md"
 TOKEN = "-terms.advantage * terms.logprobs"
