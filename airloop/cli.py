@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airloop import interrupts
+from airloop import __version__, interrupts
 from airloop.commands.common import Json, fail, print_json
 from airloop.commands.configs import configs
+from airloop.commands.help import WIDEST, Group, asks_for_help, print_help
 from airloop.commands.init import init
 from airloop.commands.log import log
 from airloop.commands.plugins import add_plugins
@@ -26,7 +27,8 @@ BEGAN = time.time()  # a budget of minutes counts what importing takes, too
 
 app = typer.Typer(
     name="air",
-    help="Train language-model agents by reinforcement learning.",
+    cls=Group,
+    context_settings={"max_content_width": WIDEST},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,7 +44,7 @@ def main() -> None:
     interrupts.heed()
     use_plain_signs()
     try:
-        app(standalone_mode=False)
+        app(prog_name="air", standalone_mode=False)
     except AirError as error:
         fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
     except KeyboardInterrupt:
@@ -57,12 +59,34 @@ def main() -> None:
         raise
 
 
-def _config(context: typer.Context, help_text: str = "") -> Any:
-    from airloop.config import format_keys, load_config
+def _version(wanted: bool) -> None:
+    """From what is installed: to import torch would take seconds."""
+    if wanted:
+        import platform
+        from importlib.metadata import PackageNotFoundError, version
 
-    if "--help" in context.args or "-h" in context.args:
-        print(help_text + "\n\n" + format_keys())
+        try:
+            torch = f"torch {version('torch')}"
+        except PackageNotFoundError:
+            torch = "no torch"
+        print(f"air {__version__} (Python {platform.python_version()}, {torch})")
         raise typer.Exit(0)
+
+
+@app.callback()
+def air(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="The versions of air, Python and torch.")
+    ] = False,
+) -> None:
+    """Train language-model agents by reinforcement learning."""
+
+
+def _config(context: typer.Context, help_text: str = "") -> Any:
+    from airloop.config import load_config
+
+    if asks_for_help(context.args):
+        print_help(help_text, context.args)
     return load_config(context.args)
 
 
@@ -106,6 +130,7 @@ loaded, plays a few episodes and proves that training can work; its failures sto
   --continue           go on with the latest unfinished run of this very config, if there is one
   --skip-proofs        leave out the doctor's episodes and proofs; the run records it
   --json               print the result as JSON
+  --help [KEY]         this; of a section or a key alone (trainer.loss, lr): type, default and what it does
 
 Keys:"""
 
@@ -203,8 +228,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate a model, a run, a script or a URL on held-out tasks: air eval @ config.toml --agent …"""
-    if {"--help", "-h"} & {*context.args}:
-        _config(context, EVAL_HELP)
+    if asks_for_help(context.args):
+        print_help(EVAL_HELP, context.args)
     _refuse_minutes(context)
     from airloop.watch.display.display import Display
 
@@ -247,8 +272,8 @@ def examine_config(
     as_json: Json = False,
 ) -> None:
     """Say, before the first GPU hour, whether a run will learn, and why not: air doctor @ config.toml."""
-    if {"--help", "-h"} & {*context.args}:
-        _config(context, DOCTOR_HELP)
+    if asks_for_help(context.args):
+        print_help(DOCTOR_HELP, context.args)
     from airloop.doctor.report import as_json as report_json
     from airloop.doctor.report import exit_code, format_report
     from airloop.doctor.tokens import coloured
@@ -360,9 +385,11 @@ def models(as_json: Json = False) -> None:
         print(f"{name:46s} {row.type:10s} {size:>9s}  {row.where}{why_not}")
 
 
-app.add_typer(configs, name="configs", help="Configs that come with air: list them, show one, copy one to change it.")
-app.add_typer(log, name="log", help="The logbook: every run with its goal, what changed, what came of it.")
-app.add_typer(tasks, name="tasks", help="List environments and their tasks, look at one, try one out.")
+app.add_typer(
+    configs, name="configs", cls=Group, help="Configs that come with air: list them, show one, copy one to change it."
+)
+app.add_typer(log, name="log", cls=Group, help="The logbook: every run with its goal, what changed, what came of it.")
+app.add_typer(tasks, name="tasks", cls=Group, help="List environments and their tasks, look at one, try one out.")
 app.command()(init)
 add_plugins(app, {"tasks": tasks, "log": log})
 

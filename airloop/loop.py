@@ -43,6 +43,8 @@ MOST_REFUSALS = 3
 
 @dataclass(frozen=True)
 class Outcome:
+    """Episodes on the held-out tasks before the first step and after the last: the same tasks and seeds."""
+
     before: list[Trajectory]
     after: list[Trajectory]
 

@@ -56,9 +56,11 @@ WARMSTART_S = 6 * 3600.0
 
 @dataclass(frozen=True)
 class Finished:
-    run: Run
-    outcome: Outcome
-    text: str
+    """A run that came to its end."""
+
+    run: Run  # its directory: config, metrics, episodes
+    outcome: Outcome  # the held-out episodes
+    text: str  # the summary that `air train` prints
 
 
 def start(

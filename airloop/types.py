@@ -123,6 +123,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
+    """One episode, from its task to its score, with every token that was sampled in it."""
+
     id: str  # unique within a run: task, policy version, time, sample number
     task: Task
     seed: int

@@ -40,7 +40,10 @@ def imported(*words: object, cwd: Path) -> tuple[int, set[str]]:
     ("words", "code"),
     [
         (["--help"], 0),
+        (["--version"], 0),
         (["train", "--help"], 0),
+        (["train", "--help", "trainer.loss"], 0),
+        (["train", "--help", "no_such_key"], 1),
         (["train", "--orchestrator.no_such_key", "3"], 1),
         (["train", "--max_steps", "many"], 1),
         (["train", "quickstrat"], 1),

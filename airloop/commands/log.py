@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from airloop.commands.common import Json, print_json
+from airloop.commands.help import asks_for_help, print_help
 from airloop.errors import AirError
 
 log = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -144,11 +145,10 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Reserve a name for a run before it is started: air log plan @ config.toml --goal "…"."""
-    from airloop.config import format_keys, load_config
+    from airloop.config import load_config
 
-    if {"--help", "-h"} & {*context.args}:
-        print(f"{PLAN_HELP}\n\n{format_keys()}")
-        raise typer.Exit(0)
+    if asks_for_help(context.args):
+        print_help(PLAN_HELP, context.args)
     from airloop.runs.run import Run
 
     flags = [*context.args, *(["--logbook.goal", goal] if goal is not None else [])]

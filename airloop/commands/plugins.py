@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import typer
 
+from airloop.commands.help import Group
 from airloop.plugins import plugins
 
 
@@ -23,6 +24,6 @@ def add_plugins(app: typer.Typer, groups: Mapping[str, typer.Typer]) -> None:
             print(f"air: the command {name!r} of {where} cannot be used: {error!r}", file=sys.stderr)
             continue
         if isinstance(command, typer.Typer):
-            into.add_typer(command, name=word)
+            into.add_typer(command, name=word, cls=Group)
         else:
             into.command(word)(command)

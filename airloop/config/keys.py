@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import textwrap
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -121,19 +123,49 @@ def section_at(path: Sequence[str | int]) -> type[BaseModel] | None:
     return section_of(field.annotation) if field is not None else None
 
 
-def format_keys() -> str:
+def find_keys(name: str) -> list[Key]:
+    """The keys of a section with those below it, or one key; else whatever is called so, wherever it stands."""
+    wanted, known = _as_named(name), describe_keys()
+    if wanted in ("", "top_level"):
+        return [key for key in known if not key.section]
+    within = [key for key in known if f"{_as_named(key.name)}.".startswith(f"{wanted}.")]
+    return within or [key for key in known if f".{wanted}." in f".{_as_named(key.name)}."]
+
+
+def nearest_names(name: str) -> list[str]:
+    """Keys and sections that a name may have been meant for: near by the whole, or by the last part."""
+    wanted, keys = _as_named(name), describe_keys()
+    names = sorted({*(_as_named(key.name) for key in keys), *(_as_named(key.section) for key in keys if key.section)})
+    leaves = {one.rpartition(".")[2]: one for one in names}
+    near = [leaves[leaf] for leaf in difflib.get_close_matches(wanted.rpartition(".")[2], leaves)]
+    return list(dict.fromkeys([*difflib.get_close_matches(wanted, names), *near]))
+
+
+def _as_named(name: str) -> str:
+    """As in help: `[[orchestrator.env]]`, `--orchestrator.env.0` and `orchestrator.env` are the same."""
+    return name.strip("[]- ").replace("-", "_").replace(" ", "_").replace(".0", "")
+
+
+def format_keys(keys: Sequence[Key] | None = None, width: int = 120) -> str:
     """The keys by section, for `air train --help`."""
     lines: list[str] = []
-    keys = describe_keys()
-    width = max(len(key.name.rpartition(".")[2]) for key in keys)
+    keys = describe_keys() if keys is None else keys
+    widest = max(len(key.name.rpartition(".")[2]) for key in keys)
     for index, key in enumerate(keys):
         if index == 0 or key.section != keys[index - 1].section:
             lines += ["", header(key.section) or "top level"]
         default = f" = {key.default}" if key.default not in ("", REQUIRED) else ""
         note = " (required)" if key.default == REQUIRED else ""
-        lines.append(f"  {key.name.rpartition('.')[2]:<{width}}  {key.type}{default}{note}")
-        lines.append(f"  {'':<{width}}    {key.help}")
+        lead, under = f"  {key.name.rpartition('.')[2]:<{widest}}  ", " " * (widest + 6)
+        lines += _wrapped(f"{key.type}{default}{note}", width, lead, under)
+        lines += _wrapped(key.help, width, under, under)
     return "\n".join(lines).strip()
+
+
+def _wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def header(section: str) -> str:

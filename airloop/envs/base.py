@@ -54,13 +54,16 @@ class Session(ABC):
         return None
 
     @abstractmethod
-    async def begin(self) -> Opening: ...
+    async def begin(self) -> Opening:
+        """The episode's first messages, and the tools that it has."""
 
     @abstractmethod
-    async def act(self, action: Action) -> Observation: ...
+    async def act(self, action: Action) -> Observation:
+        """What one action of a reply did; a reply may have several. `done` ends the episode."""
 
     @abstractmethod
-    async def finish(self) -> Score: ...
+    async def finish(self) -> Score:
+        """What the episode was worth, also of one that ran out of turns, context or time."""
 
     def invalid(self, action: Action) -> Observation:
         """The answer to a reply without a valid action; an environment may price it."""
@@ -78,8 +81,12 @@ class Session(ABC):
 
 
 class Environment(ABC):
+    """Tasks, and sessions to play them in. `name`, `action_format`, `max_turns`, `tasks`, `open` and `scripted` must be
+    given; the rest has defaults."""
+
     name: ClassVar[str]
     action_format: ClassVar[ActionFormat]
+    # What a config may set in `args = { … }`.
     Args: ClassVar[type[EnvArgs]] = EnvArgs
     # The metric, from 0 to 1, that its users want (`correct`, `improved`). It comes before the reward wherever results
     # are shown, chosen or compared: a reward can rise without it. None: only the reward is known.
@@ -105,7 +112,8 @@ class Environment(ABC):
 
     @property
     @abstractmethod
-    def max_turns(self) -> int: ...
+    def max_turns(self) -> int:
+        """The most replies of an episode."""
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
@@ -121,7 +129,8 @@ class Environment(ABC):
         return False
 
     @abstractmethod
-    def open(self, task: Task, seed: int) -> Session: ...
+    def open(self, task: Task, seed: int) -> Session:
+        """A fresh session; whatever is random in it follows from the seed."""
 
     @abstractmethod
     def scripted(self, name: str, task: Task, seed: int) -> Agent:

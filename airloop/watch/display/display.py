@@ -32,7 +32,7 @@ REDRAWN_PER_S = 4
 
 
 class Display:
-    """Implements loop.Watcher. Without a terminal it prints plain lines only."""
+    """A Watcher for the terminal: one live block. Without a terminal it prints plain lines only."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, highlight=False)
