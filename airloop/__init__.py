@@ -1,9 +1,59 @@
-"""air: reinforcement learning for language-model agents."""
+"""air: reinforcement learning for language-model agents.
 
-import os
+`import airloop` imports nothing slow and sets nothing; each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airloop.api import evaluate, train
+    from airloop.config import Config, load_config
+    from airloop.engine.base import Engine, Sampling
+    from airloop.envs.base import Environment, Session
+    from airloop.errors import AirError, InfraError
+    from airloop.runs.run import Run
+    from airloop.types import Action, Agent, Message, Observation, Score, Task
 
 __version__ = "0.1.0"
+__all__ = [
+    "Action",
+    "Agent",
+    "AirError",
+    "Config",
+    "Engine",
+    "Environment",
+    "InfraError",
+    "Message",
+    "Observation",
+    "Run",
+    "Sampling",
+    "Score",
+    "Session",
+    "Task",
+    "evaluate",
+    "load_config",
+    "train",
+]
+_PLACES = {
+    "airloop.api": ("evaluate", "train"),
+    "airloop.config": ("Config", "load_config"),
+    "airloop.engine.base": ("Engine", "Sampling"),
+    "airloop.envs.base": ("Environment", "Session"),
+    "airloop.errors": ("AirError", "InfraError"),
+    "airloop.runs.run": ("Run",),
+    "airloop.types": ("Action", "Agent", "Message", "Observation", "Score", "Task"),
+}
 
-# Before torch is loaded: idle OpenMP threads sleep instead of spinning. Sampling shares its cores with the
-# environments' own processes, and a spinning thread that waits for one that is not scheduled waits long.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+def __getattr__(name: str) -> Any:
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(importlib.import_module(place), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

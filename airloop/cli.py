@@ -19,6 +19,7 @@ from airloop.commands.plugins import add_plugins
 from airloop.commands.tasks import tasks
 from airloop.errors import AirError, Stopped
 from airloop.text.plain import begin_with_utf8, use_plain_signs
+from airloop.threads import let_idle_sleep
 
 if TYPE_CHECKING:
     from airloop.watch.display.display import Display
@@ -41,6 +42,7 @@ SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doc
 
 def main() -> None:
     begin_with_utf8()
+    let_idle_sleep()
     interrupts.heed()
     use_plain_signs()
     try:
@@ -160,7 +162,7 @@ def train(
     with Display(quiet=as_json) as display:
         what = f"going on with {resume}" if resume else f"{config.model.name} learns {config.task}"
         _begin(display, f"air train: {what}")
-        from airloop.train import start
+        from airloop.training import start
 
         finished = start(config, display, resume, skip_proofs, BEGAN)
     if as_json:

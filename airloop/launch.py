@@ -32,7 +32,7 @@ from airloop.types import Alarm
 from airloop.watch.display.display import Display
 
 # What every rank imports.
-PRELOADED = ("airloop.rank", "airloop.train", "airloop.engine.embedded", "torch.distributed.fsdp")
+PRELOADED = ("airloop.rank", "airloop.training", "airloop.engine.embedded", "torch.distributed.fsdp")
 # Lines of a dead rank's output that are shown; log.txt has all.
 LAST_LINES = 12
 # One rank's end breaks the others' connections: their complaints are waited for, to tell the cause from the effect.

@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _run(order: Order, reporter: Reporter) -> None:
-    from airloop.train import send_logs_to, train_rank
+    from airloop.training import send_logs_to, train_rank
     from airloop.world import Ranks
 
     run = Run.open(Path(order.run))

@@ -87,7 +87,7 @@ def _silenced(fault: Fault) -> Iterator[None]:
 @contextmanager
 def _recorded(fault: Fault) -> Iterator[None]:
     """Every note that a run takes of itself says it, the first of which is taken before anything is sampled."""
-    from airloop import train
+    from airloop import training as train
     from airloop.runs.run import Run
 
     note, summary = Run.note, train.summary

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def work(path: Path) -> None:
-    from airloop.train import start
+    from airloop.training import start
 
     run = Run.open(path)
     status = run.status()

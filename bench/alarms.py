@@ -30,7 +30,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from airloop import assemble, train
+from airloop import assemble
+from airloop import training as train
 from airloop.config import load_config
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError, InfraError

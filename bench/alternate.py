@@ -15,7 +15,6 @@ import time
 import torch
 from shapes import SHAPES, make_model
 
-import airloop  # noqa: F401
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.advantages import Batch

@@ -16,7 +16,7 @@ import argparse
 import asyncio
 
 from airloop.config import load_config
-from airloop.train import start
+from airloop.training import start
 from airloop.warmstart import warmstart
 from airloop.watch.display.display import Display
 from airloop_lab.faults import fault_on

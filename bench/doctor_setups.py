@@ -295,7 +295,7 @@ def train(setup: Setup) -> dict[str, Any]:
 
     from airloop.doctor.preflight import _for_one
     from airloop.runs.run import Run
-    from airloop.train import start
+    from airloop.training import start
     from airloop.warmstart import started
     from airloop.watch.display.display import Display
 

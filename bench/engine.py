@@ -23,7 +23,6 @@ import httpx
 import torch
 from shapes import SHAPES, make_model
 
-import airloop  # noqa: F401  before torch is used: sets how its threads wait
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.models.head import logits_head

@@ -19,7 +19,6 @@ import time
 
 import torch
 
-import airloop  # noqa: F401  before torch: sets how its threads wait
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn import lora

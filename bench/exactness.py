@@ -15,7 +15,6 @@ import random
 import torch
 from shapes import SHAPES, make_model
 
-import airloop  # noqa: F401
 from airloop.engine.base import Generation, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.batches import Row

@@ -23,7 +23,7 @@ from airloop.config import load_config
 from airloop.doctor import forecast as forecasts
 from airloop.doctor.forecast import Forecast
 from airloop.runs.run import Run
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 from airloop_lab.faults import replaced
 

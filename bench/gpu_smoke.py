@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-import airloop  # noqa: F401  before torch
 from airloop.config import load_config
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
@@ -23,7 +22,7 @@ from airloop.learn.learner import Learner, LearnerSettings
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 

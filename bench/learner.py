@@ -25,7 +25,6 @@ from dataclasses import dataclass
 import torch
 from shapes import SHAPES, TARGETS, make_model
 
-import airloop  # noqa: F401  sets how torch's threads wait
 from airloop.assemble import checkpoint_activations
 from airloop.learn import batches
 from airloop.learn.advantages import Batch

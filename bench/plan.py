@@ -19,7 +19,6 @@ import torch
 from rl_step import GIB, Parts, reset_peak, set_up, synchronize
 from shapes import SHAPES
 
-import airloop  # noqa: F401  before torch
 from airloop.config import Config
 from airloop.engine.base import Sampling
 from airloop.learn.advantages import Batch

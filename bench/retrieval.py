@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import airloop  # noqa: F401  before torch
 from airloop_envs.musique.library import load
 from airloop_envs.musique.questions import Question, arrange
 from airloop_envs.musique.retrievers import Retriever, make_retriever

@@ -26,7 +26,6 @@ import torch
 from rl_work import Work
 from shapes import SHAPES, make_model
 
-import airloop  # noqa: F401  before torch: sets how its threads wait
 from airloop.assemble import learner_settings, make_policy
 from airloop.config import Config
 from airloop.engine.base import Sampling

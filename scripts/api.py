@@ -15,12 +15,17 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # Of each part: a sentence, then module and names; of a class in brackets the members that are public.
 PARTS: dict[str, tuple[str, dict[str, list[str]]]] = {
     "Train": (
-        "What `air train` does; the README has an example. A config has the keys that `air train --help` lists.",
+        "What `air train` and `air eval` do. A config has the keys that `air train --help` lists.",
         {
+            "airloop.api": ["train", "evaluate"],
             "airloop.config": ["load_config", "with_changes", "to_toml"],
-            "airloop.train": ["start", "Finished", "Run(open, name, status, metrics, evaluation, evaluations, alarms)"],
+            "airloop.training": [
+                "start",
+                "Finished",
+                "Run(open, name, status, metrics, evaluation, evaluations, alarms)",
+            ],
             "airloop.loop": ["Outcome", "best_step"],
-            "airloop.watch.display": ["Display()"],
+            "airloop.watch.display.display": ["Display()"],
         },
     ),
     "Environments": (
@@ -41,9 +46,12 @@ PARTS: dict[str, tuple[str, dict[str, list[str]]]] = {
         "Token ids in, token ids out.",
         {"airloop.engine.base": ["Engine", "Sampling", "Generation", "Limits", "ContextFull"]},
     ),
-    "Losses": ("See [losses.md](losses.md).", {"airloop.learn.losses": ["policy_loss", "LossTerms", "LossSettings"]}),
+    "Losses": (
+        "See [losses.md](losses.md).",
+        {"airloop.learn.losses.base": ["LossSpec", "LossTerms", "LossSettings"]},
+    ),
     "Checks": ("", {"airloop.doctor.base": ["check", "Finding", "passed", "not_judged"]}),
-    "Onlookers": ("", {"airloop.watch.base": ["Watcher"], "airloop.watch.sinks": ["Sink"]}),
+    "Onlookers": ("", {"airloop.events": ["Watcher"], "airloop.watch.sinks.sinks": ["Sink"]}),
 }
 
 

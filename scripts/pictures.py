@@ -23,7 +23,7 @@ def board(words: list[str]) -> None:
     from rich.console import Console
 
     from airloop.config import load_config
-    from airloop.train import start
+    from airloop.training import start
     from airloop.watch.display import Display
 
     config = load_config(words)

@@ -17,7 +17,7 @@ from rich.console import Console
 from tiny_runs import WARMSTART, write_config
 
 from airloop.config import load_config
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 # A KL term has names of its own, and with it every token is trained.

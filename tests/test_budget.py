@@ -24,7 +24,7 @@ from airloop.budget import Amounts, Budget, Costs, EpisodeSize, changes_of, cost
 from airloop.config import Refused, load_config, with_changes
 from airloop.runs.run import Run
 from airloop.speed import Speed, measure_speed
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 GROUP = 4

@@ -28,7 +28,7 @@ from airloop.doctor.failures import DESIGN, WHAT
 from airloop.doctor.probe import before_warmstart
 from airloop.doctor.report import as_json, exit_code, format_report, refusal, warnings
 from airloop.errors import AirError
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 ROOT = Path(__file__).parents[1]

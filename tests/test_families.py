@@ -15,7 +15,7 @@ from tiny_runs import write_config
 from airloop.config import load_config
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.rollout.schedule import TaskSchedule
-from airloop.train import start
+from airloop.training import start
 from airloop.types import Score, Task, Trajectory
 from airloop.watch.display.display import Display
 from airloop.watch.metrics.families import by_family, first_and_last, pooled, table

@@ -11,7 +11,7 @@ from rich.console import Console
 import airloop.learn.advantages as advantages
 from airloop.config import load_config
 from airloop.runs.run import Run
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 from airloop_lab.faults import fault_on
 

@@ -28,7 +28,7 @@ from airloop.errors import AirError
 from airloop.files import append_line, read_lines, whole_directory, write_json
 from airloop.models import dtypes
 from airloop.runs.run import Run
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 FLAGS = {

@@ -20,7 +20,7 @@ from tiny_runs import write_config
 from airloop.config import TensorboardConfig, WandbConfig, load_config
 from airloop.errors import AirError
 from airloop.runs.run import Run
-from airloop.train import start
+from airloop.training import start
 from airloop.types import Alarm
 from airloop.watch.display.display import Display
 from airloop.watch.display.samples import CHARACTERS, step_samples

@@ -13,7 +13,7 @@ from support.packages import PACKAGES, ROOT, python_files
 # From the ground up: a part imports those above it in this list, and never one below. Parts of one line know nothing of
 # each other.
 FLOORS = (
-    ("types", "errors", "effort", "forkserver", "interrupts", "limits", "locks", "plugins", "text"),
+    ("types", "errors", "effort", "forkserver", "interrupts", "limits", "locks", "plugins", "text", "threads"),
     ("events", "extras", "files", "own_code", "shipped", "waits"),
     ("envs", "models", "sandbox", "stats", "world"),
     ("policy", "starter", "success"),
@@ -28,8 +28,8 @@ FLOORS = (
     ("evaluation", "launch", "rewards", "speed", "warmstart"),
     ("budget",),
     ("doctor", "loop"),
-    ("eval", "train"),
-    ("export", "logbook", "rank"),
+    ("eval", "training"),
+    ("api", "export", "logbook", "rank"),
     ("commands",),
     ("cli",),
     ("airloop_envs", "airloop_lab"),
@@ -75,7 +75,8 @@ def part_of(module: str) -> str:
 
 
 def test_nothing_is_imported_in_a_circle() -> None:
-    left = {module: imports(module) for module in modules()}
+    face = PACKAGES[0]  # it names what others have, and imports it when asked
+    left = {module: imports(module) - {face} for module in modules() if module != face}
     while True:
         needed = frozenset().union(*left.values())
         in_circle = {m: needs & left.keys() for m, needs in left.items() if m in needed and needs & left.keys()}

@@ -25,7 +25,7 @@ from airloop.rewards import as_paid, keep_rewards, kept_rewards
 from airloop.rollout.episode import EpisodeDefect, run_episode
 from airloop.runs.run import Run
 from airloop.success import in_order, name_of, step_success, success_in
-from airloop.train import start
+from airloop.training import start
 from airloop.types import Score, Task, Trajectory
 from airloop.watch.display.display import Display
 from airloop.watch.display.summary import summary

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from tiny_runs import tiny_run
 
-from airloop import train
+from airloop import training as train
 from airloop.config import WarmstartConfig, load_config
 from airloop.errors import AirError
 from airloop.files import write_json

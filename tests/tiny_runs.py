@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from airloop.config import load_config
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 CONFIG = """\

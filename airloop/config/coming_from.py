@@ -13,7 +13,7 @@ from airloop.config.foreign import ALIASES, FOREIGN_KEYS, FOREIGN_VALUES, Alias,
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.foreign_prime import PRIME
 from airloop.config.foreign_verl import VERL
-from airloop.config.schema import ENV_SYNONYMS
+from airloop.config.orchestrator import ENV_SYNONYMS
 from airloop.config.sources import leaves
 from airloop.config.toml import toml_value
 
@@ -32,6 +32,8 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "_kl_kind": ("low_var_kl", "abs"),
     "_estimator": ("grpo", "gae"),
     "_gpu_count": (2,),
+    "_dropout": (0.0, 0.1),
+    "_tool_choice": (True, False),
     "_per_prompt": (16,),
     "adam_beta1": (0.9,),
     "adam_beta2": (0.99,),

@@ -15,7 +15,7 @@ from airloop.envs.base import Opening
 from airloop.errors import InfraError
 from airloop.rollout.schedule import TaskSchedule, episode_seed
 from airloop.runs.run import Run, read_trajectories
-from airloop.train import start
+from airloop.training import start
 from airloop.types import Task
 from airloop.watch.display.display import Display
 

@@ -20,7 +20,7 @@ from airloop.learn.batches import Row
 from airloop.models.chat_forms import CHATML
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import read_trajectories
-from airloop.train import start
+from airloop.training import start
 from airloop.types import Trajectory
 from airloop.watch.display.display import Display
 

@@ -26,7 +26,7 @@ from airloop.runs.run import Run
 from airloop.sandbox.base import Image
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.door.doorkeeper import Door
-from airloop.train import send_logs_to
+from airloop.training import send_logs_to
 from airloop.waits import WAITS, Stall, Watchdog
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap")

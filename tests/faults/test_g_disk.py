@@ -17,7 +17,7 @@ from airloop.doctor.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_b
 from airloop.errors import AirError
 from airloop.learn.checkpoints import checkpoints
 from airloop.runs.run import Run, read_trajectories
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 

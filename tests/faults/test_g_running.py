@@ -23,7 +23,7 @@ from airloop.config import Config, load_config
 from airloop.rollout.schedule import Names, place_in_step
 from airloop.runs.run import Run, read_trajectories
 from airloop.runs.trajectory_file import from_json, to_json
-from airloop.train import start
+from airloop.training import start
 from airloop.types import Action, Observation, Trajectory
 from airloop.watch.display.display import Display
 
@@ -50,7 +50,7 @@ KILLED = """
 import os, signal, sys
 from airloop.config import load_config
 from airloop.learn import checkpoints
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 write = checkpoints._write_weights

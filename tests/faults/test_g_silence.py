@@ -23,7 +23,7 @@ from airloop.config import load_config
 from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.learn.learner import Learner
 from airloop.models import download
-from airloop.train import start
+from airloop.training import start
 from airloop.waits import WAITS, waiting
 from airloop.watch.display import heartbeat
 from airloop.watch.display.display import Display

@@ -14,7 +14,7 @@ from probe_cases import ARITH, case_of
 from support.warm_process import Process
 from tiny_runs import write_config
 
-from airloop import train
+from airloop import training as train
 from airloop.config import load_config
 from airloop.doctor import examine
 from airloop.doctor.base import checks
@@ -26,7 +26,7 @@ from airloop.runs.run import Run
 from airloop.shipped import HYPOTHESES, shipped
 from airloop.stats.looks import Looks
 from airloop.text.sparkline import sparkline
-from airloop.train import refuse_faulty, start
+from airloop.training import refuse_faulty, start
 from airloop.watch.alarms import monitor as alarms
 from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.display import Display
@@ -252,7 +252,8 @@ def test_train_has_no_flag_for_faults(air: Any) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_taken_out_without_a_trace_and_told_while_it_is_in(name: str, tmp_path: Path) -> None:
     def parts() -> list[Any]:
-        from airloop import loop, train
+        from airloop import loop
+        from airloop import training as train
 
         own = [PackedPlan.__init__, EmbeddedEngine.__init__, loop.assign_advantages]
         return [*own, train.summary, Run.note, alarms.rules, examine.checks]

@@ -26,7 +26,7 @@ from airloop.runs.damaged import Reader
 from airloop.runs.entries import add_entry, read_entries
 from airloop.runs.run import Run
 from airloop.text.figures import columns, duration, fitted, memory, money, plain, trend
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 

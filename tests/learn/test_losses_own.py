@@ -13,7 +13,7 @@ from airloop.config import load_config, to_toml
 from airloop.errors import AirError
 from airloop.learn.losses import LOSSES, POLICY_LOSSES
 from airloop.runs.run import Run, digest_of
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 DOCS = Path(__file__).parents[2] / "docs" / "losses.md"

@@ -12,7 +12,7 @@ from rich.console import Console
 from airloop.assemble import learner_settings
 from airloop.config import load_config
 from airloop.runs.run import Run
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 CONFIG = """\

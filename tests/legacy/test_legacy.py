@@ -12,7 +12,7 @@ from make import FINISHED
 
 from airloop.config import load_config
 from airloop.runs.run import Run
-from airloop.train import start
+from airloop.training import start
 from airloop.watch.display.display import Display
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))

@@ -1,0 +1,85 @@
+"""From Python: `airloop.train(…)` and `airloop.evaluate(…)`, what `air train` and `air eval` do."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airloop.threads import let_idle_sleep
+
+if TYPE_CHECKING:
+    from airloop.config import Config
+    from airloop.training import Finished
+
+
+def train(
+    config: Config | str | Path | Sequence[str],
+    *,
+    resume: str | Path | None = None,
+    skip_proofs: bool = False,
+    quiet: bool = False,
+) -> Finished:
+    """Train as `air train` does. `config`: a Config, the name of one that comes with air, a TOML's path, or the words
+    of the command line (["arith", "--max_steps", "10"]). `resume`: a run to go on with; its own config is then used.
+    Returns the run and what came of it. AirError says what is wrong and how to mend it.
+
+        finished = airloop.train("arith")
+        print(finished.run.path, finished.run.metrics("train")[-1]["reward"])
+    """
+    let_idle_sleep()
+    from airloop.config import Config, load_config
+    from airloop.training import start
+    from airloop.watch.display.display import Display
+
+    whole = config if isinstance(config, Config) else load_config(_words(config))
+    with Display(quiet=quiet) as display:
+        return start(whole, display, Path(resume) if resume is not None else None, skip_proofs)
+
+
+def evaluate(
+    agent: str,
+    config: Config | str | Path | Sequence[str],
+    *,
+    split: str | None = None,
+    n: int | None = None,
+    rollouts: int | None = None,
+    temperature: float | None = None,
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Evaluate as `air eval` does. `agent`: "model", "run:DIR", "scripted:oracle", "url:…"; `config` as for train.
+    Returns what evaluation.json holds: success and reward with their intervals, and where the episodes are.
+
+        report = airloop.evaluate("scripted:oracle", "arith", n=20)
+    """
+    let_idle_sleep()
+    from airloop.eval.evaluate import EvalOptions
+    from airloop.eval.evaluate import evaluate as run
+    from airloop.watch.display.display import Display
+
+    options = EvalOptions(agent, split, n, rollouts, temperature, Path(out) if out is not None else None)
+    with Display(quiet=quiet) as display, _as_words(config) as words:
+        return run(words, options, display)
+
+
+def _words(config: str | Path | Sequence[str]) -> list[str]:
+    if isinstance(config, str | Path):
+        return ["@", str(config)]
+    return list(config)
+
+
+@contextmanager
+def _as_words(config: Config | str | Path | Sequence[str]) -> Iterator[list[str]]:
+    """A Config is written to a file: an agent of another run is read with it."""
+    from airloop.config import Config, to_toml
+
+    if not isinstance(config, Config):
+        yield _words(config)
+        return
+    with tempfile.TemporaryDirectory(prefix="air-") as folder:
+        path = Path(folder) / "config.toml"
+        path.write_text(to_toml(config), encoding="utf-8")
+        yield ["@", str(path)]
