@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from airloop.config import Config
 from airloop.engine.base import Sampling
 from airloop.envs.base import Environment, Opening, load_environment
 from airloop.errors import AirError
-from airloop.events import Watcher
+from airloop.events import Say, Watcher
 from airloop.rollout.collected import RolloutSettings, Save
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import Planned, TaskSchedule
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from airloop.plan import Plan
     from airloop.policy import Policy
 
-Say = Callable[[str], None]
-
 
 @dataclass
-class Parts:
+class Components:
     config: Config
     loaded: Loaded
     policy: Policy
@@ -51,7 +49,7 @@ class Parts:
             await env.close()
 
 
-def assemble(config: Config, say: Say, world: World | None = None) -> Parts:
+def assemble(config: Config, say: Say, world: World | None = None) -> Components:
     """Cheap refusals first: environments and their tasks, then the model's small files, then its weights.
     On several ranks, each calls it and gets parts of its own."""
     envs = load_environments(config)
@@ -65,7 +63,7 @@ def assemble(config: Config, say: Say, world: World | None = None) -> Parts:
         raise
 
 
-def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: World) -> Parts:
+def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: World) -> Components:
     from airloop.engine.embedded import EmbeddedEngine
     from airloop.learn.learner import Learner
     from airloop.learn.parallel import shard
@@ -89,8 +87,8 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
     )
     learner = Learner(policy, settings, world, shards)
     notes = [*config.warnings(), *loaded.notes]
-    if engine.slow_because:
-        notes.append(f"sampling runs through transformers' own layers, correct but slower: {engine.slow_because}")
+    if engine.fallback_reason:
+        notes.append(f"sampling runs through transformers' own layers, correct but slower: {engine.fallback_reason}")
     if plan is not None and not plan.fits:
         notes.append(
             f"the memory plan has a peak of {plan.peak / 2**30:.1f} GiB where {plan.available / 2**30:.1f} GiB are "
@@ -98,7 +96,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
         )
     if any(env.action_format == "tools" for env in envs.values()):
         notes += loaded.tokenizer.tool_notes
-    return Parts(config, loaded, policy, engine, learner, envs, notes, world)
+    return Components(config, loaded, policy, engine, learner, envs, notes, world)
 
 
 def load_environments(config: Config) -> dict[str, Environment]:
@@ -269,7 +267,7 @@ def held_out_tasks(envs: dict[str, Environment], split: str, count: int) -> list
     return schedule.batch(0, min(count, len(schedule)))
 
 
-async def check_prompts(parts: Parts, tasks: list[Planned], watcher: Watcher) -> int:
+async def check_prompts(parts: Components, tasks: list[Planned], watcher: Watcher) -> int:
     """The longest first prompt of the tasks; refused if it leaves no room for a reply, and told if it leaves less than
     max_tokens (A4)."""
     watcher.phase("measuring the first prompts", len(tasks))
@@ -300,7 +298,7 @@ async def check_prompts(parts: Parts, tasks: list[Planned], watcher: Watcher) ->
     return longest
 
 
-async def _opening(parts: Parts, name: str, task: Task) -> Opening:
+async def _opening(parts: Components, name: str, task: Task) -> Opening:
     """It may take as long as an episode may: some environments measure a baseline first."""
     longest_s = parts.config.orchestrator.episode_timeout_s
     try:

@@ -19,7 +19,7 @@ from airloop.config.defaults import MOST_STEPS
 from airloop.speed import Speed, measure_speed
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
     from airloop.config import Config
     from airloop.events import Watcher
     from airloop.runs.run import Run
@@ -210,7 +210,7 @@ class Budget:
 
     async def plan(
         self,
-        parts: Parts,
+        parts: Components,
         watcher: Watcher,
         size: EpisodeSize,
         demonstration_tokens: float | None,
@@ -303,7 +303,7 @@ class Budget:
 
 
 async def keep_to_budget(
-    budget: Budget | None, parts: Parts, run: Run, watcher: Watcher, finished: int, replayed: bool
+    budget: Budget | None, parts: Components, run: Run, watcher: Watcher, finished: int, replayed: bool
 ) -> None:
     """After each step: the run's number of steps becomes what fits, which every rank must see alike."""
     if budget is None:

@@ -43,7 +43,7 @@ SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doc
 def main() -> None:
     begin_with_utf8()
     let_idle_sleep()
-    interrupts.heed()
+    interrupts.install_handlers()
     use_plain_signs()
     try:
         app(prog_name="air", standalone_mode=False)
@@ -238,9 +238,9 @@ def evaluate(
     try:
         with Display(quiet=as_json) as display:
             _begin(display, f"air eval: {agent}")
+            from airloop.eval.agents import UrlOptions
             from airloop.eval.evaluate import EvalOptions, format_report
             from airloop.eval.evaluate import evaluate as run
-            from airloop.eval.players import UrlOptions
 
             url = UrlOptions(url_model, price_in, price_out, api_key_env)
             options = EvalOptions(agent, split, n, rollouts, temperature, out, url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airloop.assemble import Parts, held_out_tasks
+from airloop.assemble import Components, held_out_tasks
 from airloop.events import Watcher
 from airloop.runs.run import Run
 from airloop.success import NAME, name_of
@@ -15,7 +15,7 @@ from airloop.watch.metrics.rows import means
 
 
 async def evaluate_policy(
-    parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str
+    parts: Components, run: Run, watcher: Watcher, step: int, name: str, split: str
 ) -> list[Trajectory]:
     """The current policy on a split; the run's metrics get a line with means and intervals."""
     settings = parts.config.orchestrator.eval

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from airloop.types import Alarm
+
+Say = Callable[[str], None]  # tells the user a sentence
 
 
 class Watcher(Protocol):

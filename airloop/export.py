@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import airloop
-from airloop.assemble import Say, learner_settings, load_model, make_policy
+from airloop.assemble import learner_settings, load_model, make_policy
 from airloop.config import Config
 from airloop.errors import AirError
 from airloop.eval.trained import Checkpoint, choose_checkpoint, with_weights
+from airloop.events import Say
 from airloop.files import read_object, whole_directory, write_json
 from airloop.runs.run import Run, read_trajectories
 

@@ -17,13 +17,13 @@ T = TypeVar("T")
 _stopped_by = signal.SIGINT
 
 
-def heed() -> None:
+def install_handlers() -> None:
     """For a command that somebody starts: `kill` is Ctrl-C, unless whoever starts it has other plans for it."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _stop)
 
 
-def heed_launcher() -> None:
+def install_launcher_handlers() -> None:
     """For a process that a command of ours has started: Ctrl-C is the command's way to say stop, whatever the one who
     started that had ignored; a `kill` that reaches all of them is the command's to answer."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -79,7 +79,7 @@ class Child:
 def run_ranks(run: Run, display: Display, resuming: bool) -> None:
     """Train `run` by a process for each rank; returns when all have ended well. The run must be locked by us."""
     gpus = devices(run.config)
-    alone = as_one_sees_it(run.config, "cuda" if gpus else "cpu").warnings()  # a rank tells these itself
+    alone = config_for_rank(run.config, "cuda" if gpus else "cpu").warnings()  # a rank tells these itself
     for warning in run.config.warnings():
         if warning not in alone:
             display.say(f"note: {warning}")
@@ -116,7 +116,7 @@ def devices(config: Config) -> list[str]:
     return [visible[gpu] if visible else str(gpu) for gpu in named]
 
 
-def as_one_sees_it(config: Config, device: str) -> Config:
+def config_for_rank(config: Config, device: str) -> Config:
     """A rank sees one GPU, its own, as number 0."""
     ids = [0] if device == "cuda" else None
     trainer = config.trainer.model_copy(update={"processes": None})

@@ -48,7 +48,7 @@ def wait_for(handle: IO[Any]) -> None:
 
 
 @contextmanager
-def alone(file: Path) -> Iterator[None]:
+def locked(file: Path) -> Iterator[None]:
     """One process at a time is inside; the others wait."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as handle:
@@ -61,7 +61,7 @@ def alone_in(directory: Path) -> Iterator[None]:
     """The same for a directory that is there: the lock is on the directory itself, where the system can, and leaves no
     file."""
     if fcntl is None:
-        with alone(directory / ".alone"):
+        with locked(directory / ".alone"):
             yield
         return
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

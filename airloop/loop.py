@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airloop.assemble import Parts
+from airloop.assemble import Components
 from airloop.budget import Budget, keep_to_budget
 from airloop.errors import AirError
 from airloop.evaluation import evaluate_policy
@@ -49,10 +49,10 @@ class Outcome:
     after: list[Trajectory]
 
 
-async def train(parts: Parts, run: Run, watcher: Watcher, budget: Budget | None = None) -> Outcome:
+async def train(parts: Components, run: Run, watcher: Watcher, budget: Budget | None = None) -> Outcome:
     alarms = Alarms(run, watcher)
     likeness = Likeness(parts.envs.values(), run)
-    with alarms.on_guard():
+    with alarms.monitoring():
         try:
             return await _train(parts, run, watcher, alarms, likeness, budget)
         finally:
@@ -60,7 +60,7 @@ async def train(parts: Parts, run: Run, watcher: Watcher, budget: Budget | None 
 
 
 async def _train(
-    parts: Parts, run: Run, watcher: Watcher, alarms: Alarms, likeness: Likeness, budget: Budget | None
+    parts: Components, run: Run, watcher: Watcher, alarms: Alarms, likeness: Likeness, budget: Budget | None
 ) -> Outcome:
     """sample → advantages → update → publish → accept, with held-out evaluation before, during and after. A step that
     is refused comes again, with other seeds."""
@@ -90,7 +90,7 @@ async def _train(
         watcher.phase(f"step {step + 1}/{run.config.max_steps}: training")
         await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
         try:
-            async with engine.aside():
+            async with engine.paused():
                 with waiting("the update", "the learner", UPDATE_S, here=True):
                     report = learner.update(batch)
         except NotFinite as error:
@@ -126,7 +126,7 @@ async def _train(
     return Outcome(before, after)
 
 
-async def _finished(parts: Parts, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
+async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
     """Episodes a killed run left in this step. A deterministic run takes all of a step or nothing: in lock-step
     the batch around an episode must be the same as in a run that was never killed."""
     if parts.config.deterministic and not run.recorded(step):
@@ -136,14 +136,14 @@ async def _finished(parts: Parts, run: Run, step: int) -> dict[tuple[int, int], 
     return run.finished(step)
 
 
-async def _refuse(parts: Parts, run: Run, step: int, why: str, made: StepRecord | None = None) -> int:
+async def _refuse(parts: Components, run: Run, step: int, why: str, made: StepRecord | None = None) -> int:
     """Set the step aside; how often that has been done by now, on every rank."""
     run.refuse(step, why, made)
     await parts.world.meet("a step that was refused is set aside, before it is sampled anew")
     return run.refusals(step)
 
 
-async def _sample_anew(parts: Parts, run: Run, alarms: Alarms, step: int, error: NotFinite) -> None:
+async def _sample_anew(parts: Components, run: Run, alarms: Alarms, step: int, error: NotFinite) -> None:
     """After an update that could not be made. It ends the run where that would not help, or not be the same run."""
     refusals = await _refuse(parts, run, step, error.problem)
     change = f"{error.fix} Change it in {run.path / 'config.toml'}, then go on with `air train --resume {run.path}`."
@@ -163,7 +163,7 @@ async def _sample_anew(parts: Parts, run: Run, alarms: Alarms, step: int, error:
         alarms.refused(step, error.problem, refusals)
 
 
-def _shaped(parts: Parts, collected: Collected) -> Collected:
+def _shaped(parts: Components, collected: Collected) -> Collected:
     """With trainer.loss.overlong, length near its limit has a price in the rewards that are trained on."""
     config, loss = parts.config, parts.config.trainer.loss
     if loss.overlong == "off":
@@ -174,7 +174,7 @@ def _shaped(parts: Parts, collected: Collected) -> Collected:
     return replace(collected, groups=shape_overlong(collected.groups, overlong))
 
 
-def _advantages(parts: Parts, collected: Collected) -> Batch:
+def _advantages(parts: Components, collected: Collected) -> Batch:
     loss = parts.config.trainer.loss
     by_turn = {env.name: TurnWeights(env.reward_weights, env.turn_reward_mode) for env in parts.envs.values()}
     return assign_advantages(
@@ -191,7 +191,7 @@ def _advantages(parts: Parts, collected: Collected) -> Batch:
 
 
 async def _evaluate(
-    parts: Parts, run: Run, watcher: Watcher, step: int, name: str, split: str, budget: Budget | None = None
+    parts: Components, run: Run, watcher: Watcher, step: int, name: str, split: str, budget: Budget | None = None
 ) -> list[Trajectory]:
     """A `budget` learns how long it took: the evaluation behind the last step will take as long."""
     began, found = time.monotonic(), len(run.evaluated(name))
@@ -204,7 +204,7 @@ async def _evaluate(
     return trajectories
 
 
-def _checkpoint(parts: Parts, run: Run, step: int) -> None:
+def _checkpoint(parts: Components, run: Run, step: int) -> None:
     directory = run.path / "checkpoints"
     save_checkpoint(directory, parts.learner, step)
     if parts.world.first:

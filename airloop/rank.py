@@ -18,7 +18,7 @@ from typing import Any
 
 from airloop import interrupts
 from airloop.errors import AirError
-from airloop.launch import Order, as_one_sees_it
+from airloop.launch import Order, config_for_rank
 from airloop.runs.run import Run
 from airloop.types import Alarm
 
@@ -70,7 +70,7 @@ class Reporter:
 def main() -> None:
     order = Order(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_launcher, daemon=True).start()
-    interrupts.heed_launcher()
+    interrupts.install_launcher_handlers()
     reporter = Reporter(order.events, order.rank)
     try:
         _run(order, reporter)
@@ -94,7 +94,7 @@ def _run(order: Order, reporter: Reporter) -> None:
     from airloop.world import Ranks
 
     run = Run.open(Path(order.run))
-    run.config = as_one_sees_it(run.config, order.device)
+    run.config = config_for_rank(run.config, order.device)
     run.writes = order.rank == 0
     send_logs_to(reporter.warn, run.config)
     world = Ranks(order.rank, order.size, Path(order.store), order.device)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
 
 # Long enough that a pass is as efficient as a run's, short enough for a machine of 60 GFLOP/s: 20 s in all there.
 PROMPT = 192
@@ -51,13 +51,13 @@ class Speed:
         return max(0.0, step - n * by_reply) * longest + by_reply * total
 
 
-async def warm_up(parts: Parts, replies: int) -> None:
+async def warm_up(parts: Components, replies: int) -> None:
     """So many replies of a few tokens: afterwards nothing is compiled or captured any more. No prefix stays cached."""
     await _sample(parts, random.Random(1), WARM_UP, WARM_REPLY, replies)
     await parts.engine.publish(parts.engine.version)
 
 
-async def measure_speed(parts: Parts) -> Speed:
+async def measure_speed(parts: Components) -> Speed:
     """With the run's own engine and learner, which are afterwards as they were: no weight, no cached prefix and no
     random state differs."""
     began = time.perf_counter()
@@ -68,14 +68,14 @@ async def measure_speed(parts: Parts) -> Speed:
         await warm_up(parts, replies)
     prompt = await _prompt_speed(parts, rng, max(1, o.batch_size // o.rollouts_per_example))
     decode, alone = [await _decode_speed(parts, rng, replies) for replies in (together, 1)]
-    async with parts.engine.aside():
+    async with parts.engine.paused():
         train = _train_speed(parts, rng)
     await parts.engine.publish(parts.engine.version)
     seconds = time.perf_counter() - began
     return Speed(prompt, decode, train, seconds, alone, together)
 
 
-async def _prompt_speed(parts: Parts, rng: random.Random, groups: int) -> float:
+async def _prompt_speed(parts: Components, rng: random.Random, groups: int) -> float:
     """Of so many prompts at once as a step has, or as take long enough."""
     length = min(PROMPT, parts.config.context // 2)
     for count in _sizes(1, groups):
@@ -85,7 +85,7 @@ async def _prompt_speed(parts: Parts, rng: random.Random, groups: int) -> float:
     return count * length / seconds
 
 
-async def _decode_speed(parts: Parts, rng: random.Random, replies: int) -> float:
+async def _decode_speed(parts: Components, rng: random.Random, replies: int) -> float:
     """Without what comes before the second token of each: one prompt for all, so that it is computed once, and the time
     of replies of one token is taken off."""
     begin_s = await _best(parts, lambda: _sample(parts, rng, WARM_UP, 1, replies))
@@ -96,7 +96,7 @@ async def _decode_speed(parts: Parts, rng: random.Random, replies: int) -> float
     return replies * tokens / max(seconds, 1e-6)
 
 
-def _train_speed(parts: Parts, rng: random.Random) -> float:
+def _train_speed(parts: Components, rng: random.Random) -> float:
     """Of a pass as large as a run's, or as takes long enough: a GPU is not half used by a small one."""
     _train(parts, rng, WARM_UP)
     for tokens in _sizes(TRAINED, parts.learner.settings.token_budget):
@@ -116,18 +116,20 @@ def _sizes(least: int, most: int) -> Iterator[int]:
         yield size
 
 
-async def _best(parts: Parts, work: Callable[[], Awaitable[float]]) -> float:
+async def _best(parts: Components, work: Callable[[], Awaitable[float]]) -> float:
     """What is quick is done twice, as something else may have run; so is what may have compiled something."""
     seconds = await work()
     return min(seconds, await work()) if _compiles(parts) or seconds < LONG_ENOUGH_S else seconds
 
 
-def _compiles(parts: Parts) -> bool:
+def _compiles(parts: Components) -> bool:
     """Whether a pass of a new size may take seconds, once."""
     return parts.policy.device.type != "cpu"
 
 
-async def _sample(parts: Parts, rng: random.Random, length: int, tokens: int, replies: int, prompts: int = 1) -> float:
+async def _sample(
+    parts: Components, rng: random.Random, length: int, tokens: int, replies: int, prompts: int = 1
+) -> float:
     from airloop.engine.base import Sampling
 
     length = max(1, min(length, parts.config.context - tokens - 1))
@@ -138,7 +140,7 @@ async def _sample(parts: Parts, rng: random.Random, length: int, tokens: int, re
     return time.perf_counter() - began
 
 
-def _train(parts: Parts, rng: random.Random, tokens: int) -> float:
+def _train(parts: Components, rng: random.Random, tokens: int) -> float:
     """Rows of which the second half is trained, as in an episode."""
     from airloop.learn.batches import Row
 

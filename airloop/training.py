@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop import interrupts
-from airloop.assemble import Parts, assemble, check_prompts, held_out_tasks
+from airloop.assemble import Components, assemble, check_prompts, held_out_tasks
 from airloop.budget import Budget, size_by_config, size_of_demonstrations
 from airloop.config import Config, with_changes
 from airloop.determinism import pin_run
@@ -35,10 +35,10 @@ from airloop.warmstart import (
     as_transcript,
     computed_tokens,
     found_demonstrations,
-    started,
     starts_in,
     warmstart,
     warmstart_directory,
+    with_warmstart,
 )
 from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.display import Clock, Display
@@ -177,7 +177,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     if config.deterministic:
         pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
-        config = started(*await _start_supervised(run, display, world, budget, resuming))
+        config = with_warmstart(*await _start_supervised(run, display, world, budget, resuming))
     config = as_paid(config, run)  # last: the supervised start is found by the config as it was written
     display.phase("loading the model")
     parts = assemble(config, display.say, world)
@@ -213,7 +213,7 @@ async def _start_supervised(
     """Makes the supervised start, or finds it; the run's config, with what a budget of time changed in it, and where
     the start is. A run that is resumed has the one it began with, whatever has become of what that was made from."""
 
-    async def plan(parts: Parts, rows: list[Trajectory]) -> dict[str, Any]:
+    async def plan(parts: Components, rows: list[Trajectory]) -> dict[str, Any]:
         assert budget is not None
         tokens = computed_tokens(parts.config, rows)
         size, proofs = size_of_demonstrations(rows), preflight.wanted(run)
@@ -243,7 +243,7 @@ async def _start_supervised(
     return config, starts_in(config) / name
 
 
-async def _plan_time(parts: Parts, run: Run, display: Watcher, budget: Budget | None) -> None:
+async def _plan_time(parts: Components, run: Run, display: Watcher, budget: Budget | None) -> None:
     """With a budget that the supervised start has not been planned with: there is none to make, or it was found."""
     if budget is None or "budget" in run.status():
         return

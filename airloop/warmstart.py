@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from airloop.assemble import Parts, assemble, learner_settings, load_environments, rollout_settings
+from airloop.assemble import Components, assemble, learner_settings, load_environments, rollout_settings
 from airloop.config import Config, WarmstartConfig, with_changes
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
@@ -45,7 +45,7 @@ MOST_FILES = 100_000
 UPDATE_S = 1800.0
 
 
-def started(config: Config, made: Path | None = None) -> Config:
+def with_warmstart(config: Config, made: Path | None = None) -> Config:
     """The config that starts from what the warm start has made; the same config where there is none to be made, or none
     made yet."""
     if config.warmstart is None or config.model.adapter:
@@ -115,7 +115,7 @@ def _as_written(section: BaseModel, exclude: set[str] | None = None) -> dict[str
 
 
 # Given the assembled parts and the demonstrations, the changes of the config that make it fit a budget of time.
-Planner = Callable[[Parts, list[Trajectory]], Awaitable[dict[str, Any]]]
+Planner = Callable[[Components, list[Trajectory]], Awaitable[dict[str, Any]]]
 # Given the config and the seconds of each supervised step so far, the changes that make it fit now.
 Replanner = Callable[[Config, Sequence[float]], dict[str, Any]]
 
@@ -294,7 +294,7 @@ def demonstration_order(
 
 
 async def fit_demonstrations(
-    parts: Parts, rows: list[Trajectory], watcher: Watcher, plan_again: Replanner
+    parts: Components, rows: list[Trajectory], watcher: Watcher, plan_again: Replanner
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The metrics of each step, and the changes of the config that `plan_again` made meanwhile."""
     from airloop.learn.learner import Learner
@@ -311,7 +311,7 @@ async def fit_demonstrations(
     seconds: list[float] = []
     steps, changes = settings.steps, {}
     watcher.phase("supervised start", steps)
-    async with parts.engine.aside():
+    async with parts.engine.paused():
         while len(metrics) < steps:
             began, step = time.monotonic(), len(metrics)
             # However many steps there will be, these are the first of the same stream.
@@ -330,7 +330,7 @@ async def fit_demonstrations(
     return metrics, changes
 
 
-def _save(parts: Parts, directory: Path) -> None:
+def _save(parts: Components, directory: Path) -> None:
     from airloop.learn.checkpoints import save_weights
 
     save_weights(parts.learner, directory)

@@ -18,7 +18,7 @@ from airloop import interrupts
 from airloop.errors import AirError, Stopped
 from airloop.eval.evaluate import EvalOptions, evaluate
 from airloop.files import read_object
-from airloop.locks import alone
+from airloop.locks import locked
 from airloop.runs.run import Run
 from airloop.watch.display.display import Display
 from airloop_lab.faults import fault_on
@@ -28,7 +28,7 @@ FAULT_FREE = "fault_free"  # in the run's directory: its weights, evaluated with
 
 def main() -> None:
     threading.Thread(target=_end_with_the_lab, daemon=True).start()
-    interrupts.heed_launcher()
+    interrupts.install_launcher_handlers()
     try:
         work(Path(sys.argv[1]))
     except (KeyboardInterrupt, Stopped):
@@ -64,7 +64,7 @@ def _start_supervised(run: Run, display: Display) -> None:
 
     made = warmstart_directory(run.config)
     # Both sides of a seed have the same supervised start: the first makes it, the other waits and finds it.
-    with alone(made.with_name(f".{made.name}.lock")):
+    with locked(made.with_name(f".{made.name}.lock")):
         asyncio.run(warmstart(run.config, display))
 
 

@@ -42,7 +42,7 @@ async def turn(engine: EmbeddedEngine, learner: Learner, rng: random.Random, voc
         )
         for i, (p, g) in enumerate(zip(prompts, await asyncio.gather(*jobs), strict=True))
     ]
-    async with engine.aside():
+    async with engine.paused():
         learner.update(Batch(tuple(rows), {}, EPISODES))
     await engine.publish(learner.policy.version)
 

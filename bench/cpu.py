@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from airloop.assemble import Parts, assemble
+from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
 from airloop.engine.base import Sampling
 from airloop.engine.embedded.engine import EmbeddedEngine
@@ -56,7 +56,7 @@ def products(hidden: int = 576, inner: int = 1536, rows: int = 512) -> None:
         print(f"| {str(dtype).removeprefix('torch.')} | {2 * 8 * hidden * inner / seconds / 1e9:.1f} GFLOP/s |")
 
 
-def rows_of(config: Config, parts: Parts, demonstrations: Sequence[Trajectory]) -> list[Row]:
+def rows_of(config: Config, parts: Components, demonstrations: Sequence[Trajectory]) -> list[Row]:
     """The rows of the first supervised step."""
     assert config.warmstart is not None
     made = [as_transcript(t, parts.loaded.tokenizer) for t in demonstrations]
@@ -73,7 +73,7 @@ async def look(config: Config, demonstrations: Sequence[Trajectory], layers: int
         rows = rows_of(config, parts, demonstrations)
         budget = config.trainer.token_budget
         computed = sum(part.computed_tokens for part in micro_batches(rows, budget))
-        async with parts.engine.aside():
+        async with parts.engine.paused():
             shared = best(lambda: parts.learner.rehearse(rows), 2)
             apart = best(lambda: [parts.learner.rehearse([row]) for row in rows], 1)
     finally:
@@ -125,7 +125,7 @@ async def kernels(config: Config, demonstrations: Sequence[Trajectory]) -> None:
                 mark = 2 * round + onednn
                 decoded = await seconds_of(parts, [[5] * 32 for _ in range(32)], 24, f"d{mark}")
                 read = await seconds_of(parts, [[100 * mark + i, *[5] * 400] for i in range(4)], 1, f"p{mark}")
-                async with parts.engine.aside():
+                async with parts.engine.paused():
                     step = best(lambda: parts.learner.rehearse(rows), 1)
                 name = "oneDNN" if onednn else "BLAS"
                 print(f"| {name} | {32 * 24 / decoded:.1f} | {4 * 401 / read:.0f} | {step:.1f} s |", flush=True)
@@ -147,7 +147,7 @@ def narrow() -> None:
         print(f"| {sizes} | {own * 1e3:.1f} ms | {wide * 1e3:.2f} ms | {full * 1e3:.2f} ms | {own / wide:.0f} |")
 
 
-async def seconds_of(parts: Parts, prompts: Sequence[list[int]], tokens: int, name: str) -> float:
+async def seconds_of(parts: Components, prompts: Sequence[list[int]], tokens: int, name: str) -> float:
     """Of replies side by side; a prompt that was read before is in the cache, so each has a beginning of its own."""
     began = time.perf_counter()
     asked = [

@@ -296,7 +296,7 @@ def train(setup: Setup) -> dict[str, Any]:
     from airloop.doctor.preflight import _for_one
     from airloop.runs.run import Run
     from airloop.training import start
-    from airloop.warmstart import started
+    from airloop.warmstart import with_warmstart
     from airloop.watch.display.display import Display
 
     flags = {
@@ -321,7 +321,7 @@ def train(setup: Setup) -> dict[str, Any]:
         step_s = statistics.median(sum(m["times"][k] for k in ("sampling", "training", "sync")) for m in steps)
         file = run.path / "alarms.jsonl"
         alarms = file.read_text().splitlines() if file.exists() else []
-        with Case(started(_for_one(config))) as case:
+        with Case(with_warmstart(_for_one(config))) as case:
             judged = verdicts(case)
             told = forecast(case.config, case.probe, case.wait(measure_speed(case.parts)), setup.processes)
         return {

@@ -113,7 +113,7 @@ def measure(name: str, options: argparse.Namespace) -> tuple[Parts, Measured]:
     batch = full_batch(parts)
 
     async def one_update() -> None:
-        async with parts.engine.aside():
+        async with parts.engine.paused():
             parts.learner.update(batch)
         await parts.engine.publish(parts.policy.version)
 

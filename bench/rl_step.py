@@ -157,7 +157,7 @@ async def run_step(parts: Parts, work: Work, step: int) -> Step:
     played = await asyncio.gather(*[play(engine, work, i, step, clock) for i, clock in enumerate(clocks)])
     sampled, after = time.perf_counter(), phases(engine)
     batch = advantages(played, work, parts.config.context)
-    async with engine.aside():
+    async with engine.paused():
         trained = time.perf_counter()
         learner.update(batch)
         synchronize(parts.policy.device)

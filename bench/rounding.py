@@ -85,7 +85,7 @@ def measure(case: Case, count: int, updates: int) -> list[Distance]:
             ground.update(case, [a.row(i, advantage=1.0, weight=1 / tokens) for i, a in enumerate(answers)])
         answers = ground.serve(case, other_beginnings(prompts, count), seed=100)
         rows = [answer.row(i) for i, answer in enumerate(answers)]
-        return ground.aside(case, lambda: distances(case, rows))
+        return ground.while_paused(case, lambda: distances(case, rows))
 
 
 def distances(case: Case, rows: Sequence[Row]) -> list[Distance]:

@@ -24,7 +24,7 @@ from airloop.types import Task
 from airloop_envs.soup.args import SoupArgs
 from airloop_envs.soup.env import SoupEnv
 from airloop_envs.soup.generate import KINDS, SEEDS, generate
-from airloop_envs.soup.rooms import Rooms, image
+from airloop_envs.soup.sandbox_pool import SandboxPool, image
 from airloop_envs.soup.spec import LEVELS
 
 CALLS = 100
@@ -49,7 +49,7 @@ def row(name: str, seconds: list[float], bar: str = "") -> None:
 async def table() -> None:
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, {date.today()}; milliseconds: median, 95 %")
-    rooms = Rooms.open(SoupArgs(sandboxes=4), image(512, 10))
+    rooms = SandboxPool.open(SoupArgs(sandboxes=4), image(512, 10))
     begin = time.perf_counter()
     first = generate(next(iter(KINDS)), 0)
     await rooms.run("bench", first, first.pages["/"], "print(1)", 10)

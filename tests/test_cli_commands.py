@@ -50,7 +50,7 @@ def test_a_stopped_eval_says_how_to_go_on(air: Any, tmp_path: Path, monkeypatch:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("airloop.eval.evaluate.take_seat", interrupted)
+    monkeypatch.setattr("airloop.eval.evaluate.load_agent", interrupted)
     code, _, text = air("eval", "@", write_config(tmp_path), "--agent", "scripted:oracle", "--out", tmp_path / "e")
     assert code == 130 and f"--out {tmp_path / 'e'}" in text.replace("\n", " ")
 

@@ -26,10 +26,12 @@ def run_as_job(program: str, given: signal.Handlers) -> str:
     return ran.stdout.strip()
 
 
-@pytest.mark.parametrize("heed", ["heed", "heed_launcher"])
+@pytest.mark.parametrize("install_handlers", ["install_handlers", "install_launcher_handlers"])
 @pytest.mark.parametrize("given", [signal.SIG_DFL, signal.SIG_IGN])
-def test_what_an_agent_starts_can_be_interrupted_whatever_we_ignore(heed: str, given: signal.Handlers) -> None:
-    program = f"from airloop import interrupts; interrupts.{heed}(); import subprocess, sys; "
+def test_what_an_agent_starts_can_be_interrupted_whatever_we_ignore(
+    install_handlers: str, given: signal.Handlers
+) -> None:
+    program = f"from airloop import interrupts; interrupts.{install_handlers}(); import subprocess, sys; "
     program += f"subprocess.run([*interrupts.default_signals(), sys.executable, '-c', {REPORT!r}])"
     assert run_as_job(program, given) == USUAL
 
@@ -37,7 +39,7 @@ def test_what_an_agent_starts_can_be_interrupted_whatever_we_ignore(heed: str, g
 UPDATE = """
 import asyncio, os, signal, time
 from airloop import interrupts
-interrupts.heed()
+interrupts.install_handlers()
 
 async def main():
     os.kill(os.getpid(), {number})
@@ -73,7 +75,7 @@ def test_an_update_that_has_begun_is_finished(given: signal.Handlers, number: si
 SAVES_FOR_LONG = """
 import asyncio, os, signal, time
 from airloop import interrupts
-interrupts.heed()
+interrupts.install_handlers()
 
 async def main():
     os.kill(os.getpid(), signal.SIGTERM)
@@ -99,7 +101,7 @@ def test_the_second_kill_does_not_wait() -> None:
 WAITS = """
 import time
 from airloop import interrupts
-interrupts.{heed}()
+interrupts.{install_handlers}()
 try:
     print("ready", flush=True)
     time.sleep(60)
@@ -109,19 +111,21 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(
-    ("heed", "given", "number", "stops"),
+    ("install_handlers", "given", "number", "stops"),
     [
-        ("heed", signal.SIG_DFL, signal.SIGINT, True),
-        ("heed", signal.SIG_DFL, signal.SIGTERM, True),
-        ("heed", signal.SIG_IGN, signal.SIGINT, False),
-        ("heed", signal.SIG_IGN, signal.SIGTERM, True),
-        ("heed_launcher", signal.SIG_IGN, signal.SIGINT, True),
-        ("heed_launcher", signal.SIG_DFL, signal.SIGTERM, False),
+        ("install_handlers", signal.SIG_DFL, signal.SIGINT, True),
+        ("install_handlers", signal.SIG_DFL, signal.SIGTERM, True),
+        ("install_handlers", signal.SIG_IGN, signal.SIGINT, False),
+        ("install_handlers", signal.SIG_IGN, signal.SIGTERM, True),
+        ("install_launcher_handlers", signal.SIG_IGN, signal.SIGINT, True),
+        ("install_launcher_handlers", signal.SIG_DFL, signal.SIGTERM, False),
     ],
 )
-def test_who_is_stopped_by_what(heed: str, given: signal.Handlers, number: signal.Signals, stops: bool) -> None:
+def test_who_is_stopped_by_what(
+    install_handlers: str, given: signal.Handlers, number: signal.Signals, stops: bool
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITS.format(heed=heed)],
+        [sys.executable, "-c", WAITS.format(install_handlers=install_handlers)],
         preexec_fn=lambda: signal.signal(signal.SIGINT, given),
         stdout=subprocess.PIPE,
         text=True,

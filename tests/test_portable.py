@@ -132,7 +132,7 @@ def test_a_macs_gpu_is_refused_by_name() -> None:
 
 
 def test_locks_in_this_process(tmp_path: Path) -> None:
-    with locks.alone(tmp_path / "a" / ".lock"), (tmp_path / "a" / ".lock").open("w") as other:
+    with locks.locked(tmp_path / "a" / ".lock"), (tmp_path / "a" / ".lock").open("w") as other:
         assert not locks.take(other) and not locks.take(other, shared=True)
     with (tmp_path / "a" / ".lock").open("w") as one, (tmp_path / "a" / ".lock").open("w") as two:
         assert locks.take(one, shared=True) and locks.take(two, shared=True)

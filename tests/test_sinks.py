@@ -25,7 +25,7 @@ from airloop.types import Alarm
 from airloop.watch.display.display import Display
 from airloop.watch.display.samples import CHARACTERS, step_samples
 from airloop.watch.sinks import sinks, wandb_sink
-from airloop.watch.sinks.sinks import Beside, Watchers, flat_line, flatten, open_sinks
+from airloop.watch.sinks.sinks import BackgroundSink, Watchers, flat_line, flatten, open_sinks
 from airloop.watch.sinks.tensorboard_sink import TensorboardSink
 
 LINE: dict[str, Any] = {"kind": "train", "step": 3, "learner": {"loss": 0.5}, "reward": None, "rewards": [1.0]}
@@ -90,7 +90,7 @@ def _raise() -> None:
 @pytest.mark.parametrize("place", ["open", "step", "evaluated", "alarm", "close"])
 def test_a_sink_that_fails_is_left_out_and_named(place: str) -> None:
     seen, faulty = Seen(), Faulty(place, _raise)
-    beside = Beside(faulty, seen.say)
+    beside = BackgroundSink(faulty, seen.say)
     watchers = Watchers(seen, [beside])
     for _ in range(2):
         watchers.step(LINE)
@@ -103,7 +103,7 @@ def test_a_sink_that_fails_is_left_out_and_named(place: str) -> None:
 
 def test_a_library_that_exits_ends_its_sink_and_says_so() -> None:
     seen = Seen()
-    beside = Beside(Faulty("open", lambda: sys.exit(3)), seen.say)
+    beside = BackgroundSink(Faulty("open", lambda: sys.exit(3)), seen.say)
     beside.wait_open(5.0)
     beside.close(5.0)
     assert seen.said == ["note: Faulty is left out from now on: SystemExit: 3. metrics.jsonl has everything."]
@@ -117,7 +117,7 @@ def test_a_sink_that_hangs_holds_nothing_up(place: str, monkeypatch: pytest.Monk
     def hang() -> None:
         let_go.wait(30)
 
-    beside = Beside(Faulty(place, hang), seen.say)
+    beside = BackgroundSink(Faulty(place, hang), seen.say)
     watchers = Watchers(seen, [beside])
     began = time.monotonic()
     beside.wait_open(0.2)

@@ -101,7 +101,7 @@ def _why(found: Arrival) -> str:
 
 
 def _changed(case: Case) -> Arrival:
-    from airloop.doctor.ground import aside, change, first_prompts, gap, heated, second_look, serve, undone
+    from airloop.doctor.ground import change, first_prompts, gap, heated, second_look, serve, undone, while_paused
     from airloop.doctor.straggler import find_straggler
     from airloop.learn.optimiser import assign
     from airloop.learn.rounding import distances, mean_distance
@@ -115,7 +115,7 @@ def _changed(case: Case) -> Arrival:
         after = serve(case, prompts, REPLY_TOKENS)
         rows = [answer.row(i) for i, answer in enumerate(after)]
         new = learner.logprobs(rows)
-        measured = aside(case, lambda: distances(learner, rows, new))
+        measured = while_paused(case, lambda: distances(learner, rows, new))
         if not measured.healthy:
             measured = second_look(case, prompts, measured)
         straggler = find_straggler(case, prompts, rows, start["weights"])

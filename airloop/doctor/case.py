@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airloop.config import Config, Mistake, Refused, load_config
 from airloop.doctor.refusals import Broken, NotJudged, Unanswered
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.types import Message, Task
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
     from airloop.doctor.gpus import Gpu
     from airloop.doctor.probe import Probe
     from airloop.envs.base import Environment
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from airloop.plan import Plan, Shape
 
 T = TypeVar("T")
-Say = Callable[[str], None]
 # Tasks whose first prompt is looked at; tasks of one family differ little in length.
 PROMPTS = 48
 # After so many seconds no further one is opened: an environment may make a sandbox for each.
@@ -75,7 +75,7 @@ class Case:
         *,
         refused: Sequence[Mistake] = (),
         gpu_memory: int | None = None,
-        parts: Parts | None = None,
+        parts: Components | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._config = config
@@ -198,17 +198,17 @@ class Case:
         return plan(self.config, self.shape, free) if free else None
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> Components:
         """The loaded model, its engine and its learner."""
         from airloop.assemble import assemble
 
         if self._given is not None:
             return self._given
-        from airloop.warmstart import started
+        from airloop.warmstart import with_warmstart
 
-        config = started(self.config)
+        config = with_warmstart(self.config)
 
-        async def make() -> Parts:  # where the engine will live
+        async def make() -> Components:  # where the engine will live
             return assemble(config, self.say)
 
         return self._need("parts", lambda: self.wait(make()))
@@ -292,7 +292,7 @@ class Case:
             raise self._broken[name] from error
 
 
-async def _closing(what: Parts | dict[str, Environment]) -> None:
+async def _closing(what: Components | dict[str, Environment]) -> None:
     if isinstance(what, dict):
         for env in what.values():
             await env.close()

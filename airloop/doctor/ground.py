@@ -25,7 +25,7 @@ from airloop.waits import waiting
 from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
     from airloop.doctor.case import Case
     from airloop.learn.report import Report
     from airloop.learn.rounding import Distances
@@ -114,7 +114,7 @@ def gap(rows: Sequence[Row], trainer: dict[str, list[float]]) -> float:
     return statistics.fmean(abs(a - b) for a, b in zip(own, sampler, strict=True))
 
 
-def quiet_gap(parts: Parts) -> float:
+def quiet_gap(parts: Components) -> float:
     return QUIET.get(parts.policy.dtype, QUIET[torch.bfloat16])
 
 
@@ -131,7 +131,7 @@ def second_look(case: Case, prompts: Sequence[tuple[int, ...]], first: Distances
     from airloop.learn.rounding import distances
 
     learner, rows = case.parts.learner, more_rows(case, prompts)
-    return first.with_more(aside(case, lambda: distances(learner, rows, learner.logprobs(rows))))
+    return first.with_more(while_paused(case, lambda: distances(learner, rows, learner.logprobs(rows))))
 
 
 def more_rows(case: Case, prompts: Sequence[tuple[int, ...]]) -> list[Row]:
@@ -145,22 +145,22 @@ def update(case: Case, rows: Sequence[Row]) -> Report:
     """As in the loop: the key/value memory is given back meanwhile, and the result is published."""
     parts = case.parts
     batch = Batch(tuple(rows), {row.key: row.advantage for row in rows}, len(rows))
-    report = aside(case, lambda: parts.learner.update(batch))
+    report = while_paused(case, lambda: parts.learner.update(batch))
     case.wait(parts.engine.publish(parts.policy.version))
     return report
 
 
-def aside(case: Case, work: Callable[[], T]) -> T:
+def while_paused(case: Case, work: Callable[[], T]) -> T:
     """Its result. The engine rests meanwhile, and its key/value memory is given back."""
 
     async def do() -> T:
-        async with case.parts.engine.aside():
+        async with case.parts.engine.paused():
             return work()
 
     return case.wait(do())
 
 
-def learner_state(parts: Parts) -> dict[str, Any]:
+def learner_state(parts: Components) -> dict[str, Any]:
     """All that an update changes, copied to the CPU's memory."""
     optimiser = parts.learner.optimiser
     return {
@@ -189,7 +189,7 @@ def undone(case: Case) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def heated(parts: Parts) -> Iterator[None]:
+def heated(parts: Components) -> Iterator[None]:
     """Log-probs of the trainer, and those of `serve`, are at the temperature HOT."""
     settings = parts.learner.settings
     parts.learner.settings = replace(settings, temperature=HOT)
@@ -199,7 +199,7 @@ def heated(parts: Parts) -> Iterator[None]:
         parts.learner.settings = settings
 
 
-def put_back(parts: Parts, state: dict[str, Any]) -> None:
+def put_back(parts: Components, state: dict[str, Any]) -> None:
     learner, optimiser = parts.learner, parts.learner.optimiser
     assign(optimiser.weights, state["weights"])
     for master, saved in zip(optimiser.masters, state["masters"], strict=True):

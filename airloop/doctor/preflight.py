@@ -31,7 +31,7 @@ from airloop.waits import waiting
 from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
 
 SKIPPED = "skipped (--skip-proofs)"
 # Loading a large model, then probes and proofs: minutes. A process that computes after this is given longer (Patience);
@@ -49,7 +49,7 @@ def look(config: Config, watcher: Watcher) -> None:
     _judge(report, watcher)
 
 
-async def prove(parts: Parts, run: Run, watcher: Watcher) -> None:
+async def prove(parts: Components, run: Run, watcher: Watcher) -> None:
     """Probes and proofs with a run's own parts, which are afterwards as they were before."""
     case = Case(parts.config, watcher.say, parts=parts, loop=asyncio.get_running_loop())
     # In a thread: checks wait for episodes, which are played in this event loop.

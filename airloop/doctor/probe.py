@@ -24,7 +24,7 @@ from airloop.waits import waiting
 from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
     from airloop.config import Config
     from airloop.learn.batches import Row
     from airloop.rollout.collected import RolloutSettings
@@ -64,7 +64,7 @@ TRAINER_TOKENS = 2048
 class Probe:
     """`groups` have a score; of `lost` episodes the machinery failed. `seconds` of `started` episodes, by the clock."""
 
-    parts: Parts
+    parts: Components
     groups: tuple[Group, ...]
     lost: tuple[Trajectory, ...]
     seconds: float
@@ -141,7 +141,7 @@ class Probe:
         return self.parts.learner.logprobs(self.rows)
 
 
-def run_probe(parts: Parts, wait: Wait, episodes: int = EPISODES, most_tokens: int | None = None) -> Probe:
+def run_probe(parts: Components, wait: Wait, episodes: int = EPISODES, most_tokens: int | None = None) -> Probe:
     """Samples as the first step will, and leaves nothing behind: no file, no cached prefix, no random state. Replies
     have at most `most_tokens`, where that is given."""
     from airloop.learn.checkpoints import random_states, set_random_states
@@ -169,7 +169,7 @@ def run_probe(parts: Parts, wait: Wait, episodes: int = EPISODES, most_tokens: i
 class _Sampling:
     """The probe under way."""
 
-    def __init__(self, parts: Parts, episodes: int, most_tokens: int | None = None) -> None:
+    def __init__(self, parts: Components, episodes: int, most_tokens: int | None = None) -> None:
         from airloop.rollout.schedule import TaskSchedule
 
         self.parts = parts
@@ -256,7 +256,7 @@ class _Sampling:
         return time.monotonic() - self.began < self._round_s / 2
 
 
-def _settings(parts: Parts, members: int, most_tokens: int | None) -> RolloutSettings:
+def _settings(parts: Components, members: int, most_tokens: int | None) -> RolloutSettings:
     from airloop.assemble import rollout_settings
 
     settings = rollout_settings(parts.config, parts.envs, parts.loaded.tokenizer.stop_ids, parts.world.size)

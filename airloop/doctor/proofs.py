@@ -15,7 +15,7 @@ from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.refusals import NotJudged
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
     from airloop.config import LossConfig
     from airloop.doctor.case import Case
     from airloop.doctor.ground import Answer
@@ -173,7 +173,7 @@ def _stuck(push: Push, lr: float) -> Finding | None:
 
 def _push(case: Case, scale: float) -> Push:
     from airloop.doctor import ground
-    from airloop.doctor.ground import aside, first_prompts, gap, heated, quiet_gap, serve, undone
+    from airloop.doctor.ground import first_prompts, gap, heated, quiet_gap, serve, undone, while_paused
     from airloop.learn.rounding import distances
 
     learner, prompts = case.parts.learner, first_prompts(case)
@@ -192,7 +192,7 @@ def _push(case: Case, scale: float) -> Push:
         apart, rise = gap(after, own), statistics.fmean(b - a for k in old for a, b in zip(old[k], new[k], strict=True))
         measured = None
         if apart > quiet_gap(case.parts) or rise < -_least(case):
-            measured = aside(case, lambda: distances(learner, after, own))
+            measured = while_paused(case, lambda: distances(learner, after, own))
         if measured is not None and not measured.healthy:
             measured = ground.second_look(case, prompts, measured)
         shares = [float((a != b).float().mean()) for a, b in zip(masters, learner.optimiser.masters, strict=True)]
@@ -331,7 +331,7 @@ def checkpoint_restores(case: Case) -> Finding:
     )
 
 
-def _place(parts: Parts) -> Path:
+def _place(parts: Components) -> Path:
     """Where checkpoints will be written, or the nearest directory above it that is there."""
     place = Path(parts.config.output_dir).expanduser().resolve()
     return next(p for p in (place, *place.parents) if p.is_dir())

@@ -15,7 +15,7 @@ from airloop.waits import waiting
 from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
     from airloop.rollout.schedule import Planned
 
 # Further tokens of each reply that are timed: enough to tell a slow step from a slow start.
@@ -35,7 +35,7 @@ class ReplyTimes:
         return self.opening_s + self.first_s + tokens * self.token_s
 
 
-async def time_replies(parts: Parts, plan: Sequence[Planned], at_once: int, longest_s: float) -> ReplyTimes | None:
+async def time_replies(parts: Components, plan: Sequence[Planned], at_once: int, longest_s: float) -> ReplyTimes | None:
     """None where a task cannot be opened or does not fit: the probe's episodes will say so."""
     try:
         async with asyncio.timeout(longest_s):
@@ -55,7 +55,7 @@ async def time_replies(parts: Parts, plan: Sequence[Planned], at_once: int, long
         ) from None
 
 
-async def _prompt(parts: Parts, planned: Planned) -> list[int]:
+async def _prompt(parts: Components, planned: Planned) -> list[int]:
     """Empty where the task does not open, or leaves no room for a reply."""
     name, task = planned
     tokenizer = parts.loaded.tokenizer
@@ -68,7 +68,7 @@ async def _prompt(parts: Parts, planned: Planned) -> list[int]:
     return prompt if len(prompt) + 1 + TOKENS <= parts.config.context else []
 
 
-async def _generate(parts: Parts, prompts: Sequence[list[int]], at_once: int) -> tuple[float, float]:
+async def _generate(parts: Components, prompts: Sequence[list[int]], at_once: int) -> tuple[float, float]:
     """Seconds to the first token of each, and for each further one. Those of one prompt are asked for next to each
     other, as a group's are."""
     began, heat = time.monotonic(), parts.config.orchestrator.sampling.temperature

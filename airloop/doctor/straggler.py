@@ -32,14 +32,14 @@ TOGETHER, SLOPE = 0.6, (0.6, 1.5)
 def find_straggler(case: Case, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], old: Sequence[Tensor]) -> str:
     """Its name, or nothing. The learner holds the changed weights; `old` are those before the change. What the first
     rows show must show in others, which begin in different ways (see other_beginnings)."""
-    from airloop.doctor.ground import aside, more_rows
+    from airloop.doctor.ground import more_rows, while_paused
 
     learner = case.parts.learner
     if learner.shards:  # each rank has a piece of every gradient
         return ""
     parts = _parts(learner.optimiser.names)
     off = _off(learner, rows)
-    likely = aside(case, lambda: _likely(learner, parts, rows, off, old))
+    likely = while_paused(case, lambda: _likely(learner, parts, rows, off, old))
     suspects = [name for name in likely if _is_behind(learner, parts[name], rows, off, old)]
     if not suspects:
         return ""

@@ -25,7 +25,7 @@ REPLY_TOKENS = 4  # of the engine's answer: the first ones see what was changed,
 @check("F1", "F7", stage="proof", title="trainer and engine agree on every sampled token")
 def trainer_agrees(case: Case) -> Finding:
     """A gap that is too large to pass unseen is held against what rounding does to the same tokens (F8)."""
-    from airloop.doctor.ground import aside, gap, quiet_gap
+    from airloop.doctor.ground import gap, quiet_gap, while_paused
     from airloop.learn.rounding import distances
 
     probe = case.replies
@@ -45,7 +45,7 @@ def trainer_agrees(case: Case) -> Finding:
     seen = f"mean gap {found:.2g} over {sum(n for n, _ in counts.values())} tokens in {dtype}"
     if found <= quiet_gap(probe.parts):
         return passed(seen)
-    measured = aside(case, lambda: distances(probe.parts.learner, probe.rows, trainer))
+    measured = while_paused(case, lambda: distances(probe.parts.learner, probe.rows, trainer))
     seen += f"; {measured} (at most {measured.most:.2g})"
     if measured.healthy:
         return passed(seen)

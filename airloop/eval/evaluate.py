@@ -20,9 +20,9 @@ from airloop import interrupts
 from airloop.assemble import held_out_tasks
 from airloop.config import Config
 from airloop.errors import AirError
+from airloop.eval.agents import AgentSpec, LoadedAgent, UrlOptions, describe, find_agent, load_agent
 from airloop.eval.breakdown import by_kind, kind_table
 from airloop.eval.conditions import conditions
-from airloop.eval.players import Player, Seat, UrlOptions, choose_player, describe, take_seat
 from airloop.files import read_object, write_json
 from airloop.rollout.collected import Evaluated
 from airloop.rollout.schedule import place_in_step
@@ -64,7 +64,7 @@ class EvalOptions:
 
 def evaluate(argv: Sequence[str], options: EvalOptions, watcher: Watcher) -> dict[str, Any]:
     """`argv` are config files and flags. Returns what evaluation.json holds, with its directory."""
-    player = choose_player(options.agent, argv, options.url)
+    player = find_agent(options.agent, argv, options.url)
     asked = options.resolved(player.config)
     if asked["n"] < 1 or asked["rollouts"] < 1 or asked["temperature"] < 0:
         raise AirError(
@@ -81,7 +81,7 @@ def evaluate(argv: Sequence[str], options: EvalOptions, watcher: Watcher) -> dic
         raise
 
 
-def _directory(player: Player, asked: Path | None) -> Path:
+def _directory(player: AgentSpec, asked: Path | None) -> Path:
     """Never one that holds something else: by default the next free number."""
     if asked is None:
         root = Path(player.config.output_dir).expanduser().resolve()
@@ -101,10 +101,10 @@ def _saved(directory: Path) -> dict[str, Any] | None:
     return read_object(path) if path.is_file() else None
 
 
-async def _evaluate(player: Player, asked: dict[str, Any], directory: Path, watcher: Watcher) -> dict[str, Any]:
+async def _evaluate(player: AgentSpec, asked: dict[str, Any], directory: Path, watcher: Watcher) -> dict[str, Any]:
     if player.is_policy:
         watcher.phase("loading the model")
-    seat = take_seat(player, watcher.say)
+    seat = load_agent(player, watcher.say)
     try:
         plan = held_out_tasks(seat.envs, asked["split"], asked["n"])
         if len(plan) < asked["n"]:
@@ -143,7 +143,7 @@ async def _evaluate(player: Player, asked: dict[str, Any], directory: Path, watc
     return {**report, "directory": str(directory)}
 
 
-def _header(seat: Seat, asked: dict[str, Any], tasks: int) -> dict[str, Any]:
+def _header(seat: LoadedAgent, asked: dict[str, Any], tasks: int) -> dict[str, Any]:
     player = seat.player
     made = conditions(
         player.config,
@@ -182,7 +182,7 @@ def _continue(directory: Path, header: dict[str, Any]) -> dict[tuple[int, int], 
     return {place_in_step(t.id): t for t in found if t.ending != "infra_error"}
 
 
-def _results(result: Evaluated, seat: Seat, reused: set[str]) -> dict[str, Any]:
+def _results(result: Evaluated, seat: LoadedAgent, reused: set[str]) -> dict[str, Any]:
     everything = [*result.trajectories, *result.lost]
     tokens, cost = _spent(result, seat, reused)
     return {
@@ -198,7 +198,7 @@ def _results(result: Evaluated, seat: Seat, reused: set[str]) -> dict[str, Any]:
     }
 
 
-def _spent(result: Evaluated, seat: Seat, reused: set[str]) -> tuple[dict[str, int] | None, float | None]:
+def _spent(result: Evaluated, seat: LoadedAgent, reused: set[str]) -> tuple[dict[str, int] | None, float | None]:
     """Tokens in and out, and what they cost. At a URL also those of episodes that were lost or repeated."""
     player = seat.player
     if player.is_policy:

@@ -13,12 +13,13 @@ import json
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.models.chat_forms import CHATML
 from airloop.models.checks import check_config
 from airloop.models.gguf_header import check_header
@@ -31,7 +32,6 @@ FORM = 2  # of a conversion; a larger number makes old ones be done again
 # Two copies of one matrix, each quantised in its own way, are some hundredths of its size apart; two matrices are
 # farther apart than either is large.
 ONE_MATRIX = 0.25
-Say = Callable[[str], None]
 
 # Transformers' GGUF reader gives every "gpt2" tokenizer of a Llama the split of GPT-2; these models' own:
 SPLITS = {

@@ -4,12 +4,12 @@ Torch and transformers take seconds to import, so they are imported inside funct
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.files import read_object
 from airloop.models.chat import ChatTokenizer
 from airloop.models.checks import check_config, check_weights, read_config
@@ -22,8 +22,6 @@ from airloop.models.tokenizer_checks import check_tokenizer
 
 if TYPE_CHECKING:
     import torch
-
-Say = Callable[[str], None]
 
 
 def load(

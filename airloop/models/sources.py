@@ -18,12 +18,12 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.files import cache_directory
 from airloop.models.checks import check_config, check_weights, read_config
 from airloop.models.download import growing, hub_bytes, hub_folder, run_download
@@ -41,8 +41,6 @@ SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]
 NEEDED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 HUB_SECONDS = 4.0  # to find out whether the hub can be reached at all
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.plan.counted import count
 from airloop.plan.shape import Shape
-
-Say = Callable[[str], None]
 
 
 def read_shape(model: Any) -> Shape:

@@ -20,8 +20,8 @@ from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
 from airloop.rollout.schedule import Names, Planned, TaskSchedule, episode_seed
+from airloop.rollout.task_pool import TaskPool
 from airloop.rollout.transcript import Tokenizer
-from airloop.rollout.wave import Wave
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
 from airloop.world import World
@@ -75,7 +75,7 @@ class Sampler:
             count = int(settings.oversampling_factor * len(plan)) - len(plan)
             spares = self._schedule.spares(step, len(plan), max(count, 0))
         seeds = _seeds([*plan, *spares], settings, step, refusals)
-        round = _Round(self, settings, step, version, [*plan, *spares], finished or {}, seeds)
+        round = _Collection(self, settings, step, version, [*plan, *spares], finished or {}, seeds)
         replacements = iter(range(len(plan), len(plan) + len(spares)))
         if self._world.size == 1:
             round.spare = replacements  # taken as soon as a group has ended
@@ -106,7 +106,7 @@ class Sampler:
         sampling = replace(self._settings.sampling, temperature=temperature)
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
         seeds = _seeds(plan, settings, EVALUATION)
-        round = _Round(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
+        round = _Collection(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
         await round.run(self._world.mine(range(len(plan))))
         await self._pool(round, "the episodes of an evaluation", range(len(plan)))
         ended = [round.ended[place] for place in sorted(round.ended)]
@@ -116,7 +116,7 @@ class Sampler:
             round.stats(),
         )
 
-    async def _pool(self, round: _Round, what: str, groups: Sequence[int]) -> None:
+    async def _pool(self, round: _Collection, what: str, groups: Sequence[int]) -> None:
         """Give every rank what all of them have sampled of these groups."""
         deadline_s = round.longest_s(-(-len(groups) // self._world.size))
         round.absorb(await self._world.gather(round.share(groups), what, deadline_s))
@@ -133,7 +133,7 @@ class _Share:
     counts: Counter[str]
 
 
-class _Round:
+class _Collection:
     """The episodes of one collect() or evaluate().
 
     Group number i is always task i of `plan` (spare tasks included), whatever the order in which groups end:
@@ -162,7 +162,7 @@ class _Round:
         self._agent = agent
         self._evaluating = evaluating
         self._seeds = seeds
-        self._wave = Wave(settings.max_concurrent, None if agent else sampler._engine)
+        self._wave = TaskPool(settings.max_concurrent, None if agent else sampler._engine)
         self._clock = time.monotonic()
         self.spare = iter(range(0))
         self.ended: dict[Place, Trajectory] = {}

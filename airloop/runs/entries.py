@@ -104,7 +104,7 @@ def add_entry(path: Path, kind: Kind, text: str, by: str = "") -> Entry:
     """One more entry, whoever else adds one at the same time."""
     entry = Entry(time.time(), kind, text, by)
     try:
-        with alone(path):
+        with locked(path):
             data = _saved(path)
             made = {"schema_version": SCHEMA_VERSION, **data, "entries": [*data.get("entries", []), asdict(entry)]}
             write_text(path / FILE, json.dumps(made, ensure_ascii=False, indent=2) + "\n")
@@ -128,7 +128,7 @@ def _saved(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Between reading and writing a run's books nobody else writes them: neither another process nor a thread of this
     one."""
     with locks.alone_in(path):

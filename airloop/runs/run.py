@@ -44,7 +44,7 @@ from airloop.errors import AirError
 from airloop.files import GrowingLines, append_line, parse_json, read_lines, read_object, write_json, write_text
 from airloop.rollout.schedule import place_in_step
 from airloop.runs.damaged import is_held
-from airloop.runs.entries import add_entry, alone
+from airloop.runs.entries import add_entry, locked
 from airloop.runs.lineage import as_noted, given_parent, label, run_before
 from airloop.runs.results import last_sign
 from airloop.runs.step_record import StepRecord
@@ -173,7 +173,7 @@ class Run:
 
     def note(self, **facts: Any) -> None:
         """Facts that status.json keeps until they are noted anew, such as whether the doctor's proofs were run."""
-        with alone(self.path):
+        with locked(self.path):
             write_json(self.path / "status.json", {**self.status(), **facts})
 
     def status(self) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def _number(path: Path) -> tuple[int, int]:
 def _next_free(root: Path, major: int, task: str) -> Path:
     """A new directory. Alone between look and step: runs of two tasks differ in their names, so that both could be
     made with one number, by which people call them."""
-    with alone(root):
+    with locked(root):
         while True:
             found = [m for m in map(_NAME.match, os.listdir(root)) if m and int(m[1]) == major]
             minor = max((int(m[2]) for m in found), default=-1) + 1

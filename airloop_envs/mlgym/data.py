@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from airloop.errors import AirError
 from airloop.extras import install_line
 from airloop.files import cache_directory, whole_directory
-from airloop.locks import alone
+from airloop.locks import locked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,7 @@ def prepare(key: str, variant: int) -> Prepared:
     if source is None or found.agent is None or found.agent.is_dir():
         return found
     place = found.agent.parent
-    with alone(place.with_name(f".{place.name}.lock")):
+    with locked(place.with_name(f".{place.name}.lock")):
         if not place.is_dir():
             with whole_directory(place) as beside:
                 (beside / "agent").mkdir()

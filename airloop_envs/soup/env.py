@@ -17,7 +17,7 @@ from airloop_envs.soup import generate as generator
 from airloop_envs.soup.agents import scripted_agent
 from airloop_envs.soup.args import SoupArgs
 from airloop_envs.soup.grading import COMPONENTS
-from airloop_envs.soup.rooms import MODULES, PACKAGES, Rooms, image
+from airloop_envs.soup.sandbox_pool import MODULES, PACKAGES, SandboxPool, image
 from airloop_envs.soup.session import SoupSession
 from airloop_envs.soup.spec import SoupTask
 
@@ -29,7 +29,7 @@ class Running:
     """What lives as long as an event loop does."""
 
     loop: asyncio.AbstractEventLoop
-    rooms: Rooms
+    rooms: SandboxPool
 
 
 class SoupEnv(Environment):
@@ -133,14 +133,14 @@ class SoupEnv(Environment):
         """The seed has no use here: all that is random in a task is in the task's own seed."""
         return SoupSession(self.soup_task(task), self.args, self.rooms())
 
-    def rooms(self) -> Rooms:
+    def rooms(self) -> SandboxPool:
         loop = asyncio.get_running_loop()
         if self._running is not None and self._running.loop is not loop:
             self.abandon()
         if self._running is None:
             args = self.args
             start = image(args.memory_mb, args.timeout_s, args.container_image)
-            self._running = Running(loop, Rooms.open(args, start))
+            self._running = Running(loop, SandboxPool.open(args, start))
         return self._running.rooms
 
     def lacks(self) -> Sequence[Lack]:

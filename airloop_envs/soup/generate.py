@@ -13,10 +13,10 @@ from types import MappingProxyType
 from airloop.errors import AirError
 from airloop_envs.soup import kinds as _package
 from airloop_envs.soup.answers import in_words
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import KINDS, Draft
 from airloop_envs.soup.pages import Frame, frame
+from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.spec import START, SoupTask, Step
+from airloop_envs.soup.task_kind import KINDS, TaskDraft
 
 for _module in sorted(module.name for module in pkgutil.iter_modules(_package.__path__)):
     importlib.import_module(f"{_package.__name__}.{_module}")
@@ -49,8 +49,8 @@ def generate(kind: str, seed: int) -> SoupTask:
             (f"did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(KINDS)}.",
         )
     made = KINDS[kind]
-    draft = made.make(Dice(f"soup/1/{made.dice}/{seed}"))
-    chance = Dice(f"soup/1/{kind}/page/{seed}")
+    draft = made.make(Rng(f"soup/1/{made.dice}/{seed}"))
+    chance = Rng(f"soup/1/{kind}/page/{seed}")
     look = frame(chance, made.level, made.size)
     return SoupTask(
         kind=kind,
@@ -69,7 +69,7 @@ def generate(kind: str, seed: int) -> SoupTask:
     )
 
 
-def _pages(draft: Draft, look: Frame) -> dict[str, str]:
+def _pages(draft: TaskDraft, look: Frame) -> dict[str, str]:
     mains = {START: draft.main, **draft.more}
     return {
         href: look.page(

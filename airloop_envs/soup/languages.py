@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airloop_envs.soup.dice import Dice
+from airloop_envs.soup.rng import Rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,6 @@ RIGHT_TO_LEFT = (
 EMOJI = ("🍎", "🚲", "🌧️", "🎻", "🧭", "🪵", "🐝", "🏔️", "👩‍🔬", "👍🏽", "🇳🇴", "🧑‍🍳", "🦉", "⚓", "🕰️", "🍞", "🛶", "🏳️‍🌈")
 
 
-def expression(d: Dice, language: Language) -> str:
+def expression(d: Rng, language: Language) -> str:
     """Three different words of the language and a number."""
     return " ".join(d.sample(language.words, 3)) + f" {d.between(100, 9999)}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.furniture import BLOCKS, ONCE, Classes, cookies, footer, menu
+from airloop_envs.soup.boilerplate import BLOCKS, ONCE, Classes, cookies, footer, menu
+from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.styles import STYLES, Style
 from airloop_envs.soup.words import CITIES, phrase, sentence
 
@@ -18,7 +18,7 @@ FLAWED = {"primer": 0.0, "easy": 0.15, "medium": 0.3, "hard": 0.4, "expert": 0.4
 class Frame:
     """The look that all pages of a task share. `size` is the length in characters to fill up to."""
 
-    dice: Dice
+    dice: Rng
     style: Style
     site: str
     size: int
@@ -91,13 +91,13 @@ class Frame:
         )
 
 
-def frame(d: Dice, level: str, size: tuple[int, int]) -> Frame:
+def frame(d: Rng, level: str, size: tuple[int, int]) -> Frame:
     style = d.pick(STYLES)
     site = f"{d.pick(CITIES)} {d.pick(style.site)}"
     return Frame(d, style, site, d.between(*size), d.chance(FLAWED[level]), level == "primer")
 
 
-def spoil(d: Dice, block: str) -> str:
+def spoil(d: Rng, block: str) -> str:
     """One of the flaws of real pages. The block is one <div> or <aside>, and a stray or missing tag inside it ends
     with it in every parser, so what follows the block is read as if it had been sound."""
     flaw = d.below(5)

@@ -12,7 +12,7 @@ from airloop.sandbox.base import Result
 from airloop.types import Action, Message, Observation, Score
 from airloop_envs.soup.args import SoupArgs
 from airloop_envs.soup.grading import Attempt, grade
-from airloop_envs.soup.rooms import Rooms
+from airloop_envs.soup.sandbox_pool import SandboxPool
 from airloop_envs.soup.spec import START, SoupTask
 from airloop_envs.soup.tools import STOPPED, TEACH, opening_texts, read_answer, tool_schemas
 
@@ -21,7 +21,7 @@ OUTCOMES = ("correct", "limit", "partial", "violation", "schema_error")
 
 
 class SoupSession(Session):
-    def __init__(self, task: SoupTask, args: SoupArgs, rooms: Rooms) -> None:
+    def __init__(self, task: SoupTask, args: SoupArgs, rooms: SandboxPool) -> None:
         self.task = task
         self.args = args
         self.rooms = rooms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airloop_envs.soup.dice import Dice
+from airloop_envs.soup.rng import Rng
 
 
 def listed(words: str) -> tuple[str, ...]:
@@ -80,23 +80,23 @@ MATERIALS = listed("ash bamboo beech birch brass canvas cedar ceramic cork felt 
 MONTHS = listed("January February March April May June July August September October November December")
 
 
-def person(d: Dice) -> str:
+def person(d: Rng) -> str:
     return f"{d.pick(FIRST)} {d.pick(LAST)}"
 
 
-def people(d: Dice, n: int) -> list[str]:
+def people(d: Rng, n: int) -> list[str]:
     """`n` names, no first and no last name twice."""
     pairs = zip(d.sample(FIRST, n), d.sample(LAST, n), strict=True)
     return [f"{first} {last}" for first, last in pairs]
 
 
-def product(d: Dice) -> str:
+def product(d: Rng) -> str:
     return (
         f"{d.pick(ADJECTIVES).capitalize()} {d.pick(PRODUCTS)} {d.pick('ABCDEFGHJKLMNPRSTUVWXYZ')}{d.between(100, 999)}"
     )
 
 
-def products(d: Dice, n: int) -> list[str]:
+def products(d: Rng, n: int) -> list[str]:
     """`n` names, no noun twice."""
     letters = "ABCDEFGHJKLMNPRSTUVWXYZ"
     return [
@@ -105,7 +105,7 @@ def products(d: Dice, n: int) -> list[str]:
     ]
 
 
-def cents(d: Dice, low: int = 300, high: int = 99_999) -> int:
+def cents(d: Rng, low: int = 300, high: int = 99_999) -> int:
     return d.between(low, high)
 
 
@@ -114,12 +114,12 @@ def money(amount: int, symbol: str = "") -> str:
     return f"{symbol}{amount // 100:,}.{amount % 100:02d}"
 
 
-def date(d: Dice) -> str:
+def date(d: Rng) -> str:
     """As 2019-04-27; never after 2023 and never today."""
     return f"{d.between(1998, 2023)}-{d.between(1, 12):02d}-{d.between(1, 28):02d}"
 
 
-def code(d: Dice) -> str:
+def code(d: Rng) -> str:
     letters = "ABCDEFGHJKLMNPQRSTUVWXYZ"
     return f"{d.pick(letters)}{d.pick(letters)}-{d.between(1000, 9999)}-{d.pick(letters)}"
 
@@ -128,20 +128,20 @@ def slug(name: str) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
-def phrase(d: Dice) -> str:
+def phrase(d: Rng) -> str:
     """Three or four words, for headings: "Quiet harbour of Belmere"."""
     return f"{d.pick(ADJECTIVES).capitalize()} {d.pick(NOUNS)} {d.pick(PREPOSITIONS)} {d.pick(CITIES)}"
 
 
-def sentence(d: Dice) -> str:
+def sentence(d: Rng) -> str:
     tail = f" {d.pick(PREPOSITIONS)} the {d.pick(ADJECTIVES)} {d.pick(NOUNS)}" if d.chance(0.7) else ""
     return f"The {d.pick(ADJECTIVES)} {d.pick(NOUNS)} {d.pick(VERBS)} {d.pick(PREPOSITIONS)} the {d.pick(NOUNS)}{tail}."
 
 
-def prose(d: Dice, sentences: int) -> str:
+def prose(d: Rng, sentences: int) -> str:
     return " ".join(sentence(d) for _ in range(sentences))
 
 
-def rare(d: Dice) -> str:
+def rare(d: Rng) -> str:
     """A phrase that is on one page only: with an invented word and a number."""
     return f"{d.pick(ADJECTIVES).capitalize()} {d.invented()} {d.between(100, 9999)}"

@@ -25,13 +25,13 @@ def test_training_may_begin_right_after_a_stop_or_a_deadline(own: bool) -> None:
         _, engine = make(own=own)
         for _ in range(5):
             await engine.generate([1, 2, 3], Sampling(50, stop_ids=EVERYTHING))
-            async with engine.aside():
+            async with engine.paused():
                 assert not engine._scheduler.running and engine._idle.is_set()
             job = asyncio.ensure_future(engine.generate([4, 5, 6], Sampling(200)))
             await asyncio.sleep(0.02)
             job.cancel()
             await asyncio.gather(job, return_exceptions=True)
-            async with engine.aside():
+            async with engine.paused():
                 assert not engine._scheduler.running
 
     in_loop(work)

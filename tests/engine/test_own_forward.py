@@ -171,6 +171,6 @@ def test_what_the_kernels_cannot_do_is_said() -> None:
     )  # fmt: skip
     model = GemmaForCausalLM(config).eval()
     engine = EmbeddedEngine(Policy(model, logits_head(model)), context=64, own_forward=True)
-    assert "gemma" in engine.slow_because and "gemma" in engine.describe().detail["forward"]
+    assert "gemma" in engine.fallback_reason and "gemma" in engine.describe().detail["forward"]
     assert len(in_loop(lambda: engine.generate([1, 2, 3], Sampling(4))).token_ids) == 4
-    assert make()[1].slow_because == ""
+    assert make()[1].fallback_reason == ""

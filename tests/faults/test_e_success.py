@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from watched_runs import Witness, run_watched
 
-from airloop.assemble import Parts
+from airloop.assemble import Components
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.runs.run import Run
 from airloop.types import Action, Alarm, Observation, Score, Task
@@ -68,8 +68,8 @@ class AfraidEnv(ArithEnv):
         return Afraid(task)
 
 
-def instead(env: ArithEnv) -> Callable[[Parts], Any]:
-    def tamper(parts: Parts) -> None:
+def instead(env: ArithEnv) -> Callable[[Components], Any]:
+    def tamper(parts: Components) -> None:
         parts.envs["arith"] = env
 
     return tamper

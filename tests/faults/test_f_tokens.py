@@ -14,7 +14,7 @@ import pytest
 import torch
 from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
-from airloop.assemble import Parts, assemble
+from airloop.assemble import Components, assemble
 from airloop.config import load_config
 from airloop.doctor.base import checks
 from airloop.doctor.case import Case
@@ -130,7 +130,7 @@ def test_F1_an_engine_that_forgets_the_prompt_is_caught(tune: Case, monkeypatch:
 # --- F2 -----------------------------------------------------------------------------------------------
 
 
-def engine_of(parts: Parts, policy: Policy, **options: Any) -> EmbeddedEngine:
+def engine_of(parts: Components, policy: Policy, **options: Any) -> EmbeddedEngine:
     return EmbeddedEngine(policy, context=parts.config.context, max_batch=16, **options)
 
 

@@ -124,7 +124,7 @@ async def one_step(parts: Any) -> None:
     plan = TaskSchedule(parts.envs, "train", 0).batch(0, o.batch_size // o.rollouts_per_example)
     collected = await parts.sampler(lambda *_: None).collect(0, plan, parts.policy.version)
     batch = assign_advantages(collected.groups, loss="grpo", scale_rewards=True, token_constant=32)
-    async with parts.engine.aside():
+    async with parts.engine.paused():
         parts.learner.update(batch)
     await parts.engine.publish(parts.policy.version)
     await asyncio.sleep(0)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from talk_env import Talk, talking
 from watched_runs import run_watched
 
-from airloop.assemble import Parts
+from airloop.assemble import Components
 from airloop.errors import AirError
 from airloop.files import read_lines, write_json
 from airloop.learn.advantages import TurnWeights, assign_advantages, token_advantages
@@ -52,7 +52,7 @@ def seeds_of(step: int, refusals: int) -> set[int]:
     return {episode_seed(0, step, "arith", f"t{i}", s, refusals) for i in range(8) for s in range(4)}
 
 
-def poisoned(*attempts: tuple[int, int]) -> Callable[[Parts], Any]:
+def poisoned(*attempts: tuple[int, int]) -> Callable[[Components], Any]:
     """An environment that pays far too much in these attempts at these steps."""
     bad = set().union(*(seeds_of(step, refusals) for step, refusals in attempts))
 
@@ -69,7 +69,7 @@ def steps_of(run: Run) -> list[int]:
 def test_G12_a_step_whose_gradient_is_not_finite_is_set_aside_and_sampled_anew(tmp_path: Path) -> None:
     states: list[tuple[int, list[torch.Tensor], Any]] = []
 
-    def tamper(parts: Parts) -> None:
+    def tamper(parts: Components) -> None:
         poisoned((1, 0))(parts)
         update = parts.learner.update
 
@@ -118,7 +118,7 @@ def test_G12_a_step_that_fails_again_and_again_ends_the_run_with_what_to_change(
 def test_G12_after_a_stop_the_step_is_sampled_anew_and_the_run_goes_on(tmp_path: Path) -> None:
     """As it was: the same episodes, the same update, the same alarm, for ever."""
 
-    def tamper(parts: Parts) -> None:
+    def tamper(parts: Components) -> None:
         poisoned()(parts)
         publish = parts.engine.publish
 
@@ -163,7 +163,7 @@ def test_G12_what_an_earlier_version_left_of_a_poisoned_step_has_a_way_out_too(t
 
 
 def test_G12_a_later_pass_that_fails_ends_the_run_as_the_weights_have_moved(tmp_path: Path) -> None:
-    def tamper(parts: Parts) -> None:
+    def tamper(parts: Components) -> None:
         """The first pass leads to where the second has no gradient: weights that are no numbers any more."""
         poisoned()(parts)
         step = parts.learner.optimiser.step

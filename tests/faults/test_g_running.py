@@ -18,7 +18,7 @@ from support import warm_process
 from talk_env import Talk, TalkSession, talking
 from watched_runs import run_watched
 
-from airloop.assemble import Parts
+from airloop.assemble import Components
 from airloop.config import Config, load_config
 from airloop.rollout.schedule import Names, place_in_step
 from airloop.runs.run import Run, read_trajectories
@@ -151,7 +151,7 @@ def test_G6_the_policys_version_is_recorded_with_every_turn_when_it_is_sampled(
     """Another policy is published between the turns of an episode, as when sampling and training go side by side: each
     turn has the version that it was sampled with, the episode the one that it began with, whatever is there when it is
     saved."""
-    parts_of: list[Parts] = []
+    parts_of: list[Components] = []
     act = TalkSession.act
 
     async def publishes(self: TalkSession, action: Action) -> Observation:
@@ -161,7 +161,7 @@ def test_G6_the_policys_version_is_recorded_with_every_turn_when_it_is_sampled(
 
     monkeypatch.setattr(TalkSession, "act", publishes)
 
-    def tamper(parts: Parts) -> None:
+    def tamper(parts: Components) -> None:
         parts_of.append(parts)
         talking(Talk(coin, turns=3))(parts)
 

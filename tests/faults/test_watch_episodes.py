@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from talk_env import Talk, talking
 from watched_runs import Witness, run_watched
 
-from airloop.assemble import Parts
+from airloop.assemble import Components
 from airloop.loop import best_step
 from airloop.runs.run import Run
 from airloop.types import Alarm
@@ -250,7 +250,7 @@ def test_G9_when_all_rollouts_fail_the_run_is_paused(tmp_path: Path) -> None:
 def test_tokens_of_replies_cut_off_by_the_deadline_are_in_the_ledger(tmp_path: Path) -> None:
     """The engine had sampled them, and no episode has them."""
 
-    def slow(parts: Parts) -> None:
+    def slow(parts: Components) -> None:
         talking(Talk(coin))(parts)
         launch = parts.engine._runner.launch
 

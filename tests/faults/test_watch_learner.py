@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from talk_env import Talk, talking
 from watched_runs import Witness, run_watched
 
-from airloop.assemble import Parts
+from airloop.assemble import Components
 from airloop.engine.base import EngineFailed
 from airloop.policy import Policy
 from airloop.types import Alarm
@@ -116,7 +116,7 @@ def test_C6_memory_that_grows_until_it_is_full_is_an_alarm() -> None:
 def test_F2_a_version_that_is_never_published_stops_the_run(tmp_path: Path) -> None:
     async def forget(version: int) -> None: ...
 
-    def tamper(parts: Parts) -> None:
+    def tamper(parts: Components) -> None:
         talking(COIN)(parts)
         parts.engine.publish = forget  # type: ignore[method-assign]
 
@@ -128,7 +128,7 @@ def test_F2_a_version_that_is_never_published_stops_the_run(tmp_path: Path) -> N
     assert not list(run.path.glob("checkpoints/*"))  # what is in doubt is not kept
 
 
-def apart(parts: Parts) -> None:
+def apart(parts: Components) -> None:
     """The engine samples from a copy of the weights, which no update reaches; its version counts on."""
     talking(COIN)(parts)
     model = copy.deepcopy(parts.policy.model)
@@ -155,7 +155,7 @@ def test_F7_a_gap_that_grows_is_an_alarm_with_its_percentiles(tmp_path: Path) ->
 
 
 def test_F4_an_exploding_kl_pauses_the_run_and_names_the_token(tmp_path: Path) -> None:
-    def tamper(parts: Parts) -> None:
+    def tamper(parts: Components) -> None:
         """The policy is far from where the run says that it started."""
         talking(COIN)(parts)
         assert parts.learner._initial is not None
@@ -181,7 +181,7 @@ def test_F4_an_exploding_kl_pauses_the_run_and_names_the_token(tmp_path: Path) -
 def test_G7_an_engine_that_dies_is_an_alarm_within_seconds(tmp_path: Path) -> None:
     died: list[float] = []
 
-    def tamper(parts: Parts) -> None:
+    def tamper(parts: Components) -> None:
         talking(COIN)(parts)
         launch = parts.engine._runner.launch
         steps = iter(range(100))

@@ -15,8 +15,8 @@ import pytest
 from tiny_runs import tiny_run, write_config
 
 from airloop.errors import AirError
+from airloop.eval.agents import UrlOptions
 from airloop.eval.evaluate import EvalOptions, evaluate, format_report
-from airloop.eval.players import UrlOptions
 from airloop.runs.run import read_trajectories
 from airloop.watch.display.display import Display
 

@@ -19,7 +19,7 @@ from typing import Any
 from talk_env import Talk, talking
 from watched_runs import Witness, config, run_watched
 
-from airloop.assemble import Parts
+from airloop.assemble import Components
 from airloop.warmstart import started, warmstart
 
 HERE = Path(__file__).parent / "healthy"
@@ -82,7 +82,7 @@ def digit(text: str) -> float:
     return int(text) / 9 if len(text) == 1 and text in "0123456789" else 0.0
 
 
-def tamper(name: str) -> Callable[[Parts], Any] | None:
+def tamper(name: str) -> Callable[[Components], Any] | None:
     if name != "talk_by_turn":
         return None
     return talking(Talk(lambda number, seed: ({}, {}), {"said": 1.0}, turns=3, answer="1+2=", tool_s=0.02, hear=digit))

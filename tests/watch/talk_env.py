@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from airloop.assemble import Parts
+from airloop.assemble import Components
 from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
 from airloop.errors import InfraError
 from airloop.types import Action, Agent, Message, Observation, Score, Task
@@ -74,10 +74,10 @@ class TalkEnv(Environment):
         raise NotImplementedError
 
 
-def talking(talk: Talk) -> Callable[[Parts], Any]:
+def talking(talk: Talk) -> Callable[[Components], Any]:
     """Puts it in the place of a run's environment."""
 
-    def tamper(parts: Parts) -> None:
+    def tamper(parts: Components) -> None:
         parts.envs["arith"] = TalkEnv(talk)
 
     return tamper

@@ -17,7 +17,7 @@ from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.watch.alarms.monitor import Alarms, Halted, rules
 from airloop.watch.alarms.rules import Rule, Sign
-from airloop.watch.sinks.sinks import Beside, Watchers
+from airloop.watch.sinks.sinks import BackgroundSink, Watchers
 from airloop.world import World
 
 HEALTHY = sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))
@@ -121,7 +121,7 @@ def test_an_alarm_goes_to_the_terminal_to_the_file_and_to_every_sink(tmp_path: P
     run = Run.create(config(tmp_path), "arith")
     display, sink = Witness(), Kept()
     display.run = run
-    beside = Beside(sink, display.say)
+    beside = BackgroundSink(sink, display.say)
     alarms = Alarms(run, Watchers(display, [beside]), [Rule("X1", "bad", "pause", 1, bad)])
     found = asyncio.run(alarms.look({"step": 3, "bad": True}, World()))
     assert not display.alarms and found.worst is not None and not found.refuses  # a step is shown before its alarms

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from airloop.assemble import Parts, assemble
+from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.loop import train
@@ -66,7 +66,7 @@ def config(directory: Path, **changes: str) -> Config:
 
 
 def run_watched(
-    directory: Path, tamper: Callable[[Parts], Any] | None = None, resume: Path | None = None, **changes: str
+    directory: Path, tamper: Callable[[Components], Any] | None = None, resume: Path | None = None, **changes: str
 ) -> tuple[Run, Witness, BaseException | None]:
     """A whole run, or the rest of one. `tamper` gets the parts before the first step. The error that ended it, if any,
     is returned with what was seen until then."""

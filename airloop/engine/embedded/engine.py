@@ -107,7 +107,7 @@ class EmbeddedEngine:
         return self._scheduler.version
 
     @property
-    def slow_because(self) -> str:
+    def fallback_reason(self) -> str:
         """Why sampling runs through transformers' layers although our own forward pass was wanted; else empty."""
         return self._runner.why
 
@@ -151,7 +151,7 @@ class EmbeddedEngine:
         self._scheduler.version = version
 
     @contextlib.asynccontextmanager
-    async def aside(self) -> AsyncIterator[None]:
+    async def paused(self) -> AsyncIterator[None]:
         """While training: no step runs, and the key/value memory is given back where the engine was made to lend it.
         What was cancelled is dropped first, and what the device still does for it is waited for."""
         async with self._between_steps("training may begin"):

@@ -109,8 +109,8 @@ class FastRunner:
         device = policy.device
         self._device = device
         self._cuda = device.type == "cuda"
-        nobody = kv.data.shape[2] - 1
-        self._seats = Seats(max_batch, -(-context // kv.page_size), nobody, device)
+        pad_seat = kv.data.shape[2] - 1
+        self._seats = Seats(max_batch, -(-context // kv.page_size), pad_seat, device)
         self._rows = torch.full((max_batch,), max_batch, dtype=torch.int64, device=device)
         self._counter = torch.zeros((), dtype=torch.int64, device=device)
         self._out = (
@@ -154,7 +154,7 @@ class FastRunner:
     def _burst(self, step: Step, truncated: bool) -> None:
         count = len(step.decode)
         size = self._graphs.size(count) if self._graphs else count
-        wanted = [w.request.seat for w in step.decode] + [self._seats.nobody] * (size - count)
+        wanted = [w.request.seat for w in step.decode] + [self._seats.pad_seat] * (size - count)
         self._rows[:size].copy_(self._seats.send(wanted, np.int64))
         for _ in range(step.repeat):
             if self._graphs:

@@ -18,7 +18,7 @@ class Seats:
 
     def __init__(self, count: int, pages_each: int, nobodys_page: int, device: torch.device) -> None:
         n = count + 1
-        self.nobody = count
+        self.pad_seat = count
         self.device = device
         self.tokens = torch.zeros(n, dtype=torch.int64, device=device)  # drawn last, to be computed next
         self.positions = torch.zeros(n, dtype=torch.int64, device=device)  # of that token

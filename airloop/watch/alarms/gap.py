@@ -15,7 +15,7 @@ from airloop.waits import waiting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
     from airloop.learn.report import Report
     from airloop.learn.rounding import Distances
 
@@ -28,7 +28,7 @@ REPLIES, REPLY_TOKENS, PROMPTS, PROMPT_TOKENS = 16, 8, 4, 256
 MEASURE_S = 600.0
 
 
-async def judge_gap(parts: Parts, rows: Sequence[Row], report: Report) -> dict[str, Any]:
+async def judge_gap(parts: Components, rows: Sequence[Row], report: Report) -> dict[str, Any]:
     """After an update is published: `rounding` in the step's line, where its gap is suspicious; of all ranks that which
     is farthest off. Nothing where it cannot be measured: the gap then speaks for itself."""
     if report.metrics.get("logprob_gap_mean", 0.0) <= SUSPICIOUS:
@@ -55,7 +55,7 @@ async def judge_gap(parts: Parts, rows: Sequence[Row], report: Report) -> dict[s
     }
 
 
-async def _measured(parts: Parts, rows: Sequence[Row]) -> Distances:
+async def _measured(parts: Components, rows: Sequence[Row]) -> Distances:
     """On new replies, with the weights as they are now: those that the gap was seen with are gone."""
     from airloop.learn.rounding import distances, other_beginnings
 
@@ -72,5 +72,5 @@ async def _measured(parts: Parts, rows: Sequence[Row]) -> Distances:
         n, own = len(prompt), len(answer.token_ids)
         train = (False,) * n + (True,) * own
         found.append(Row(f"gap-{i}#0", prompt + answer.token_ids, train, (0.0,) * n + answer.logprobs, 0.0, 0.0))
-    async with engine.aside():
+    async with engine.paused():
         return distances(learner, found, learner.logprobs(found))

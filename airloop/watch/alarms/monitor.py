@@ -140,7 +140,7 @@ class Alarms:
         self._watcher.alarm(alarm)
 
     @contextlib.contextmanager
-    def on_guard(self) -> Iterator[None]:
+    def monitoring(self) -> Iterator[None]:
         """Between steps: waits that last too long are told of, and an engine that fails is an alarm."""
         with Watchdog(self._stalled):
             try:

@@ -12,7 +12,7 @@ from airloop.types import Trajectory
 from airloop.watch.metrics.ledger import Ledger, Terms, account
 
 if TYPE_CHECKING:
-    from airloop.assemble import Parts
+    from airloop.assemble import Components
     from airloop.learn.advantages import Batch
     from airloop.learn.report import Report
     from airloop.rollout.collected import Collected
@@ -23,7 +23,7 @@ CGROUP = Path("/sys/fs/cgroup")
 ERROR_CHARACTERS = 2000  # of the first error: its sentence and the frames it came through
 
 
-def step_ledger(parts: Parts, collected: Collected, batch: Batch, report: Report) -> Ledger:
+def step_ledger(parts: Components, collected: Collected, batch: Batch, report: Report) -> Ledger:
     loss = parts.config.trainer.loss
     floor, cap = loss.importance_floor or 0.0, loss.importance_cap
     mask = (floor, cap) if loss.importance_mode == "mask" else None
@@ -31,7 +31,7 @@ def step_ledger(parts: Parts, collected: Collected, batch: Batch, report: Report
     return account(collected, batch, report.logprobs, Terms(loss.kl_beta > 0, mask), weights)
 
 
-def step_facts(parts: Parts, collected: Collected, report: Report) -> dict[str, Any]:
+def step_facts(parts: Components, collected: Collected, report: Report) -> dict[str, Any]:
     """After the update is published."""
     config = parts.config
     decode = parts.loaded.tokenizer.decode

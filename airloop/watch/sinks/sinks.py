@@ -57,7 +57,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Beside:
+class BackgroundSink:
     """A sink in its own thread. Whatever it does, and however long: whoever tells it something goes on at once."""
 
     def __init__(self, sink: Sink, say: Callable[[str], None]) -> None:
@@ -112,7 +112,7 @@ class Beside:
 class Watchers:
     """Tells the display and every sink."""
 
-    def __init__(self, display: Watcher, sinks: Sequence[Beside] = ()) -> None:
+    def __init__(self, display: Watcher, sinks: Sequence[BackgroundSink] = ()) -> None:
         self._display = display
         self._sinks = sinks
 
@@ -148,10 +148,10 @@ class Watchers:
 def open_sinks(config: Config, run: Run, display: Watcher) -> Iterator[Watchers]:
     """The display and the config's sinks, closed however the run ends. A package that is missing is an error before
     the first step; anything else that fails in a sink is a note. Of several ranks the first has them."""
-    sinks: list[Beside] = []
+    sinks: list[BackgroundSink] = []
     if run.writes:
         check_sinks(config)
-        sinks = [Beside(sink, display.say) for sink in _asked_for(config, run)]
+        sinks = [BackgroundSink(sink, display.say) for sink in _asked_for(config, run)]
     for sink in sinks:
         sink.wait_open(OPEN_S)
     try:
@@ -176,7 +176,7 @@ def _asked_for(config: Config, run: Run) -> list[Sink]:
     return asked
 
 
-def _note_address(run: Run, sinks: Sequence[Beside]) -> None:
+def _note_address(run: Run, sinks: Sequence[BackgroundSink]) -> None:
     """Not from a sink's thread: two that change status.json at once would lose what the other wrote."""
     url = next((beside.sink.url for beside in sinks if beside.sink.url), None)
     if url and run.status().get("wandb_url") != url:

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from airloop_envs.soup.answers import array, integer, nullable, number, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import Draft, kind, recipe
+from airloop_envs.soup.rng import Rng
+from airloop_envs.soup.task_kind import TaskDraft, kind, recipe
 from airloop_envs.soup.words import (
     CITIES,
     COLOURS,
@@ -23,12 +23,12 @@ from airloop_envs.soup.words import (
 )
 
 
-def linked(data: Any, d: Dice) -> str:
+def linked(data: Any, d: Rng) -> str:
     text = json.dumps(data, indent=2 if d.chance(0.5) else None)
     return f'<script type="application/ld+json">{text}</script>'
 
 
-def site_data(d: Dice) -> list[Any]:
+def site_data(d: Rng) -> list[Any]:
     """What most pages have beside what one looks for."""
     trail = [{"@type": "ListItem", "position": i + 1, "name": phrase(d)} for i in range(2)]
     return [
@@ -37,7 +37,7 @@ def site_data(d: Dice) -> list[Any]:
     ]
 
 
-def offer(d: Dice, name: str) -> dict[str, Any]:
+def offer(d: Rng, name: str) -> dict[str, Any]:
     return {
         "@type": "Product",
         "name": name,
@@ -49,10 +49,10 @@ def offer(d: Dice, name: str) -> dict[str, Any]:
 
 
 @kind("medium", "a JSON-LD object")
-def jsonld_object(d: Dice) -> Draft:
+def jsonld_object(d: Rng) -> TaskDraft:
     made = {"@context": "https://schema.org", **offer(d, product(d))}
     blocks = [linked(block, d) for block in d.shuffled([made, *site_data(d)])]
-    return Draft(
+    return TaskDraft(
         "The page describes its product in JSON-LD. Give its name, stock number (sku), brand, price, rating value and "
         "number of reviews, each in the type it has there.",
         record(
@@ -84,7 +84,7 @@ def jsonld_object(d: Dice) -> Draft:
 
 
 @kind("medium", "objects of one type in a JSON-LD array")
-def jsonld_array_by_type(d: Dice) -> Draft:
+def jsonld_array_by_type(d: Rng) -> TaskDraft:
     events = [
         {
             "@type": "Event",
@@ -114,7 +114,7 @@ def jsonld_array_by_type(d: Dice) -> Draft:
         answer = [{"name": p["name"], "identifier": p["identifier"]} for p in graph if p["@type"] == "Person"]
         result = '[{"name": p["name"], "identifier": p["identifier"]} for p in found]'
     data: Any = graph if d.chance(0.5) else {"@context": "https://schema.org", "@graph": graph}
-    return Draft(
+    return TaskDraft(
         f"The page's JSON-LD holds things of several types. {query}, in the order of the data.",
         array(schema),
         f"<h1>{phrase(d)}</h1>",
@@ -132,13 +132,13 @@ def jsonld_array_by_type(d: Dice) -> Draft:
 
 
 @kind("medium", "JSON that a page carries for its scripts")
-def script_json(d: Dice) -> Draft:
+def script_json(d: Rng) -> TaskDraft:
     names = products(d, d.between(4, 7))
     items = {name: {"id": d.between(10000, 99999), "stock": d.between(0, 900)} for name in names}
     asked = d.pick(names)
     mark = d.invented()
     state = {"user": None, "build": d.hexadecimal(8), "items": [{"name": n, **v} for n, v in items.items()]}
-    return Draft(
+    return TaskDraft(
         f'The page carries its data for scripts as JSON in a script element with the id "{mark}". Which id and stock '
         f'has "{asked}" there?',
         record(id=integer(), stock=integer()),
@@ -154,7 +154,7 @@ def script_json(d: Dice) -> Draft:
 
 
 @kind("medium", "microdata")
-def microdata(d: Dice) -> Draft:
+def microdata(d: Rng) -> TaskDraft:
     rows, answer = [], []
     for name in people(d, d.between(2, 4)):
         job, city = rare(d), d.pick(CITIES)
@@ -167,7 +167,7 @@ def microdata(d: Dice) -> Draft:
     rows.insert(
         d.below(len(rows)), f'<div itemscope itemtype="https://schema.org/Place"><b itemprop="name">{rare(d)}</b></div>'
     )
-    return Draft(
+    return TaskDraft(
         "The page marks up people as microdata. Give name, job title, date of birth and town (addressLocality) "
         "of each.",
         array(record(name=text(), job=text(), born=nullable(text("as written")), city=text()), "in page order"),
@@ -186,7 +186,7 @@ def microdata(d: Dice) -> Draft:
 
 
 @kind("hard", "the geometry of a drawing")
-def svg_geometry(d: Dice) -> Draft:
+def svg_geometry(d: Rng) -> TaskDraft:
     n = d.between(6, 12)
     shapes, areas = [], {}
     colours = d.sample(COLOURS, min(n, len(COLOURS)))
@@ -205,7 +205,7 @@ def svg_geometry(d: Dice) -> Draft:
     if len(right) > 1:  # so rare that drawing again costs nothing
         return svg_geometry(d)
     body = "\n".join(d.shuffled([*shapes, *circles]))
-    return Draft(
+    return TaskDraft(
         "The page has a drawing (SVG). Which of its rectangles has the largest area? Give its id and the area.",
         record(id=text(), area=integer()),
         f'<svg viewBox="0 0 1000 700" xmlns="http://www.w3.org/2000/svg">\n{body}\n</svg>',
@@ -219,7 +219,7 @@ def svg_geometry(d: Dice) -> Draft:
 
 
 @kind("hard", "positions of labelled points")
-def svg_nearest(d: Dice) -> Draft:
+def svg_nearest(d: Rng) -> TaskDraft:
     labels = d.sample(CITIES, d.between(6, 10))
     xs, ys = d.numbers(20, 980, len(labels)), d.numbers(20, 680, len(labels))
     origin = d.below(len(labels))
@@ -236,7 +236,7 @@ def svg_nearest(d: Dice) -> Draft:
         f'<g transform="translate({x},{y})"><circle r="4"/><text>{label}</text></g>'
         for label, x, y in zip(labels, xs, ys, strict=True)
     )
-    return Draft(
+    return TaskDraft(
         f'The map on the page is an SVG whose places are moved into position by "translate". Which place is nearest to '
         f"{labels[origin]}, and what is the square of the distance?",
         record(place=text(), square=number("of the distance, in the drawing's units")),

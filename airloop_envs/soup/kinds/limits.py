@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from airloop_envs.soup.answers import Schema, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import Draft, kind, recipe
+from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.spec import Limit
+from airloop_envs.soup.task_kind import TaskDraft, kind, recipe
 from airloop_envs.soup.words import CITIES, code, date, money, phrase, products, rare, sentence
 
 MEASURES = ("price", "order code", "keeper", "last check", "tariff", "opening balance", "reference")
@@ -35,7 +35,7 @@ class Panel:
         return {"value": value} if self.schema["type"] == "object" else value
 
 
-def panel(d: Dice) -> Panel:
+def panel(d: Rng) -> Panel:
     """What is asked, before anything is known of the page."""
     title, measure = f"{phrase(d)} {d.between(100, 999)}", d.pick(MEASURES)
     things = tuple(d.pick((products, places))(d, d.between(4, 7)))
@@ -54,7 +54,7 @@ def panel(d: Dice) -> Panel:
     return Panel(title, things, place, query, schema)
 
 
-def places(d: Dice, n: int) -> list[str]:
+def places(d: Rng, n: int) -> list[str]:
     return [f"{city} {d.between(10, 99)}" for city in d.sample(CITIES, n)]
 
 
@@ -73,20 +73,20 @@ class Carrier:
     find: str
 
 
-def script(d: Dice) -> Carrier:
+def script(d: Rng) -> Carrier:
     mount, address = f"view-{d.hexadecimal(6)}", f"/api/v{d.between(1, 9)}/{d.invented()}/{d.hexadecimal(6)}.json"
     call = f'fetch("{address}").then(r => r.json()).then(data => draw("{mount}", data));'
     html = f'<div id="{mount}" class="view">{{data}}</div>\n<script>{call}</script>'
     return Carrier(html, (address, mount), 'box.find("script").string')
 
 
-def image(d: Dice) -> Carrier:
+def image(d: Rng) -> Carrier:
     address = f"/scans/{d.hexadecimal(8)}.png"
     html = f'<figure><img src="{address}" alt="{sentence(d)}" width="{d.between(400, 900)}">{{data}}</figure>'
     return Carrier(html, (address,), 'box.find("img")["src"]')
 
 
-def canvas(d: Dice) -> Carrier:
+def canvas(d: Rng) -> Carrier:
     mark, address = f"plot-{d.hexadecimal(6)}", f"/frames/{d.hexadecimal(8)}.bin"
     html = (
         f'<canvas id="{mark}" width="{d.between(400, 900)}" height="{d.between(200, 500)}">{{data}}</canvas>\n'
@@ -95,7 +95,7 @@ def canvas(d: Dice) -> Carrier:
     return Carrier(html, (mark, address), 'box.find("canvas")["id"]')
 
 
-def pdf(d: Dice) -> Carrier:
+def pdf(d: Rng) -> Carrier:
     address = f"/documents/{d.hexadecimal(8)}.pdf"
     html = (
         f'<object data="{address}" type="application/pdf" width="100%" height="{d.between(400, 900)}">{{data}}</object>'
@@ -106,7 +106,7 @@ def pdf(d: Dice) -> Carrier:
 CARRIERS = {"script": script, "image": image, "canvas": canvas, "pdf": pdf}
 
 
-def drafted(d: Dice, medium: str, readable: bool) -> Draft:
+def drafted(d: Rng, medium: str, readable: bool) -> TaskDraft:
     asked = panel(d)
     d = d.fork(f"{medium}/{readable}")  # prompts are shared, values are not
     make = d.pick((rare, code, date, lambda d: money(d.between(500, 99999), "$")))
@@ -127,7 +127,7 @@ def drafted(d: Dice, medium: str, readable: bool) -> Draft:
         'value = cell.find_next("td").get_text(strip=True) if cell else None',
         f'limit = {{"reason": "{reason}", "evidence": {carrier.find}}}',
     )
-    return Draft(
+    return TaskDraft(
         asked.query,
         asked.schema,
         "\n".join(d.shuffled(sections)),
@@ -138,40 +138,40 @@ def drafted(d: Dice, medium: str, readable: bool) -> Draft:
 
 
 @kind("hard", "values that a script fetches: a limit", dice="panel", twin="script_static")
-def script_rendered(d: Dice) -> Draft:
+def script_rendered(d: Rng) -> TaskDraft:
     return drafted(d, "script", readable=False)
 
 
 @kind("hard", "values that a script only refreshes", dice="panel", twin="script_rendered")
-def script_static(d: Dice) -> Draft:
+def script_static(d: Rng) -> TaskDraft:
     return drafted(d, "script", readable=True)
 
 
 @kind("hard", "values in an image: a limit", dice="panel", twin="image_described")
-def image_text(d: Dice) -> Draft:
+def image_text(d: Rng) -> TaskDraft:
     return drafted(d, "image", readable=False)
 
 
 @kind("hard", "values in an image and beside it", dice="panel", twin="image_text")
-def image_described(d: Dice) -> Draft:
+def image_described(d: Rng) -> TaskDraft:
     return drafted(d, "image", readable=True)
 
 
 @kind("expert", "values on a canvas: a limit", dice="panel", twin="canvas_fallback")
-def canvas_drawing(d: Dice) -> Draft:
+def canvas_drawing(d: Rng) -> TaskDraft:
     return drafted(d, "canvas", readable=False)
 
 
 @kind("expert", "values on a canvas and in its fallback", dice="panel", twin="canvas_drawing")
-def canvas_fallback(d: Dice) -> Draft:
+def canvas_fallback(d: Rng) -> TaskDraft:
     return drafted(d, "canvas", readable=True)
 
 
 @kind("expert", "values in an embedded PDF: a limit", dice="panel", twin="pdf_fallback")
-def embedded_pdf(d: Dice) -> Draft:
+def embedded_pdf(d: Rng) -> TaskDraft:
     return drafted(d, "pdf", readable=False)
 
 
 @kind("expert", "values in an embedded PDF and in its fallback", dice="panel", twin="embedded_pdf")
-def pdf_fallback(d: Dice) -> Draft:
+def pdf_fallback(d: Rng) -> TaskDraft:
     return drafted(d, "pdf", readable=True)

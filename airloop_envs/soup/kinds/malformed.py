@@ -4,20 +4,20 @@ or how two named parsers do; answers follow from how the page is made, not from 
 from __future__ import annotations
 
 from airloop_envs.soup.answers import array, integer, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import EXACT, Draft, kind, recipe
+from airloop_envs.soup.rng import Rng
+from airloop_envs.soup.task_kind import EXACT, TaskDraft, kind, recipe
 from airloop_envs.soup.words import PARTS, code, money, products, rare, sentence
 
 AS_BROWSER = EXACT + " The markup is flawed: read it as a web browser does."
 
 
 @kind("hard", "list items that are never closed")
-def malformed_list(d: Dice) -> Draft:
+def malformed_list(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     items = [rare(d) for _ in range(d.between(4, 9))]
     rows = "\n".join(f"<li><b>{item}</b>" + ("</li>" if d.chance(0.3) else "") for item in items)
     extra = "".join(f"<li><b>{rare(d)}</b>" for _ in range(3))
-    return Draft(
+    return TaskDraft(
         f'How does a browser read the list "{part}" (its id)? Give the full text of each of its items.',
         array(text("an item's own text, not its neighbours'"), "in page order"),
         f'<ul id="{part}">\n{rows}\n</ul>\n<ul>{extra}</ul>',
@@ -28,12 +28,12 @@ def malformed_list(d: Dice) -> Draft:
 
 
 @kind("hard", "a table without end tags")
-def malformed_table(d: Dice) -> Draft:
+def malformed_table(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     names = products(d, d.between(4, 7))
     rows = [[name, code(d), money(d.between(500, 99999), "$")] for name in names]
     html = "\n".join("<tr><td>" + "<td>".join(row) + ("</tr>" if d.chance(0.3) else "") for row in rows)
-    return Draft(
+    return TaskDraft(
         f'The table "{part}" (its id) leaves out most end tags. Give its rows as a browser shows them.',
         array(array(text()), "each a list of three cells, in page order"),
         f'<table id="{part}">\n{html}\n</table>',
@@ -48,7 +48,7 @@ def malformed_table(d: Dice) -> Draft:
 
 
 @kind("hard", "attributes given twice, unquoted or in capitals")
-def malformed_attributes(d: Dice) -> Draft:
+def malformed_attributes(d: Rng) -> TaskDraft:
     names = [f"{part}{d.between(10, 99)}" for part in d.sample(PARTS, d.between(4, 7))]
     first, second = [d.hexadecimal(8) for _ in names], [d.hexadecimal(8) for _ in names]
     rows = []
@@ -61,7 +61,7 @@ def malformed_attributes(d: Dice) -> Draft:
         else:
             rows.append(f'<span id="{name}"data-mark={value} data-mark="{again}" data-other={again}>{rare(d)}</span>')
     place = d.below(len(names))
-    return Draft(
+    return TaskDraft(
         f'Which value of data-mark does a browser keep for the element "{names[place]}" (its id)? Where an attribute '
         "is given twice, the first one counts.",
         text("the value"),
@@ -73,11 +73,11 @@ def malformed_attributes(d: Dice) -> Draft:
 
 
 @kind("hard", "a paragraph that a block ends early")
-def malformed_paragraph(d: Dice) -> Draft:
+def malformed_paragraph(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     before, inside, after = rare(d), rare(d), rare(d)
     block = d.pick((f"<div>{inside}</div>", f"<ul><li>{inside}</ul>", f"<h5>{inside}</h5>"))
-    return Draft(
+    return TaskDraft(
         f'The element "{part}" (its id) is a paragraph with a block inside, which paragraphs cannot have. What text '
         "does the paragraph hold in a browser?",
         text("the paragraph's own text"),
@@ -89,7 +89,7 @@ def malformed_paragraph(d: Dice) -> Draft:
 
 
 @kind("hard", "formatting that overlaps")
-def malformed_overlap(d: Dice) -> Draft:
+def malformed_overlap(d: Rng) -> TaskDraft:
     parts = d.sample(PARTS, 3)
     bolds, rows = [], []
     for part in parts:
@@ -97,7 +97,7 @@ def malformed_overlap(d: Dice) -> Draft:
         rows.append(f'<div class="{part}"><b>{a} <i>{b}</b> {c}</i></div>')
         bolds.append((f"{a} {b}", f"{b} {c}"))
     place = d.below(3)
-    return Draft(
+    return TaskDraft(
         f'In the element of class "{parts[place]}" bold and italic overlap. Which text is bold and which is italic in '
         "a browser?",
         record(bold=text("with single spaces"), italic=text("with single spaces")),
@@ -114,7 +114,7 @@ def malformed_overlap(d: Dice) -> Draft:
 
 
 @kind("hard", "what two parsers make of the same flaws")
-def parser_differences(d: Dice) -> Draft:
+def parser_differences(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     n, depth, outer = d.between(12, 40), 0, 0
     rows = []
@@ -128,7 +128,7 @@ def parser_differences(d: Dice) -> Draft:
         else:
             rows.append(f"<p>{d.invented()}" + ("</p>" if closed else ""))
     strays = sum(row.endswith("</p></p>") for row in rows)
-    return Draft(
+    return TaskDraft(
         f'Paragraphs of the element "{part}" (its id) are closed badly. How many direct children of it are <p> '
         "elements when the page is read with html.parser, and how many with html5lib?",
         record(html_parser=integer(), html5lib=integer()),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from airloop_envs.soup.answers import array, integer, mapping, number, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import EXACT, Draft, kind, recipe
 from airloop_envs.soup.kinds.tables import table
+from airloop_envs.soup.rng import Rng
+from airloop_envs.soup.task_kind import EXACT, TaskDraft, kind, recipe
 from airloop_envs.soup.words import (
     CATEGORIES,
     CITIES,
@@ -25,7 +25,7 @@ from airloop_envs.soup.words import (
 
 
 @kind("hard", "two tables joined by a number")
-def relational_join(d: Dice) -> Draft:
+def relational_join(d: Rng) -> TaskDraft:
     owners, cities = people(d, d.between(6, 9)), d.sample(CITIES, 9)
     numbers = d.numbers(1000, 9999, len(owners))
     towns = [d.pick(cities) for _ in owners]
@@ -42,7 +42,7 @@ def relational_join(d: Dice) -> Draft:
         ["Item", "Keeper no.", "Since"],
         'id="holdings"',
     )
-    return Draft(
+    return TaskDraft(
         f'The table "holdings" names keepers by their number in the table "keepers". Which items does {owners[place]} '
         "keep?",
         array(text("an item"), "in page order"),
@@ -58,7 +58,7 @@ def relational_join(d: Dice) -> Draft:
     )
 
 
-def stall(d: Dice, low: int = 8, high: int = 14) -> tuple[str, list[dict[str, Any]]]:
+def stall(d: Rng, low: int = 8, high: int = 14) -> tuple[str, list[dict[str, Any]]]:
     """Cards of wares with category, colour, price in cents and stock, as HTML and as data."""
     wares: list[dict[str, Any]] = []
     amounts = d.numbers(500, 99_999, high)
@@ -87,7 +87,7 @@ WARES = 'wares = soup.find_all(class_="ware")'
 
 
 @kind("hard", "several conditions at once")
-def multi_hop_filter(d: Dice) -> Draft:
+def multi_hop_filter(d: Rng) -> TaskDraft:
     html, wares = stall(d, 12, 20)
     model = d.pick(wares)
     bound = model["price"] // 100 + d.between(1, 200)
@@ -96,7 +96,7 @@ def multi_hop_filter(d: Dice) -> Draft:
         for w in wares
         if w["category"] == model["category"] and w["colour"] == model["colour"] and w["price"] < bound * 100
     ]
-    return Draft(
+    return TaskDraft(
         f'Which wares of the category "{model["category"]}" are {model["colour"]} and cost less than ${bound}? Give '
         "their codes (data-code).",
         array(text("a code"), "in any order"),
@@ -115,13 +115,13 @@ def multi_hop_filter(d: Dice) -> Draft:
 
 
 @kind("hard", "the cheapest or dearest of a category")
-def aggregate_extreme(d: Dice) -> Draft:
+def aggregate_extreme(d: Rng) -> TaskDraft:
     html, wares = stall(d, 10, 16)
     category = d.pick(wares)["category"]
     inside = [w for w in wares if w["category"] == category]
     word, choose = d.pick((("cheapest", min), ("most expensive", max)))
     best = choose(inside, key=lambda w: w["price"])
-    return Draft(
+    return TaskDraft(
         f'What is the {word} ware of the category "{category}"? Give its name and its price as a number.',
         record(name=text(), price=number("without currency sign")),
         html,
@@ -136,14 +136,14 @@ def aggregate_extreme(d: Dice) -> Draft:
 
 
 @kind("hard", "totals by group")
-def aggregate_totals(d: Dice) -> Draft:
+def aggregate_totals(d: Rng) -> TaskDraft:
     html, wares = stall(d, 10, 16)
     by = d.pick(("category", "colour"))
     totals: dict[str, int] = {}
     for ware in wares:
         totals[ware[by]] = totals.get(ware[by], 0) + ware["stock"]
     key = 'w["data-category"]' if by == "category" else 'w.find(class_="colour").get_text(strip=True)'
-    return Draft(
+    return TaskDraft(
         f"How many pieces are left in all, for each {by} of the wares?",
         mapping(integer("the sum of what is left"), f"whose keys are the {by} names on the page"),
         html,
@@ -160,13 +160,13 @@ def aggregate_totals(d: Dice) -> Draft:
 
 
 @kind("hard", "the first few by price")
-def ranking(d: Dice) -> Draft:
+def ranking(d: Rng) -> TaskDraft:
     html, wares = stall(d, 9, 15)
     n = d.between(3, 5)
     word, down = d.pick((("most expensive", True), ("cheapest", False)))
     ordered = sorted(wares, key=lambda w: w["price"], reverse=down)[:n]
     number_word = {3: "three", 4: "four", 5: "five"}[n]
-    return Draft(
+    return TaskDraft(
         f"Name the {number_word} {word} wares, the {word} first.",
         array(text("a name"), "in order of price"),
         html,
@@ -180,7 +180,7 @@ def ranking(d: Dice) -> Draft:
 
 
 @kind("hard", "nested output")
-def structured_output(d: Dice) -> Draft:
+def structured_output(d: Rng) -> TaskDraft:
     sections, answer = [], []
     for city in d.sample(CITIES, d.between(2, 4)):
         team = [(name, rare(d)) for name in people(d, d.between(1, 4))]
@@ -192,7 +192,7 @@ def structured_output(d: Dice) -> Draft:
         )
         staff = [{"name": name, "role": role} for name, role in team]
         answer.append({"branch": city, "room": room, "staff": staff})
-    return Draft(
+    return TaskDraft(
         'Describe every element of class "branch": its heading, its room, and its staff with their roles.',
         array(
             record(branch=text(), room=integer(), staff=array(record(name=text(), role=text()), "in page order")),
@@ -214,7 +214,7 @@ def structured_output(d: Dice) -> Draft:
 
 
 @kind("hard", "one of several near twins")
-def near_twins(d: Dice) -> Draft:
+def near_twins(d: Rng) -> TaskDraft:
     name = products(d, 1)[0]
     material, other = d.sample(MATERIALS, 2)
     colour, another = d.sample(COLOURS, 2)
@@ -230,7 +230,7 @@ def near_twins(d: Dice) -> Draft:
         f'<span class="code">{v[0]}</span><span class="price">{v[1]}</span></div>'
         for (m, c, s), v in zip(variants, values, strict=True)
     ]
-    return Draft(
+    return TaskDraft(
         f'The page offers "{name}" in several variants. Give code and price (as printed) of the one that is new, made '
         f"of {material} and {colour}.",
         record(code=text(), price=text("as printed")),
@@ -247,7 +247,7 @@ def near_twins(d: Dice) -> Draft:
 
 
 @kind("hard", "who is above whom")
-def reporting_line(d: Dice) -> Draft:
+def reporting_line(d: Rng) -> TaskDraft:
     names = people(d, d.between(8, 12))
     codes = [code(d) for _ in names]
     above = [None, *(codes[d.below(place)] for place in range(1, len(names)))]
@@ -261,7 +261,7 @@ def reporting_line(d: Dice) -> Draft:
         for n, c, up in zip(names, codes, above, strict=True)
     ]
     part = d.pick(PARTS)
-    return Draft(
+    return TaskDraft(
         f'In the table "{part}" (its class) each person\'s row links to the row of the person above. Who is above '
         f"{names[place]}, from the next one up to the top?",
         array(text("a name"), "from the next one to the top"),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from airloop_envs.soup.answers import array, mapping, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import Draft, kind, recipe
 from airloop_envs.soup.languages import EMOJI, LANGUAGES, RIGHT_TO_LEFT, Language, expression
+from airloop_envs.soup.rng import Rng
+from airloop_envs.soup.task_kind import TaskDraft, kind, recipe
 from airloop_envs.soup.words import PARTS, rare
 
 LABELS = ("price", "colour", "weight", "maker", "delivery")
 
 
-def fact_sheet(d: Dice, language: Language, share: int) -> tuple[str, list[str]]:
+def fact_sheet(d: Rng, language: Language, share: int) -> tuple[str, list[str]]:
     """A description list in the language, and its values in the labels' order."""
     values = [expression(d, language) for _ in language.labels]
     rows = list(zip(language.labels, values, strict=True))
@@ -20,12 +20,12 @@ def fact_sheet(d: Dice, language: Language, share: int) -> tuple[str, list[str]]
 
 
 @kind("medium", "a label in another language")
-def multilingual(d: Dice) -> Draft:
+def multilingual(d: Rng) -> TaskDraft:
     language, *others = d.sample(LANGUAGES, 4)
     html, values = fact_sheet(d, language, 5)
     sheets = [html, *(fact_sheet(d, other, 5)[0] for other in others)]
     place = d.below(5)
-    return Draft(
+    return TaskDraft(
         f"The page describes one item in several languages. What does the {language.name} description give as the "
         f"{LABELS[place]}?",
         text("as on the page, in its language"),
@@ -40,13 +40,13 @@ def multilingual(d: Dice) -> Draft:
 
 
 @kind("medium", "right-to-left text")
-def right_to_left(d: Dice) -> Draft:
+def right_to_left(d: Rng) -> TaskDraft:
     language = d.pick(RIGHT_TO_LEFT)
     part = d.pick(PARTS)
     items = [expression(d, language) for _ in range(d.between(3, 6))]
     rows = "\n".join(f'<li><bdi dir="rtl">{item}</bdi></li>' for item in items)
     decoys = "\n".join(f"<li><bdi>{expression(d, language)}</bdi></li>" for _ in range(3))
-    return Draft(
+    return TaskDraft(
         f'The page is written from right to left. List the items of the list with the id "{part}".',
         array(text("in the page's script"), "in page order"),
         f'<ul>{decoys}</ul>\n<ul id="{part}" dir="rtl">{rows}</ul>',
@@ -58,12 +58,12 @@ def right_to_left(d: Dice) -> Draft:
 
 
 @kind("medium", "emoji, some of several code points")
-def emoji(d: Dice) -> Draft:
+def emoji(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     marks = d.sample(EMOJI, d.between(4, 7))
     values = [rare(d) for _ in marks]
     rows = "\n".join(f"<li><span>{mark}</span> <b>{v}</b></li>" for mark, v in zip(marks, values, strict=True))
-    return Draft(
+    return TaskDraft(
         f'In the list "{part}" (its class) every entry has an emoji and a bold text. Give the text for each emoji.',
         mapping(text("the bold text"), "whose keys are the emoji"),
         f'<ul class="{part}">{rows}</ul>',
@@ -76,7 +76,7 @@ def emoji(d: Dice) -> Draft:
 
 
 @kind("medium", "character references")
-def character_references(d: Dice) -> Draft:
+def character_references(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     pairs = [("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">"), ("&eacute;", "é"), ("&#8364;", "€"), ("&#x2014;", "—")]
     twice = ("&amp;amp;", "&amp;")  # what the author wrote, and it is not to be decoded again
@@ -86,7 +86,7 @@ def character_references(d: Dice) -> Draft:
         written.append(f"<li>{first} {code} {second}</li>")
         read.append(f"{first} {sign} {second}")
     order = d.shuffled(range(3))
-    return Draft(
+    return TaskDraft(
         f'List the items of the list "{part}" (its id) as a reader sees them.',
         array(text("with characters, not references"), "in page order"),
         f'<ul id="{part}">' + "".join(written[i] for i in order) + "</ul>",
@@ -96,7 +96,7 @@ def character_references(d: Dice) -> Draft:
 
 
 @kind("medium", "which entries are in a language")
-def by_language(d: Dice) -> Draft:
+def by_language(d: Rng) -> TaskDraft:
     language, *others = d.sample(LANGUAGES, 3)
     entries = [(language, expression(d, language)) for _ in range(d.between(2, 4))]
     entries += [(other, expression(d, other)) for other in others for _ in range(d.between(1, 3))]
@@ -106,7 +106,7 @@ def by_language(d: Dice) -> Draft:
         for lang, said in entries
     )
     codes = [row.split("<code>")[1][:8] for row in rows.split("\n")]
-    return Draft(
+    return TaskDraft(
         f"Entries of the page quote several languages. Give text and code of those whose quotation is marked as "
         f"{language.name}.",
         array(record(text=text("the quotation"), code=text()), "in page order"),

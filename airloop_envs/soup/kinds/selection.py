@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from airloop_envs.soup.answers import array, integer, nullable, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import EXACT, Draft, kind, recipe
+from airloop_envs.soup.rng import Rng
+from airloop_envs.soup.task_kind import EXACT, TaskDraft, kind, recipe
 from airloop_envs.soup.words import PARTS, TOPICS, date, money, people, phrase, products, prose, rare
 
 
 @kind("medium", "far down a deep nesting")
-def deep_nesting(d: Dice) -> Draft:
+def deep_nesting(d: Rng) -> TaskDraft:
     path = d.sample(PARTS, 5)
     right, depth = rare(d), d.between(14, 30)
 
@@ -24,7 +24,7 @@ def deep_nesting(d: Dice) -> Draft:
     rows = [wrapped(right, path), *(wrapped(rare(d), other) for other in others)]
     selector = " ".join(f".{name}" for name in [*path, "leaf"])
     words = ", inside ".join(f'"{name}"' for name in reversed(path))
-    return Draft(
+    return TaskDraft(
         f'Deep in the page an element of class "leaf" stands inside {words} (classes, innermost first; other elements '
         "may lie between). Give its text.",
         text("the text"),
@@ -35,7 +35,7 @@ def deep_nesting(d: Dice) -> Draft:
 
 
 @kind("medium", "the right one of several matches")
-def ambiguous_match(d: Dice) -> Draft:
+def ambiguous_match(d: Rng) -> TaskDraft:
     names = people(d, d.between(5, 8))
     part = d.pick(("mail", "desk", "phone", "room"))
     values = [rare(d) for _ in names]
@@ -47,7 +47,7 @@ def ambiguous_match(d: Dice) -> Draft:
         for name, role, value in zip(names, roles, values, strict=True)
     ]
     place = d.below(len(names))
-    return Draft(
+    return TaskDraft(
         f'Several entries have an element of class "{part}". Give the one of the entry whose role is "{roles[place]}", '
         "and say whose entry it is.",
         record(name=text("the entry's heading"), value=text(f'the text of class "{part}"')),
@@ -61,7 +61,7 @@ def ambiguous_match(d: Dice) -> Draft:
 
 
 @kind("medium", "attribute selectors: begins, ends, contains")
-def attribute_selectors(d: Dice) -> Draft:
+def attribute_selectors(d: Rng) -> TaskDraft:
     topic = d.pick(TOPICS)
     words, symbol = d.pick((("begins with", "^="), ("ends with", "$="), ("contains", "*=")))
     n = d.between(8, 12)
@@ -76,7 +76,7 @@ def attribute_selectors(d: Dice) -> Draft:
     values = [rare(d) for _ in range(n)]
     rows = "\n".join(f'<li data-code="{c}">{v}</li>' for c, v in zip(codes, values, strict=True))
     test = {"^=": str.startswith, "$=": str.endswith, "*=": str.__contains__}[symbol]
-    return Draft(
+    return TaskDraft(
         f'List the texts of the elements whose attribute data-code {words} "{topic}".',
         array(text(), "in page order"),
         f"<ul>{rows}</ul>",
@@ -86,7 +86,7 @@ def attribute_selectors(d: Dice) -> Draft:
 
 
 @kind("medium", "combinators: child, next and later siblings")
-def combinators(d: Dice) -> Draft:
+def combinators(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     relation = d.pick((">", "+", "~"))
     words = {
@@ -113,7 +113,7 @@ def combinators(d: Dice) -> Draft:
             f'<p>{wrong[0]}</p><p>{wrong[1]}</p><h5 class="{part}">{phrase(d)}</h5>{rows}</div><div><p>{wrong[2]}</p>'
         )
         selector = f".{part} ~ p"
-    return Draft(
+    return TaskDraft(
         f"List the texts of the paragraphs {words}.",
         array(text(), "in page order"),
         f"<div>{html}</div>",
@@ -123,7 +123,7 @@ def combinators(d: Dice) -> Draft:
 
 
 @kind("medium", "fields that some entries lack")
-def nullable_fields(d: Dice) -> Draft:
+def nullable_fields(d: Rng) -> TaskDraft:
     rows, answer = [], []
     for name in products(d, d.between(4, 7)):
         stock = d.between(2, 900) if d.chance(0.7) else None
@@ -134,7 +134,7 @@ def nullable_fields(d: Dice) -> Draft:
         inner += f'<p class="note">{note}</p>' if note else d.pick(("", "<p>No note.</p>"))
         rows.append(f'<div class="offer">{inner}</div>')
         answer.append({"name": name, "price": price, "stock": stock, "note": note})
-    return Draft(
+    return TaskDraft(
         'Describe every element of class "offer": its name, its price as printed, the count in the attribute '
         "data-count of its stock, and its note. Some have no stock or no note.",
         array(
@@ -160,7 +160,7 @@ def nullable_fields(d: Dice) -> Draft:
 
 
 @kind("medium", "a date in an attribute")
-def machine_date(d: Dice) -> Draft:
+def machine_date(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     years = [date(d) for _ in range(d.between(4, 6))]
     labels = d.sample(("Founded", "Opened", "Closed", "Moved", "Restored", "Sold", "Listed"), len(years))
@@ -169,7 +169,7 @@ def machine_date(d: Dice) -> Draft:
         f'<div class="{part}"><span>{label}</span><time datetime="{year}">{prose(d, 1)}</time></div>'
         for label, year in zip(labels, years, strict=True)
     )
-    return Draft(
+    return TaskDraft(
         f'The page\'s entries of class "{part}" have dates in machine-readable form. Which date belongs to '
         f'"{labels[place]}"?',
         text("the date as the page's code writes it"),

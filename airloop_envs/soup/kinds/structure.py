@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from airloop_envs.soup.answers import array, nullable, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import Draft, kind, recipe
+from airloop_envs.soup.rng import Rng
+from airloop_envs.soup.task_kind import TaskDraft, kind, recipe
 from airloop_envs.soup.words import (
     CITIES,
     PARTS,
@@ -20,7 +20,7 @@ SPACES = "Give text without white space around it; white space inside counts as 
 
 
 @kind("easy", "a text among places that look alike")
-def text_with_decoys(d: Dice) -> Draft:
+def text_with_decoys(d: Rng) -> TaskDraft:
     part, where = d.pick(PARTS), d.pick(("offer", "entry", "ticket", "record"))
     right, hidden, old, aside = (rare(d) for _ in range(4))
     others = [
@@ -29,7 +29,7 @@ def text_with_decoys(d: Dice) -> Draft:
         f'<template><p class="{part}">{hidden}</p></template>',
         f'<div class="{where}"><p class="{part}" data-current="yes">{right}</p><p>{sentence(d)}</p></div>',
     ]
-    return Draft(
+    return TaskDraft(
         f'Give the text of class "{part}" that stands in the element of class "{where}". The archive, comments and '
         "templates do not count.",
         text("the text"),
@@ -40,14 +40,14 @@ def text_with_decoys(d: Dice) -> Draft:
 
 
 @kind("easy", "direct children only, not what is nested in them")
-def direct_children(d: Dice) -> Draft:
+def direct_children(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     items = [rare(d) for _ in range(d.between(3, 6))]
     rows = []
     for item in items:
         inner = "".join(f"<li><b>{rare(d)}</b></li>" for _ in range(d.below(3)))
         rows.append(f"<li><b>{item}</b>" + (f"<ul>{inner}</ul>" if inner else "") + "</li>")
-    return Draft(
+    return TaskDraft(
         f'The list with the id "{part}" has items, and some of these have lists of their own. Give the bold text of '
         "the outer items only, in order.",
         array(text(), "in page order"),
@@ -61,7 +61,7 @@ def direct_children(d: Dice) -> Draft:
 
 
 @kind("easy", "everything inside, however deep")
-def all_descendants(d: Dice) -> Draft:
+def all_descendants(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     values = [code(d) for _ in range(d.between(3, 7))]
     inner = ""
@@ -69,7 +69,7 @@ def all_descendants(d: Dice) -> Draft:
         wrap = d.pick(("div", "section", "span"))
         inner = f"{inner}<{wrap}><code>{value}</code></{wrap}>" if d.chance(0.5) else f"{inner}<code>{value}</code>"
     nested = f"<div><div>{inner}</div></div>"
-    return Draft(
+    return TaskDraft(
         f'List every code (the text of <code> elements) anywhere inside the element with the id "{part}".',
         array(text(), "in page order"),
         f'<div><code>{code(d)}</code></div>\n<div id="{part}">{nested}</div>\n<p><code>{code(d)}</code></p>',
@@ -79,12 +79,12 @@ def all_descendants(d: Dice) -> Draft:
 
 
 @kind("easy", "the element after a label")
-def next_sibling(d: Dice) -> Draft:
+def next_sibling(d: Rng) -> TaskDraft:
     labels = d.sample([part.capitalize() for part in PARTS], d.between(4, 7))
     values = [rare(d) for _ in labels]
     rows = "\n".join(f"<dt>{label}</dt>\n<dd>{value}</dd>" for label, value in zip(labels, values, strict=True))
     place = d.below(len(labels))
-    return Draft(
+    return TaskDraft(
         d.pick(
             (
                 f'In the page\'s description list, what stands under "{labels[place]}"?',
@@ -102,13 +102,13 @@ def next_sibling(d: Dice) -> Draft:
 
 
 @kind("easy", "the element before a mark")
-def previous_sibling(d: Dice) -> Draft:
+def previous_sibling(d: Rng) -> TaskDraft:
     names = [rare(d) for _ in range(d.between(4, 8))]
     place = d.between(1, len(names) - 1)
     part = d.pick(PARTS)
     rows = [f'<p class="stop">{name}</p>' for name in names]
     rows.insert(place, f'<hr class="{part}">')
-    return Draft(
+    return TaskDraft(
         f'A line (<hr>) of class "{part}" divides the stops. Give the text of the stop directly before it.',
         text("the stop"),
         "<div>\n" + "\n".join(rows) + "\n</div>",
@@ -118,7 +118,7 @@ def previous_sibling(d: Dice) -> Draft:
 
 
 @kind("easy", "readable text without scripts and styles")
-def script_style_removed(d: Dice) -> Draft:
+def script_style_removed(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     texts = [f"{sentence(d)} {rare(d)}." for _ in range(3)]
     noise = (
@@ -126,7 +126,7 @@ def script_style_removed(d: Dice) -> Draft:
         f"<style>.{d.invented()} {{ color: #{d.hexadecimal(6)}; }}</style>",
     )
     rows = f"<p>{texts[0]}</p>\n{noise[0]}\n<p>{texts[1]}</p>{noise[1]}\n<p>{texts[2]}</p>"
-    return Draft(
+    return TaskDraft(
         f'What can a reader see in the element with the id "{part}"? Give its whole text, without scripts and styles.',
         text("the visible text, with single spaces"),
         f'<div id="{part}">\n{rows}\n</div>',
@@ -142,11 +142,11 @@ def script_style_removed(d: Dice) -> Draft:
 
 
 @kind("easy", "an element whose .string is None")
-def string_is_none(d: Dice) -> Draft:
+def string_is_none(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     words = [rare(d) for _ in range(3)]
     decoy = rare(d)
-    return Draft(
+    return TaskDraft(
         f'Give the full text of the element of class "{part}", including what its inner elements say.',
         text("the text, with single spaces"),
         f'<p class="other">{decoy}</p>\n<p class="{part}">{words[0]} <b>{words[1]}</b> <i>{words[2]}</i></p>',
@@ -157,7 +157,7 @@ def string_is_none(d: Dice) -> Draft:
 
 
 @kind("easy", "attributes that some elements lack")
-def missing_attributes(d: Dice) -> Draft:
+def missing_attributes(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     names = [slug(name) for name in products(d, d.between(3, 6))]
     alts = [rare(d) if d.chance(0.6) else None for _ in names]
@@ -165,7 +165,7 @@ def missing_attributes(d: Dice) -> Draft:
     rows = "\n".join(
         f'<img src="{src}"' + (f' alt="{alt}">' if alt else ">") for src, alt in zip(sources, alts, strict=True)
     )
-    return Draft(
+    return TaskDraft(
         f'For every image inside the element "{part}" (its id) give the address and the alternative text.',
         array(record(src=text("the address as written"), alt=nullable(text("the alternative text"))), "in page order"),
         f'<div id="{part}">\n{rows}\n</div>',
@@ -175,7 +175,7 @@ def missing_attributes(d: Dice) -> Draft:
 
 
 @kind("easy", "tag and class together")
-def class_keyword(d: Dice) -> Draft:
+def class_keyword(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     mine, other = d.sample(("p", "span", "li", "strong", "em"), 2)
     values = [rare(d) for _ in range(d.between(2, 5))]
@@ -184,7 +184,7 @@ def class_keyword(d: Dice) -> Draft:
     decoys += [f'<{mine} class="{part}-old">{rare(d)}</{mine}>' for _ in range(2)]
     places = d.shuffled([True] * len(rows) + [False] * len(decoys))
     mixed = [rows.pop(0) if right else decoys.pop() for right in places]
-    return Draft(
+    return TaskDraft(
         f'List the texts of the <{mine}> elements of class "{part}"; other elements of that class do not count.',
         array(text(), "in page order"),
         "<div>" + "\n".join(mixed) + "</div>",
@@ -194,7 +194,7 @@ def class_keyword(d: Dice) -> Draft:
 
 
 @kind("easy", "elements with several classes")
-def multi_valued_class(d: Dice) -> Draft:
+def multi_valued_class(d: Rng) -> TaskDraft:
     first, second, third = d.sample(PARTS, 3)
     sets = [[first, second], [second, first], [first], [second], [first, third], [third, second, first]]
     chosen = d.shuffled(sets * 2)[: d.between(7, 11)]
@@ -202,7 +202,7 @@ def multi_valued_class(d: Dice) -> Draft:
         chosen[0] = [first, second]
     values = [rare(d) for _ in chosen]
     rows = "\n".join(f'<li class="{" ".join(c)}">{v}</li>' for c, v in zip(chosen, values, strict=True))
-    return Draft(
+    return TaskDraft(
         f'List the texts of all elements that have both classes, "{first}" and "{second}", in whatever order they are '
         "written and whichever others they have.",
         array(text(), "in page order"),
@@ -213,7 +213,7 @@ def multi_valued_class(d: Dice) -> Draft:
 
 
 @kind("easy", "siblings with white space between them")
-def whitespace_siblings(d: Dice) -> Draft:
+def whitespace_siblings(d: Rng) -> TaskDraft:
     part = d.pick(PARTS)
     cities = d.sample(CITIES, d.between(4, 7))
     times = [
@@ -221,7 +221,7 @@ def whitespace_siblings(d: Dice) -> Draft:
     ]
     rows = "\n  ".join(f"<b>{city}</b>\n  <span>{time}</span>" for city, time in zip(cities, times, strict=True))
     place = d.below(len(cities))
-    return Draft(
+    return TaskDraft(
         f'In the element "{part}" (its id), every bold place is followed by its departure. What follows '
         f'"{cities[place]}"?',
         text("the departure"),
@@ -235,12 +235,12 @@ def whitespace_siblings(d: Dice) -> Draft:
 
 
 @kind("easy", "what a comment says")
-def html_comment(d: Dice) -> Draft:
+def html_comment(d: Rng) -> TaskDraft:
     part, word = d.pick(PARTS), d.pick(("build", "revision", "reviewer", "template"))
     value = rare(d)
     decoys = [f"<!-- {other}: {rare(d)} -->" for other in ("cache", "layout", "owner")]
     inner = "\n".join(d.shuffled([f"<!-- {word}: {value} -->", *decoys, f"<p>{sentence(d)}</p>"]))
-    return Draft(
+    return TaskDraft(
         f'A comment in the source of the element "{part}" (its id) begins with "{word}:". What stands after the colon?',
         text("the rest of the comment"),
         f'<!-- {word}: {rare(d)} -->\n<div id="{part}">\n{inner}\n</div>',
@@ -254,7 +254,7 @@ def html_comment(d: Dice) -> Draft:
 
 
 @kind("easy", "what a section under a heading says")
-def section_under_heading(d: Dice) -> Draft:
+def section_under_heading(d: Rng) -> TaskDraft:
     headings = d.sample([topic.capitalize() for topic in TOPICS], d.between(3, 5))
     sections = [[f"{sentence(d)} {rare(d)}." for _ in range(d.between(1, 3))] for _ in headings]
     rows = "\n".join(
@@ -262,7 +262,7 @@ def section_under_heading(d: Dice) -> Draft:
         for heading, section in zip(headings, sections, strict=True)
     )
     place = d.below(len(headings))
-    return Draft(
+    return TaskDraft(
         f'Give the paragraphs that stand under the heading "{headings[place]}", up to the next heading.',
         array(text(), "the paragraphs in order"),
         f"<div>\n{rows}\n</div>",

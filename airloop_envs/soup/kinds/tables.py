@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from airloop_envs.soup.answers import Schema, array, integer, mapping, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import EXACT, Draft, kind, recipe
+from airloop_envs.soup.rng import Rng
+from airloop_envs.soup.task_kind import EXACT, TaskDraft, kind, recipe
 from airloop_envs.soup.words import (
     CATEGORIES,
     CITIES,
@@ -30,7 +30,7 @@ def table(rows: list[list[str]], header: list[str], attributes: str = "", sectio
     return f"<table {attributes}>\n{head}\n{body}\n</table>"
 
 
-def goods(d: Dice, n: int) -> tuple[list[str], list[list[str]]]:
+def goods(d: Rng, n: int) -> tuple[list[str], list[list[str]]]:
     """A header of three to five columns and `n` rows of wares, all text."""
     columns = {
         "Item": products(d, n),
@@ -44,7 +44,7 @@ def goods(d: Dice, n: int) -> tuple[list[str], list[list[str]]]:
     return header, [list(row) for row in zip(*(columns[name] for name in header), strict=True)]
 
 
-def among_decoys(d: Dice, main: str) -> str:
+def among_decoys(d: Rng, main: str) -> str:
     header, rows = goods(d, d.between(2, 3))
     decoy = table(rows, header, f'id="{d.pick(PARTS)}-{d.between(100, 999)}"')
     return "\n<p></p>\n".join(d.shuffled([main, decoy]))
@@ -54,11 +54,11 @@ CELLS = '[c.get_text(strip=True) for c in row.find_all(["th", "td"])]'
 
 
 @kind("easy", "a table as a list of objects")
-def table_dicts(d: Dice) -> Draft:
+def table_dicts(d: Rng) -> TaskDraft:
     header, rows = goods(d, d.between(3, 6))
     name = f"{d.pick(PARTS)}-{d.between(10, 99)}"
     fields: dict[str, Schema] = {column: text() for column in header}
-    return Draft(
+    return TaskDraft(
         f'Read the table with the id "{name}": for every row of data an object with the column headings as keys.',
         array(record(**fields), "in page order"),
         among_decoys(d, table(rows, header, f'id="{name}"', sections=d.chance(0.5))),
@@ -72,10 +72,10 @@ def table_dicts(d: Dice) -> Draft:
 
 
 @kind("easy", "a table as a list of lists")
-def table_lists(d: Dice) -> Draft:
+def table_lists(d: Rng) -> TaskDraft:
     header, rows = goods(d, d.between(3, 6))
     name = f"{d.pick(PARTS)}-{d.between(10, 99)}"
-    return Draft(
+    return TaskDraft(
         f'Give the rows of data of the table with the id "{name}" as lists of the cells\' texts, without the heading.',
         array(array(text()), "in page order"),
         among_decoys(d, table(rows, header, f'id="{name}"', sections=d.chance(0.5))),
@@ -88,12 +88,12 @@ def table_lists(d: Dice) -> Draft:
 
 
 @kind("easy", "one column of a table")
-def table_column(d: Dice) -> Draft:
+def table_column(d: Rng) -> TaskDraft:
     header, rows = goods(d, d.between(4, 8))
     place = d.between(1, len(header) - 1)
     caption = rare(d)
     html = table(rows, header, f'class="{d.pick(PARTS)}"').replace("<thead>", f"<caption>{caption}</caption><thead>", 1)
-    return Draft(
+    return TaskDraft(
         f'The table with the caption "{caption}" has a column "{header[place]}". List its values.',
         array(text(), "from top to bottom"),
         among_decoys(d, html),
@@ -108,12 +108,12 @@ def table_column(d: Dice) -> Draft:
 
 
 @kind("easy", "a table turned on its side")
-def table_key_values(d: Dice) -> Draft:
+def table_key_values(d: Rng) -> TaskDraft:
     keys = d.sample([part.capitalize() for part in PARTS], d.between(4, 7))
     values = [rare(d) for _ in keys]
     rows = "\n".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in zip(keys, values, strict=True))
     name = d.pick(PARTS)
-    return Draft(
+    return TaskDraft(
         f'The table of class "{name}" has a name and a value in every row. Give them as one object.',
         mapping(text(), "whose keys are the names"),
         among_decoys(d, f'<table class="{name}">{rows}</table>'),
@@ -126,7 +126,7 @@ def table_key_values(d: Dice) -> Draft:
 
 
 @kind("medium", "cells that span rows")
-def table_rowspan(d: Dice) -> Draft:
+def table_rowspan(d: Rng) -> TaskDraft:
     name = d.pick(PARTS)
     rows, answer = [], []
     for category in d.sample(CATEGORIES, d.between(3, 5)):
@@ -137,7 +137,7 @@ def table_rowspan(d: Dice) -> Draft:
             rows.append(f"<tr>{span}<td>{item}</td><td>{price}</td></tr>")
             answer.append({"category": category, "item": item, "price": price})
     html = "<tr><th>Category</th><th>Item</th><th>Price</th></tr>\n" + "\n".join(rows)
-    return Draft(
+    return TaskDraft(
         f'In the table "{name}" (its id) a category\'s cell spans the rows of its items. Give every item with its '
         "category and its price.",
         array(record(category=text(), item=text(), price=text("as printed")), "in page order"),
@@ -156,7 +156,7 @@ def table_rowspan(d: Dice) -> Draft:
 
 
 @kind("medium", "cells that span columns")
-def table_colspan(d: Dice) -> Draft:
+def table_colspan(d: Rng) -> TaskDraft:
     name = d.pick(PARTS)
     cities = d.sample(CITIES, d.between(5, 8))
     first = d.between(0, 7)
@@ -177,7 +177,7 @@ def table_colspan(d: Dice) -> Draft:
         grid[city] = dict(zip(months, flat, strict=True))
     head = "<tr><th>Place</th>" + "".join(f"<th>{m}</th>" for m in months) + "</tr>"
     asked = d.pick(months)
-    return Draft(
+    return TaskDraft(
         f'In the table "{name}" (its id) one cell may stand for several months. Which value does each place have in '
         f"{asked}?",
         mapping(integer(), "whose keys are the places"),
@@ -198,7 +198,7 @@ def table_colspan(d: Dice) -> Draft:
 
 
 @kind("hard", "a heading of two rows")
-def table_two_headings(d: Dice) -> Draft:
+def table_two_headings(d: Rng) -> TaskDraft:
     name = d.pick(PARTS)
     groups = d.sample(MONTHS, 3)
     inner = d.sample(("Sold", "Ordered", "Returned", "Lost"), 2)
@@ -214,7 +214,7 @@ def table_two_headings(d: Dice) -> Draft:
     answer: list[dict[str, Any]] = [
         {"store": city, "value": row[group * 2 + chosen]} for city, row in zip(cities, values, strict=True)
     ]
-    return Draft(
+    return TaskDraft(
         f'In the table "{name}" (its id) headings stand in two rows. Give "{inner[chosen]}" under "{groups[group]}" of '
         "every store.",
         array(record(store=text(), value=integer("without separators")), "in page order"),
@@ -232,7 +232,7 @@ def table_two_headings(d: Dice) -> Draft:
 
 
 @kind("medium", "materials by row, with links in the cells")
-def table_links(d: Dice) -> Draft:
+def table_links(d: Rng) -> TaskDraft:
     name = d.pick(PARTS)
     items = products(d, d.between(5, 9))
     materials = [d.pick(MATERIALS) for _ in items]
@@ -241,7 +241,7 @@ def table_links(d: Dice) -> Draft:
     rows = [
         [f'<a href="{href}">{item}</a>', material] for item, href, material in zip(items, hrefs, materials, strict=True)
     ]
-    return Draft(
+    return TaskDraft(
         f'In the table "{name}" (its id) items are links to their sheets. Give the addresses of all whose material is '
         f'"{asked}".',
         array(text("the address as written"), "in page order"),

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from airloop_envs.soup.answers import array, integer, number, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.draft import Draft, follow, kind, recipe
+from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.spec import Step
+from airloop_envs.soup.task_kind import TaskDraft, follow, kind, recipe
 from airloop_envs.soup.words import CITIES, code, money, people, phrase, product, products, rare, sentence
 
 
-def hrefs(d: Dice, folder: str, n: int) -> list[str]:
+def hrefs(d: Rng, folder: str, n: int) -> list[str]:
     """Addresses that cannot be guessed."""
     return [f"/{folder}/{d.hexadecimal(8)}" for _ in range(n)]
 
 
 @kind("expert", "find an entry, then read its page")
-def search_then_detail(d: Dice) -> Draft:
+def search_then_detail(d: Rng) -> TaskDraft:
     names = products(d, d.between(4, 6))
     links = hrefs(d, "item", len(names))
     facts = [(rare(d), code(d)) for _ in names]
@@ -29,7 +29,7 @@ def search_then_detail(d: Dice) -> Draft:
         f"<dt>Shelf</dt><dd>{shelf}</dd></dl>"
         for name, href, (keeper, shelf) in zip(names, links, facts, strict=True)
     }
-    return Draft(
+    return TaskDraft(
         f'The first page lists items that link to their own pages. Which keeper and which shelf has "{names[place]}"?',
         record(keeper=text(), shelf=text()),
         f'<ul class="hits">{rows}</ul>',
@@ -46,7 +46,7 @@ def search_then_detail(d: Dice) -> Draft:
 
 
 @kind("expert", "an entry found by its facts, then its page")
-def filter_then_detail(d: Dice) -> Draft:
+def filter_then_detail(d: Rng) -> TaskDraft:
     names = products(d, d.between(4, 6))
     links, amounts = hrefs(d, "ware", len(names)), d.numbers(1000, 99_999, len(names))
     word, choose = d.pick((("cheapest", min), ("most expensive", max)))
@@ -56,7 +56,7 @@ def filter_then_detail(d: Dice) -> Draft:
         f'<div class="ware"><b>{money(amount, "$")}</b> {name} <a href="{href}">more</a></div>'
         for name, href, amount in zip(names, links, amounts, strict=True)
     )
-    return Draft(
+    return TaskDraft(
         f"The first page lists wares with their prices. Open the page of the {word} one: which maker and which code "
         "does it give?",
         record(maker=text(), code=text()),
@@ -83,7 +83,7 @@ def filter_then_detail(d: Dice) -> Draft:
 
 
 @kind("expert", "a list over several pages")
-def pagination(d: Dice) -> Draft:
+def pagination(d: Rng) -> TaskDraft:
     n = d.between(3, 4)
     links = ["/", *(f"/list?page={i}&key={d.hexadecimal(6)}" for i in range(2, n + 1))]
     lists = [[(product(d), d.between(500, 99_999)) for _ in range(d.between(4, 7))] for _ in range(n)]
@@ -102,7 +102,7 @@ def pagination(d: Dice) -> Draft:
     onward = '{"href": soup.find("a", rel="next")["href"], "names": names}'
     steps = [Step(None, recipe(onward, *read)), *(follow(onward, *read) for _ in range(n - 2))]
     steps.append(follow('[x for s in SEEN for x in s["names"]] + names', *read))
-    return Draft(
+    return TaskDraft(
         f"A list goes on over several pages (the link marked as next leads on). Name all its entries that cost more "
         f"than ${bound}, from all pages.",
         array(text("a name"), "in any order"),
@@ -115,7 +115,7 @@ def pagination(d: Dice) -> Draft:
 
 
 @kind("expert", "a chain of links")
-def link_chain(d: Dice) -> Draft:
+def link_chain(d: Rng) -> TaskDraft:
     hops = d.between(2, 3)
     right, wrong = hrefs(d, "room", hops), hrefs(d, "room", hops)
     word, value = d.pick(("onward", "forward", "clue", "trail")), code(d)
@@ -139,7 +139,7 @@ def link_chain(d: Dice) -> Draft:
     pages |= {href: room(hops, decoy) for href, decoy in zip(wrong, codes, strict=True)}
     onward = (f'{{"href": soup.find("a", class_="{word}")["href"]}}',)
     middle = [follow(*onward) for _ in range(hops - 1)]
-    return Draft(
+    return TaskDraft(
         f'Follow the link of class "{word}" from page to page until there is none. Which code (a <kbd> element) does '
         "the last page show?",
         text("the code"),
@@ -151,7 +151,7 @@ def link_chain(d: Dice) -> Draft:
 
 
 @kind("expert", "a comparison of pages")
-def page_comparison(d: Dice) -> Draft:
+def page_comparison(d: Rng) -> TaskDraft:
     names = products(d, 3)
     links = hrefs(d, "offer", 3)
     amounts = d.numbers(1000, 99_999, 3)
@@ -179,7 +179,7 @@ def page_comparison(d: Dice) -> Draft:
     first = recipe(
         '{"href": links[0], "all": links}', 'links = [a["href"] for a in soup.find_all("a", class_="offer")]'
     )
-    return Draft(
+    return TaskDraft(
         f"The first page links to three offers. Which one costs {word} now? Give its name (its page's main heading) "
         "and its price.",
         record(name=text(), price=number("without currency sign")),
@@ -191,7 +191,7 @@ def page_comparison(d: Dice) -> Draft:
 
 
 @kind("expert", "a number from one page used on another")
-def cross_reference(d: Dice) -> Draft:
+def cross_reference(d: Rng) -> TaskDraft:
     names = people(d, d.between(5, 8))
     rooms = d.numbers(100, 999, len(names))
     place = d.below(len(names))
@@ -207,7 +207,7 @@ def cross_reference(d: Dice) -> Draft:
         return f"<h1>{phrase(d)}</h1>\n" + "\n".join(d.shuffled(entries))
 
     old = plan(d.numbers(20000, 99999, len(rooms)))
-    return Draft(
+    return TaskDraft(
         f"The first page's table gives everyone's room; the page behind its link \"Current plan\" gives every room's "
         f"building and telephone. Where is {names[place]}, and on which number?",
         record(building=text(), telephone=integer()),

@@ -13,7 +13,7 @@ from airloop.rollout.episode import run_episode
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.pool import Pool
 from airloop.types import Action, Trajectory
-from airloop_envs.soup.rooms import PACKAGES, PRELOAD, Rooms, image
+from airloop_envs.soup.sandbox_pool import PACKAGES, PRELOAD, SandboxPool, image
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -107,7 +107,7 @@ def test_an_episode_that_is_stopped_gives_its_sandbox_back() -> None:
 def test_a_sandbox_that_dies_is_replaced_and_a_pool_that_is_closed_is_the_machines_fault() -> None:
     async def deaths() -> str:
         pool = Pool(make_backend("bubblewrap", "", PACKAGES, PRELOAD), standby=1)
-        rooms = Rooms(pool, image(256, 5), 2)
+        rooms = SandboxPool(pool, image(256, 5), 2)
         from soup_samples import RATING
 
         page = RATING.pages["/"]

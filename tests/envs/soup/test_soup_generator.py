@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from airloop.errors import AirError
 from airloop_envs.soup import manifest
 from airloop_envs.soup.answers import array, in_words, integer, nullable, record, text
-from airloop_envs.soup.dice import Dice
-from airloop_envs.soup.furniture import BLOCKS, ONCE, Classes
+from airloop_envs.soup.boilerplate import BLOCKS, ONCE, Classes
 from airloop_envs.soup.generate import KINDS, SEEDS, bench, generate
 from airloop_envs.soup.pages import spoil
+from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.spec import LEVELS, MIN_EVIDENCE, START
 from airloop_envs.soup.styles import STYLES, Style
 
@@ -162,18 +162,18 @@ def test_schema_words() -> None:
 
 @given(st.text(), st.integers(1, 50))
 def test_dice(seed: str, n: int) -> None:
-    d, same = Dice(seed), Dice(seed)
+    d, same = Rng(seed), Rng(seed)
     items = list(range(n))
     assert d.shuffled(items) == same.shuffled(items) and sorted(d.shuffled(items)) == items
     picked = d.sample(items, n // 2)
     assert len(set(picked)) == n // 2 and set(picked) <= set(items)
     assert d.below(n) in items and 3 <= d.between(3, 3 + n) <= 3 + n
     assert len(set(d.numbers(0, n, n))) == n
-    assert d.fork("a").hexadecimal(8) == Dice(seed).fork("a").hexadecimal(8) != d.fork("b").hexadecimal(8)
+    assert d.fork("a").hexadecimal(8) == Rng(seed).fork("a").hexadecimal(8) != d.fork("b").hexadecimal(8)
 
 
 def test_dice_never_change() -> None:
-    d = Dice("for ever")
+    d = Rng("for ever")
     assert [d.between(0, 999) for _ in range(4)] == [464, 260, 826, 443]
     assert d.invented() == "jehuti" and d.shuffled("abcdef") == list("bdaecf")
 
@@ -182,7 +182,7 @@ def test_dice_never_change() -> None:
 @given(st.integers(0, 10**6), st.sampled_from(sorted(BLOCKS)), st.sampled_from(STYLES))
 def test_flaws_end_with_their_block(seed: int, block: str, style: Style) -> None:
     """Whatever is wrong in the furniture, what follows is read alike by every parser."""
-    d = Dice(str(seed))
+    d = Rng(str(seed))
     html = spoil(d, BLOCKS[block](d, Classes(style)))
     page = f'<html><body>{html}<div id="after"><p>here</p><p>there</p></div></body></html>'
     for parser in ("html.parser", "lxml", "html5lib"):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from bs4 import BeautifulSoup
 
-from airloop_envs.soup.dice import Dice
 from airloop_envs.soup.generate import KINDS, generate
+from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.spec import START, SoupTask
 
 LIMITS = ("script_rendered", "image_text", "canvas_drawing", "embedded_pdf")
@@ -112,7 +112,7 @@ def test_prompt_does_not_hold_the_answer(kind: str) -> None:
 def test_no_answer_is_common(kind: str) -> None:
     """So whoever reads only the prompt is right by chance, and that is seldom."""
     made = KINDS[kind]
-    answers = [json.dumps(made.make(Dice(f"{kind}/{seed}")).answer) for seed in range(150)]
+    answers = [json.dumps(made.make(Rng(f"{kind}/{seed}")).answer) for seed in range(150)]
     if kind not in LIMITS:
         assert Counter(answers).most_common(1)[0][1] <= 12  # of 40 counts (count_elements) 4 each are expected
 
@@ -160,7 +160,7 @@ def test_a_classifier_cannot_tell_limits_by_their_prompts(analyser: str, spans: 
     prompts, labels = [], []
     for place, kind in enumerate(PANEL):
         for seed in range(1000 * place, 1000 * place + 250):
-            draft = KINDS[kind].make(Dice(f"soup/1/{KINDS[kind].dice}/{seed}"))
+            draft = KINDS[kind].make(Rng(f"soup/1/{KINDS[kind].dice}/{seed}"))
             prompts.append(f"{draft.query}\n{json.dumps(draft.schema)}\n{draft.constraints}")
             labels.append(kind in LIMITS)
     model = make_pipeline(TfidfVectorizer(analyzer=analyser, ngram_range=spans), LogisticRegression(max_iter=500))

@@ -12,7 +12,7 @@ import pytest
 from airloop.sandbox import processes
 from airloop.sandbox.base import Result
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
-from airloop_envs.soup.rooms import PACKAGES, PRELOAD, image
+from airloop_envs.soup.sandbox_pool import PACKAGES, PRELOAD, image
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 

@@ -27,7 +27,7 @@ from airloop.sandbox.bubblewrap.seccomp import (
 from airloop.sandbox.pool import Pool
 from airloop.types import Action
 from airloop_envs.soup import quiet
-from airloop_envs.soup.rooms import PACKAGES, Rooms, image
+from airloop_envs.soup.sandbox_pool import PACKAGES, SandboxPool, image
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
@@ -153,7 +153,7 @@ def test_through_the_shell_too_a_call_leaves_nothing() -> None:
     """As in a container, where there is no warm interpreter."""
 
     async def through_the_shell() -> list[str]:
-        rooms = Rooms(Pool(Bubblewrap("", PACKAGES, warm_python=False), standby=1), image(512, 20), 2)
+        rooms = SandboxPool(Pool(Bubblewrap("", PACKAGES, warm_python=False), standby=1), image(512, 20), 2)
         try:
             codes = [HONEST, LEFT["a link"], LEFT["a daemon"], "import os; print(os.listdir('.'))"]
             return [(await rooms.run("me", RATING, RATING.pages["/"], code, 20)).output for code in codes]

@@ -14,7 +14,7 @@ from soup_samples import SAMPLES, SampleEnv, reply, sample_env
 from airloop.rollout.episode import run_episode
 from airloop.types import Action, Message, Trajectory
 from airloop_envs.soup.agents import THEFTS
-from airloop_envs.soup.rooms import LOST
+from airloop_envs.soup.sandbox_pool import LOST
 from airloop_envs.soup.session import SoupSession
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")

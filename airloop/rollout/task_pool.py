@@ -20,7 +20,7 @@ class Tracks(Protocol):
     def track(self) -> AbstractContextManager[Any]: ...
 
 
-class Wave:
+class TaskPool:
     """At most `limit` pieces of work run at once; more may be added while it runs. The first failure stops
     the others and is raised.
 

@@ -16,14 +16,14 @@ CONSONANTS = "bcdfghjklmnprstvz"
 VOWELS = "aeiou"
 
 
-class Dice:
+class Rng:
     def __init__(self, seed: str) -> None:
         self._seed = seed
         self._random = random.Random(seed).random
 
-    def fork(self, name: str) -> Dice:
+    def fork(self, name: str) -> Rng:
         """Chance of its own, whatever has been drawn here."""
-        return Dice(f"{self._seed}/{name}")
+        return Rng(f"{self._seed}/{name}")
 
     def below(self, n: int) -> int:
         return int(self._random() * n)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from airloop_envs.soup.dice import Dice
+from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.styles import Style
 from airloop_envs.soup.words import TOPICS, cents, money, person, phrase, product, prose, sentence, slug
 
-Block = Callable[[Dice, "Classes"], str]
+Block = Callable[[Rng, "Classes"], str]
 
 
 class Classes:
@@ -28,13 +28,13 @@ class Classes:
         return self.style.prefix + name.title().replace("-", "")
 
 
-def menu(d: Dice, c: Classes) -> str:
+def menu(d: Rng, c: Classes) -> str:
     items = d.sample(c.style.menu, d.between(4, len(c.style.menu)))
     links = "".join(f'<li class="{c("nav-item")}"><a href="/{slug(item)}/">{item}</a></li>' for item in items)
     return f'<nav class="{c("nav")}" aria-label="Main"><ul>{links}</ul></nav>'
 
 
-def cards(d: Dice, c: Classes) -> str:
+def cards(d: Rng, c: Classes) -> str:
     made = []
     for _ in range(d.between(2, 4)):
         name = product(d)
@@ -47,12 +47,12 @@ def cards(d: Dice, c: Classes) -> str:
     return f'<div class="{c("cards")}"><h2>{phrase(d)}</h2>\n' + "\n".join(made) + "\n</div>"
 
 
-def article(d: Dice, c: Classes) -> str:
+def article(d: Rng, c: Classes) -> str:
     parts = [f"<p>{prose(d, d.between(2, 4))}</p>" for _ in range(d.between(1, 3))]
     return f'<div class="{c("text")}"><h2>{phrase(d)}</h2>\n' + "\n".join(parts) + "\n</div>"
 
 
-def teasers(d: Dice, c: Classes) -> str:
+def teasers(d: Rng, c: Classes) -> str:
     made = "".join(
         f'<li class="{c("teaser")}"><a href="/{d.pick(TOPICS)}/{d.between(1000, 99999)}">{phrase(d)}</a>'
         f"<p>{sentence(d)}</p></li>\n"
@@ -61,7 +61,7 @@ def teasers(d: Dice, c: Classes) -> str:
     return f'<div class="{c("teasers")}"><ul>\n{made}</ul></div>'
 
 
-def reviews(d: Dice, c: Classes) -> str:
+def reviews(d: Rng, c: Classes) -> str:
     made = "".join(
         f'<div class="{c("review")}"><strong>{person(d)}</strong> '
         f'<span class="{c("stars")}" title="{d.between(1, 5)} of 5">&#9733;</span><p>{sentence(d)}</p></div>\n'
@@ -70,7 +70,7 @@ def reviews(d: Dice, c: Classes) -> str:
     return f'<div class="{c("reviews")}">\n{made}</div>'
 
 
-def comments(d: Dice, c: Classes) -> str:
+def comments(d: Rng, c: Classes) -> str:
     made = "".join(
         f'<div class="{c("comment")}" id="{c.style.prefix}-c{d.between(100000, 999999)}">'
         f'<div class="{c("comment-head")}"><a href="/member/{d.between(100, 9999)}">{person(d)}</a> wrote</div>'
@@ -80,25 +80,25 @@ def comments(d: Dice, c: Classes) -> str:
     return f'<div class="{c("comments")}">\n{made}</div>'
 
 
-def tags(d: Dice, c: Classes) -> str:
+def tags(d: Rng, c: Classes) -> str:
     links = " ".join(
         f'<a class="{c("tag")}" href="/tag/{topic}" rel="tag">{topic}</a>' for topic in d.sample(TOPICS, 5)
     )
     return f'<div class="{c("tags")}">{links}</div>'
 
 
-def contents(d: Dice, c: Classes) -> str:
+def contents(d: Rng, c: Classes) -> str:
     entries = [phrase(d) for _ in range(d.between(3, 6))]
     rows = "".join(f'<li><a href="#{c.style.prefix}-{slug(entry)}">{entry}</a></li>' for entry in entries)
     return f'<div class="{c("toc")}"><strong>On this page</strong><ol>{rows}</ol></div>'
 
 
-def listing(d: Dice, c: Classes) -> str:
+def listing(d: Rng, c: Classes) -> str:
     lines = "\n".join(f"{d.invented(2)} = {d.invented(2)}({d.between(0, 255)})" for _ in range(d.between(3, 7)))
     return f'<div class="{c("example")}"><p>{sentence(d)}</p><pre><code>{lines}</code></pre></div>'
 
 
-def notices(d: Dice, c: Classes) -> str:
+def notices(d: Rng, c: Classes) -> str:
     made = "".join(
         f'<div class="{c("notice")}"><h3>{phrase(d)}</h3><p>{prose(d, 2)} '
         f'<a href="/notice/{d.between(1000, 9999)}">Read the notice</a></p></div>\n'
@@ -107,12 +107,12 @@ def notices(d: Dice, c: Classes) -> str:
     return f'<div class="{c("notices")}">\n{made}</div>'
 
 
-def features(d: Dice, c: Classes) -> str:
+def features(d: Rng, c: Classes) -> str:
     made = "".join(f'<div class="{c("tile")}"><h3>{phrase(d)}</h3><p>{sentence(d)}</p></div>\n' for _ in range(3))
     return f'<div class="{c("tiles")}">\n{made}</div>'
 
 
-def footnotes(d: Dice, c: Classes) -> str:
+def footnotes(d: Rng, c: Classes) -> str:
     notes = "".join(
         f'<li id="{c.style.prefix}-n{i}">{person(d)}: <i>{phrase(d)}</i>, p. {d.between(1, 400)}.</li>\n'
         for i in range(1, d.between(3, 6))
@@ -120,28 +120,28 @@ def footnotes(d: Dice, c: Classes) -> str:
     return f'<div class="{c("notes")}"><h3>Notes</h3><ol>\n{notes}</ol></div>'
 
 
-def advert(d: Dice, c: Classes) -> str:
+def advert(d: Rng, c: Classes) -> str:
     return (
         f'<aside class="{c("ad")}" data-slot="{d.hexadecimal(6)}"><span class="{c("ad-label")}">Advertisement</span>'
         f'<a href="/out?to={d.hexadecimal(10)}" rel="sponsored nofollow">{phrase(d)}: {sentence(d)}</a></aside>'
     )
 
 
-def newsletter(d: Dice, c: Classes) -> str:
+def newsletter(d: Rng, c: Classes) -> str:
     return (
         f'<div class="{c("newsletter")}"><h3>News by letter</h3><p>{sentence(d)}</p>'
         f'<a class="{c("button")}" href="/subscribe">Subscribe</a></div>'
     )
 
 
-def cookies(d: Dice, c: Classes) -> str:
+def cookies(d: Rng, c: Classes) -> str:
     return (
         f'<div class="{c("cookies")}" role="dialog" hidden><p>This site keeps small files on your device. '
         f'{sentence(d)}</p><a href="#" class="{c("button")}">Agree</a></div>'
     )
 
 
-def footer(d: Dice, c: Classes, site: str) -> str:
+def footer(d: Rng, c: Classes, site: str) -> str:
     links = "".join(f'<a href="/{word}">{word.title()}</a> ' for word in ("imprint", "privacy", "terms", "contact"))
     return f'<footer class="{c("footer")}"><p>{links}</p><p>&copy; {d.between(2009, 2023)} {site}</p></footer>'
 

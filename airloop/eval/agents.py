@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airloop.assemble import Parts, Say, assemble, check_prompts, load_environments, rollout_settings
+from airloop.assemble import Components, assemble, check_prompts, load_environments, rollout_settings
 from airloop.config import Config, load_config
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.eval.trained import Checkpoint, config_of, open_trained, with_weights
-from airloop.events import Watcher
+from airloop.events import Say, Watcher
 from airloop.rewards import as_paid
 from airloop.rollout.agents import UrlAgent
 from airloop.rollout.collected import AgentFactory, Save
@@ -35,7 +35,7 @@ class UrlOptions:
 
 
 @dataclass(frozen=True)
-class Player:
+class AgentSpec:
     name: str  # as it was asked for: "run:outputs/exp1.0-tune-1115"
     label: str  # short, fit for a directory's name
     model: str  # "" for a script
@@ -58,7 +58,7 @@ class Player:
         return self.checkpoint.version if self.checkpoint else 0
 
 
-def choose_player(name: str, argv: Sequence[str], url: UrlOptions) -> Player:
+def find_agent(name: str, argv: Sequence[str], url: UrlOptions) -> AgentSpec:
     """Everything that can be refused without loading anything."""
     kind, _, rest = name.partition(":")
     if kind != "url" and url != UrlOptions():
@@ -73,18 +73,18 @@ def choose_player(name: str, argv: Sequence[str], url: UrlOptions) -> Player:
         config = config_of(run, list(argv))
         label = f"{run.name}-step{checkpoint.step}"
         own = as_paid(with_weights(config, checkpoint), run)
-        return Player(name, label, config.model.name, own, checkpoint)
+        return AgentSpec(name, label, config.model.name, own, checkpoint)
     config = load_config(list(argv))
     if name == "model":
-        return Player(name, _short(config.model.name), config.model.name, config)
+        return AgentSpec(name, _short(config.model.name), config.model.name, config)
     if kind == "scripted" and rest:
-        return Player(name, _short(rest), "", config)
+        return AgentSpec(name, _short(rest), "", config)
     if kind == "url" and rest:
         return _url_player(name, rest, config, url)
     raise AirError(f"There is no agent {name!r}.", f"use {KINDS}.")
 
 
-def _url_player(name: str, base_url: str, config: Config, url: UrlOptions) -> Player:
+def _url_player(name: str, base_url: str, config: Config, url: UrlOptions) -> AgentSpec:
     if not re.match(r"https?://", base_url):
         raise AirError(f"{base_url!r} is not a URL.", "write --agent url:http://127.0.0.1:8000/v1")
     if not url.model:
@@ -105,7 +105,7 @@ def _url_player(name: str, base_url: str, config: Config, url: UrlOptions) -> Pl
                 "a URL: a server that does not know it would sample otherwise and not say so.",
                 f"evaluate both sides with --orchestrator.sampling.{key} {off}.",
             )
-    return Player(name, _short(url.model), url.model, config, base_url=base_url.rstrip("/"), url=url)
+    return AgentSpec(name, _short(url.model), url.model, config, base_url=base_url.rstrip("/"), url=url)
 
 
 def _short(name: str) -> str:
@@ -113,12 +113,12 @@ def _short(name: str) -> str:
 
 
 @dataclass
-class Seat:
+class LoadedAgent:
     """A player, loaded and ready. `spent` are the URL agents it made, each with its tokens."""
 
-    player: Player
+    player: AgentSpec
     envs: dict[str, Environment]
-    parts: Parts | None = None
+    parts: Components | None = None
     spent: list[UrlAgent] = field(default_factory=list)
 
     async def check(self, plan: list[Planned], watcher: Watcher) -> None:
@@ -164,9 +164,9 @@ class Seat:
                 await env.close()
 
 
-def take_seat(player: Player, say: Say) -> Seat:
+def load_agent(player: AgentSpec, say: Say) -> LoadedAgent:
     if not player.is_policy:
-        return Seat(player, load_environments(player.config))
+        return LoadedAgent(player, load_environments(player.config))
     parts = assemble(player.config, say)
     if player.checkpoint is not None:
         from airloop.learn.checkpoints import load_weights
@@ -177,10 +177,10 @@ def take_seat(player: Player, say: Say) -> Seat:
         parts.engine.set_version(player.version)
     for note in parts.notes:
         say(f"note: {note}")
-    return Seat(player, parts.envs, parts)
+    return LoadedAgent(player, parts.envs, parts)
 
 
-async def _answers(player: Player) -> None:
+async def _answers(player: AgentSpec) -> None:
     """Asked once, so that a server that is not there is told at once, not after every episode's retries."""
     import httpx
 
@@ -194,7 +194,7 @@ async def _answers(player: Player) -> None:
         ) from error
 
 
-def describe(player: Player) -> Mapping[str, Any]:
+def describe(player: AgentSpec) -> Mapping[str, Any]:
     """What an evaluation's file says of its agent. The key's variable is not in it, let alone the key."""
     checkpoint = player.checkpoint
     return {

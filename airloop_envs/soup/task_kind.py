@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from airloop_envs.soup.answers import Schema
-from airloop_envs.soup.dice import Dice
+from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.spec import FOLLOW, Limit, Step
 
 EXACT = "Give text exactly as the page has it, without white space around it."
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class TaskDraft:
     """A task without its page: `main` is the part of the page that the task is about, and `more` the same of
     further pages by href. `code` is the oracle's: one program, or the steps through several pages."""
 
@@ -35,7 +35,7 @@ class Draft:
     unordered: bool = False
 
 
-Maker = Callable[[Dice], Draft]
+Maker = Callable[[Rng], TaskDraft]
 
 
 @dataclass(frozen=True, slots=True)

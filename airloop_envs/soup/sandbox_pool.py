@@ -70,7 +70,7 @@ def image(memory_mb: int, timeout_s: float, container: str = "") -> Image:
     return Image(limits=limits, container=container)
 
 
-class Rooms:
+class SandboxPool:
     """`size` sandboxes at most, of which `at_once` run code; waiting for a turn does not count as the call's time."""
 
     def __init__(self, pool: Pool, start: Image, size: int, at_once: int | None = None) -> None:
@@ -84,7 +84,7 @@ class Rooms:
         self._idle: OrderedDict[object, Lease] = OrderedDict()  # by their episode, the longest idle first
 
     @classmethod
-    def open(cls, args: SoupArgs, start: Image) -> Rooms:
+    def open(cls, args: SoupArgs, start: Image) -> SandboxPool:
         backend = make_backend(
             args.sandbox, args.python, PACKAGES, PRELOAD, REHEARSAL, syscalls=args.syscalls,
             runtime=args.container_runtime,
