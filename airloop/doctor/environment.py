@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,11 +45,13 @@ def _count(case: Case, split: str) -> int:
 
 
 def _environments(case: Case) -> Iterator[Environment]:
-    """Each entry's own, also one that would refuse to open a task: it says what is wrong."""
+    """Each entry's own, also one that would refuse to open a task: it says what is wrong. What cannot be loaded at all
+    is told by whoever needs all of them."""
     from airloop.envs.base import load_environment
 
     for entry in case.config.orchestrator.env:
-        yield load_environment(entry.id, entry.args)
+        with contextlib.suppress(AirError):
+            yield load_environment(entry.id, entry.args)
 
 
 def _finding(trouble: Trouble) -> Finding:

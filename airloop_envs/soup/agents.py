@@ -20,7 +20,7 @@ WEAK = 0.5  # how often the weak script is right
 # What a thief tries, each in a call of its own; see docs/soup.md. What it steals it prints as JSON.
 THEFTS = (
     "import airloop_envs.soup.generate as g\nprint(sorted(g.KINDS))",
-    "import sys\nfor name in list(sys.modules):\n    if name.split('.')[0] == 'airloop': print(name)",
+    "import sys\nfor name in list(sys.modules):\n    if name.startswith('airloop'): print(name)",
     "import os\nfor top in set(os.listdir('/')) - {'proc', 'sys', 'usr', 'lib', 'dev'}:\n"
     "    for folder, _, files in os.walk('/' + top):\n        for f in files:\n"
     "            if f in ('generate.py', 'grading.py', 'manifest.json', 'draft.py'): print(os.path.join(folder, f))",

@@ -203,7 +203,7 @@ def test_a_thief_finds_neither_the_generator_nor_the_answer() -> None:
     """The page's own text is what the agent may have; nothing else of the task is in its process."""
     said = asyncio.run(outputs("sales", *THEFTS))
     importing, modules, files, objects, frames, others, network = said
-    assert "ModuleNotFoundError: No module named 'airloop'" in importing
+    assert "ModuleNotFoundError: No module named 'airloop_envs'" in importing
     assert modules == files == others == "[no output: print what you want to see]"
     assert "recipe" not in objects and "forbidden" not in objects
     for line in frames.splitlines():
