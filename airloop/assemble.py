@@ -245,7 +245,6 @@ def rollout_settings(
     """Of one of `ranks` samplers: together they have as many episodes under way as the config allows."""
     o = config.orchestrator
     s = o.sampling
-    named = {e.title: e.rewards for e in o.env if e.rewards is not None}
     return RolloutSettings(
         sampling=Sampling(s.max_tokens, s.temperature, s.top_p, s.top_k, s.min_p, stop_ids=stop_ids),
         rollouts_per_example=o.rollouts_per_example,
@@ -257,7 +256,6 @@ def rollout_settings(
         retries=o.retries,
         online_difficulty_filtering=o.buffer.online_difficulty_filtering,
         oversampling_factor=o.oversampling_factor,
-        reward_weights=named,
     )
 
 

@@ -86,6 +86,10 @@ class ArithEnv(Environment):
         super().__init__(args)
 
     @property
+    def components(self) -> tuple[str, ...]:
+        return ("correct",)
+
+    @property
     def max_turns(self) -> int:
         return 1
 

@@ -93,7 +93,7 @@ class Environment(ABC):
     success: ClassVar[str | None] = None
     # What a family of its tasks is ("level", "hops"), where comparisons count by families.
     family_label: ClassVar[str] = "task"
-    # Weights of the reward components when the config names none.
+    # Weights of the reward components: these, unless the config names others (weigh). The only place that has them.
     reward_weights: Mapping[str, float] = MappingProxyType({})
     # Components that say nothing of success by themselves (a command that ran, a penalty), each with the weight beside
     # the others at which it must not change who earns more. `air tasks audit` judges them so; alone they teach nothing.
@@ -144,7 +144,10 @@ class Environment(ABC):
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """The components that a config wants and their weights, told before the first episode. An environment
-        that can give others than its own defaults chooses by them."""
+        that can give others than its own defaults chooses by them. One that says which `components` it gives has no
+        others."""
+        if type(self).components is not Environment.components:
+            check_components(self.name, weights, self.components)
         self.reward_weights = dict(weights)
 
     def group_rewards(self, trajectories: Sequence[Trajectory]) -> Sequence[Mapping[str, float]]:

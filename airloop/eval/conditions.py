@@ -52,7 +52,7 @@ def conditions(
     o = config.orchestrator
     sampling = {**o.sampling.model_dump(), "temperature": temperature} if samples else None
     mode = {
-        "env": {e.title: _env(e.id, e.rewards, envs[e.title]) for e in o.env},
+        "env": {e.title: _env(e.id, envs[e.title]) for e in o.env},
         "parser": config.inference.model.tool_call_parser,
         "episode_timeout_s": o.episode_timeout_s,
         "context": config.context if policy else None,
@@ -63,15 +63,14 @@ def conditions(
     return Conditions(**made)
 
 
-def _env(env_id: str, rewards: Mapping[str, float] | None, env: Environment) -> dict[str, Any]:
+def _env(env_id: str, env: Environment) -> dict[str, Any]:
     args = {k: v for k, v in env.args.model_dump(mode="json").items() if k not in NOT_CONDITIONS}
-    weights = dict(env.reward_weights if rewards is None else rewards)
     return {
         "id": env_id,
         "args": args,
         "action_format": env.action_format,
         "max_turns": env.max_turns,
-        "rewards": weights,
+        "rewards": dict(env.reward_weights),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from airloop.engine.base import Sampling
@@ -31,7 +31,6 @@ class RolloutSettings:
     retry_wait_s: float = 1.0  # doubled each time
     online_difficulty_filtering: bool = False
     oversampling_factor: float = 1.0  # at most this many times the planned groups are sampled
-    reward_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by environment
 
 
 @dataclass(frozen=True)

@@ -94,14 +94,12 @@ async def run_episode(
     max_turns: int | None = None,
     deadline_s: float = 3600.0,
     finish_s: float = FINISH_S,
-    reward_weights: Mapping[str, float] | None = None,
     parser: str = "auto",
 ) -> Trajectory:
     """Plays one episode. Returns its trajectory for each of the five endings; raises EpisodeDefect for
     anything that is not supposed to happen, and lets cancellation through, with the session closed."""
     episode = _Episode(env, task, agent, parser, max_turns if max_turns is not None else env.max_turns)
     blank = Trajectory(id, task, seed, version, (), (), "infra_error", {}, (), {}, 0.0, time.time(), 0.0)
-    weights = env.reward_weights if reward_weights is None else reward_weights
     clock = time.monotonic()
 
     def record(**outcome: Any) -> Trajectory:
@@ -109,7 +107,7 @@ async def run_episode(
 
     try:
         ending, score = await episode.run(seed, deadline_s, finish_s)
-        reward = weighted_reward(score.rewards, episode.turn_rewards, weights, env.turn_reward_mode)
+        reward = weighted_reward(score.rewards, episode.turn_rewards, env.reward_weights, env.turn_reward_mode)
         success = measured_success(env, score.metrics, score.rewards)
     except InfraError as error:
         return record(error=_with_place(error))

@@ -252,15 +252,11 @@ class _Collection:
                 version=self._version,
                 deadline_s=settings.deadline_s,
                 finish_s=settings.finish_s,
-                reward_weights=self._weights(name),
                 parser=settings.parser,
             )
         except EpisodeDefect as defect:
             self._sampler._save(defect.trajectory, self._step)
             raise
-
-    def _weights(self, name: str) -> Mapping[str, float]:
-        return self._settings.reward_weights.get(name, self._sampler._envs[name].reward_weights)
 
     def _make_agent(self, env: Environment, task: Task, place: Place) -> Agent:
         seed, engine, tokenizer = self._seeds[place], self._sampler._engine, self._sampler._tokenizer
@@ -308,7 +304,7 @@ class _Collection:
                     f"it gave {len(found)} mappings for {len(scored)} trajectories", "give one for each, in their order"
                 )
             return tuple(
-                with_group_rewards(t, extra, self._weights(name), env.turn_reward_mode) if extra else t
+                with_group_rewards(t, extra, env.reward_weights, env.turn_reward_mode) if extra else t
                 for t, extra in zip(scored, found, strict=True)
             )
         except Exception as error:

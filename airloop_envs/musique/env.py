@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment, check_components
+from airloop.envs.base import ActionFormat, EnvArgs, Environment
 from airloop.types import Agent, Task
 from airloop_envs.musique.args import MusiqueArgs
 from airloop_envs.musique.library import GENERATED_COUNTS, Library
@@ -41,10 +41,6 @@ class MusiqueEnv(Environment):
     @cached_property
     def retriever(self) -> Retriever:
         return make_retriever(self.args.retriever, self.args.embedding_model)
-
-    def weigh(self, weights: Mapping[str, float]) -> None:
-        check_components(self.name, weights, COMPONENTS)
-        self.reward_weights = dict(weights)
 
     @property
     def components(self) -> tuple[str, ...]:

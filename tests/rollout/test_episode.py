@@ -184,7 +184,8 @@ def test_weights_and_modes() -> None:
         weighted_reward({"solved": 1.0}, (), {}, {})
     env = StubEnv(max_turns=4)
     env.turn_reward_mode = {"step": "mean"}  # type: ignore[attr-defined]
-    t = play(env, Says(command("look")), reward_weights={"solved": 0.0, "step": 2.0})
+    env.weigh({"solved": 0.0, "step": 2.0})
+    t = play(env, Says(command("look")))
     assert t.reward == pytest.approx(1.0)
 
 

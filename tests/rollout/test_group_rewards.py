@@ -55,7 +55,9 @@ def test_they_are_given_once_to_a_complete_group_and_weighted() -> None:
             assert t.rewards["rank"] == beaten / 3
             assert t.reward == pytest.approx(0.1 * 0.5 + 2.0 * beaten / 3)
     assert all("rank" not in t.rewards and t.reward == pytest.approx(0.05) for t in saved)  # the files stay
-    other = collect(Ranked(), [], reward_weights={"e": {"solved": 1.0, "step": 0.0, "rank": 0.0}})
+    env = Ranked()
+    env.weigh({"solved": 1.0, "step": 0.0, "rank": 0.0})
+    other = collect(env, [])
     assert all(t.reward == t.rewards["solved"] for g in other.groups for t in g.trajectories)
 
 

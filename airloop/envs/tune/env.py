@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session, check_components
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
 from airloop.envs.tune.catalogue import BY_NAME, DATASETS
 from airloop.envs.tune.command import BASELINE, Command, CommandError, parse
 from airloop.envs.tune.pool import FitPool, Scores
@@ -178,10 +178,6 @@ class TuneEnv(Environment):
         for name in args.datasets or ():
             check_dataset(name)
         self._pool: FitPool | None = None
-
-    def weigh(self, weights: Mapping[str, float]) -> None:
-        check_components(self.name, weights, COMPONENTS)
-        self.reward_weights = dict(weights)
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -7,10 +7,12 @@ import os
 import shutil
 import time
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import airloop
 from airloop.config import load_config
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
@@ -219,3 +221,11 @@ def test_kinds_of_every_level_exist_and_pages_are_small_enough_for_the_tool() ->
         levels[kind.level].append(name)
         assert all(len(page) < 400_000 for page in generate(name, 7).pages.values())
     assert len(levels) == 5 and len(KINDS) >= 57
+
+
+@needs_sandbox
+def test_a_config_may_weigh_some_components_only(tmp_path: Path) -> None:
+    """As docs/soup.md promises; what is not named is shown and pays nothing."""
+    (tmp_path / "c.toml").write_text('[[orchestrator.env]]\nid = "soup"\nrewards = { answer = 2.0 }\n')
+    report = airloop.evaluate("scripted:oracle", tmp_path / "c.toml", n=2, rollouts=1, out=tmp_path / "e", quiet=True)
+    assert report["finished"] and report["means"]["reward"]["mean"] == 2.0

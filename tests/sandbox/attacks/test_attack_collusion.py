@@ -190,7 +190,11 @@ def test_which_pages_of_a_file_were_read_is_not_told(arena: Arena) -> None:
 
 # --- nothing escapes being stopped ------------------------------------------------------------------------------
 
-COUNT = "import time\nn = 0\nwhile True:\n    n += 1\n    open('n', 'w').write(str(n))\n    time.sleep(0.001)"
+# Put in its place whole: frozen between opening and writing, the file would be empty.
+COUNT = (
+    "import os, time\nn = 0\nwhile True:\n    n += 1\n    open('m', 'w').write(str(n))\n    os.replace('m', 'n')\n"
+    "    time.sleep(0.001)"
+)
 # Its first thread ends, and the process looks like one that has ended.
 LEADERLESS = f"""
 import ctypes, threading
@@ -227,7 +231,7 @@ def test_nothing_runs_in_a_frozen_world(
         world = await arena.world()
         await world.put("count.py", COUNT.encode())
         await world.put("leaderless.py", LEADERLESS.encode())
-        await world.run(f"{command} >/dev/null 2>&1 & sleep 0.7", 5)
+        await world.run(f"{command} >/dev/null 2>&1 & until [ -s {name} ]; do sleep 0.05; done; sleep 0.3", 60)
         before, after = await grown(world, name, 0.5)
         assert before and before == after
         await asyncio.sleep(0.3)
