@@ -18,6 +18,7 @@ from airloop.errors import AirError
 from airloop.types import Message
 
 
+@pytest.mark.libraries
 def test_write_validate_submit() -> None:
     async def work(env: MlgymEnv) -> None:
         game = await play(env, [DEFECT, "validate", "submit"])
