@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 INSTALL = @MAKECMDGOALS="$(MAKECMDGOALS)" PYTHON="$(PYTHON)" sh scripts/install.sh "$(VENV)"
 # Processes of pytest: more than two cores keep busy, because tests often wait for what they have started.
 WORKERS ?= 4
+# Where the shell says that no bytecode is to be kept, each of hundreds of processes compiles all it imports anew.
+export PYTHONDONTWRITEBYTECODE =
 PYTEST := "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: train test test-fast durations soak lint clean for-train for-dev

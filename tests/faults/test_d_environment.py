@@ -22,6 +22,7 @@ from airloop_envs.mlgym.env import MlgymEnv
 
 
 @pytest.mark.slow
+@pytest.mark.libraries
 @pytest.mark.parametrize("turns", [6, pytest.param(20, marks=pytest.mark.soak)])
 def test_D1_sixty_four_episodes_at_once_each_get_all_their_turns(turns: int) -> None:
     async def one(env: MlgymEnv, number: int) -> None:

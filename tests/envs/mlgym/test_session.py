@@ -18,6 +18,7 @@ from airloop_envs.mlgym.env import MlgymEnv
 from airloop_envs.mlgym.prompts import shorten
 
 
+@pytest.mark.libraries
 def test_write_validate_submit() -> None:
     async def work(env: MlgymEnv) -> None:
         game = await play(env, [DEFECT, "validate", "submit"])
