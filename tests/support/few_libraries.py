@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airloop.sandbox import bubblewrap
-from airloop.sandbox.doorkeeper import Door
+from airloop.sandbox.bubblewrap import host
+from airloop.sandbox.door.doorkeeper import Door
 from airloop.sandbox.interpreter import PRELOAD
 
 
@@ -22,4 +22,4 @@ def few_libraries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     def door(directory: Path, name: str, python: str, preload: Sequence[str] = (), rehearsal: str = "") -> Door:
         return Door(directory, name, python, ("numpy",) if preload == PRELOAD else preload, rehearsal)
 
-    monkeypatch.setattr(bubblewrap, "Door", door)
+    monkeypatch.setattr(host, "Door", door)

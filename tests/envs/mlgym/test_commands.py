@@ -182,14 +182,17 @@ def test_long_lines_are_cut_and_controls_are_shown_as_signs(shell: Shell) -> Non
 
 def test_a_huge_file_opens_fast(shell: Shell) -> None:
     write(shell.home / "a.txt", 100_000)
-    shell.ok("open a.txt 50000")
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        output = shell.ok("open a.txt 50000")
-        times.append(time.perf_counter() - started)
+    write(shell.home / "b.txt", 100)
+    times: dict[str, list[float]] = {"a.txt 50000": [], "b.txt 50": []}
+    for _ in range(6):  # in turn, so that whatever else the machine does is met by both
+        for name, taken in times.items():
+            started = time.perf_counter()
+            output = shell.ok(f"open {name}")
+            taken.append(time.perf_counter() - started)
+    output = shell.ok("open a.txt 50000")
     assert "(100000 lines total)" in output and 50_000 in shown(output)
-    assert min(times) < 0.15  # about 0.03 on a free machine
+    huge, small = map(min, times.values())
+    assert huge < 4 * small, times  # about 1.5 times as long on a free machine
 
 
 @pytest.mark.parametrize(
