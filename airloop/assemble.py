@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.config import Config
-from airloop.engine.base import Sampling
+from airloop.engine.base import Engine, Sampling
 from airloop.envs.base import Environment, Opening, load_environment
 from airloop.errors import AirError
 from airloop.events import Say, Watcher
@@ -21,7 +21,6 @@ from airloop.waits import waiting
 from airloop.world import World
 
 if TYPE_CHECKING:
-    from airloop.engine.embedded import EmbeddedEngine
     from airloop.learn.learner import Learner, LearnerSettings
     from airloop.models.loaded import Loaded
     from airloop.plan import Plan
@@ -33,7 +32,7 @@ class Components:
     config: Config
     loaded: Loaded
     policy: Policy
-    engine: EmbeddedEngine
+    engine: Engine
     learner: Learner
     envs: dict[str, Environment]
     notes: list[str] = field(default_factory=list)
@@ -64,7 +63,7 @@ def assemble(config: Config, say: Say, world: World | None = None) -> Components
 
 
 def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: World) -> Components:
-    from airloop.engine.embedded import EmbeddedEngine
+    from airloop.engine.make import make_engine
     from airloop.learn.learner import Learner
     from airloop.learn.parallel import shard
 
@@ -73,14 +72,10 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
     policy = make_policy(config, loaded)
     shards = shard(policy, world)  # before the engine looks at the weights
     plan = _plan(config, policy, world.size)
-    engine = EmbeddedEngine(
+    engine = make_engine(
+        config,
         policy,
-        context=config.context,
-        max_batch=config.inference.max_batch,
-        kv_tokens=plan.kv_tokens if plan else config.inference.kv_tokens,
-        page_size=config.inference.page_size,
-        lockstep=config.deterministic,
-        eager=bool(config.inference.model.enforce_eager),
+        kv_tokens=plan.kv_tokens if plan else None,
         lend=plan is not None and not plan.keep_kv,
         # It lays weights out anew, for good; those that are gathered from shards move with every update.
         own_forward=False if shards else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,9 +56,33 @@ class EngineFailed(AirError):
     """The engine cannot go on: nothing is sampled any more. Whoever waits for a reply gets this, at once."""
 
 
+@dataclass
+class Counters:
+    """What the engine did since it started; differences between two readings describe a step."""
+
+    steps: int = 0
+    sampled: int = 0
+    prompt: int = 0  # prompt tokens asked for
+    cached: int = 0  # of those, found in the prefix cache
+    abandoned: int = 0  # tokens of replies that nobody waited for to the end
+    prefill_s: float = 0.0  # steps that computed prompts
+    decode_s: float = 0.0  # steps that did nothing but decode
+
+    @property
+    def phases(self) -> tuple[float, float]:
+        return self.prefill_s, self.decode_s
+
+
 class Engine(Protocol):
+    """`counters` only grow. `fallback_reason`: why it runs slower than it could; empty if it does not."""
+
+    counters: Counters
+
     @property
     def version(self) -> int: ...
+
+    @property
+    def fallback_reason(self) -> str: ...
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, order: str = "") -> Generation:
         """One reply. Raises ContextFull when the prompt does not fit. Cancelling the awaiting task frees
@@ -67,6 +92,14 @@ class Engine(Protocol):
 
     async def publish(self, version: int) -> None:
         """Serve the current weights as `version`; cached prefixes of other versions are void."""
+        ...
+
+    def set_version(self, version: int) -> None:
+        """As publish, before anything is sampled: a trained policy is loaded, not trained."""
+        ...
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """While weights are trained or looked at: nothing is sampled, and memory that was lent is given back."""
         ...
 
     def describe(self) -> Limits: ...

@@ -8,12 +8,11 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
 from airloop.effort import Effort
-from airloop.engine.base import ContextFull, EngineFailed, Generation, Limits, Sampling
+from airloop.engine.base import ContextFull, Counters, EngineFailed, Generation, Limits, Sampling
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import Request, Scheduler, Step
@@ -32,23 +31,6 @@ STEP_S = 180.0
 LOCKSTEP_S = 900.0
 
 Answer = tuple[Step, "np.ndarray", "np.ndarray"]
-
-
-@dataclass
-class Counters:
-    """What the engine did since it started; differences between two readings describe a step."""
-
-    steps: int = 0
-    sampled: int = 0
-    prompt: int = 0  # prompt tokens asked for
-    cached: int = 0  # of those, found in the prefix cache
-    abandoned: int = 0  # tokens of replies that nobody waited for to the end
-    prefill_s: float = 0.0  # steps that computed prompts
-    decode_s: float = 0.0  # steps that did nothing but decode
-
-    @property
-    def phases(self) -> tuple[float, float]:
-        return self.prefill_s, self.decode_s
 
 
 class EmbeddedEngine:

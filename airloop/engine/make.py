@@ -1,0 +1,27 @@
+"""The engine that a config asks for."""
+
+from __future__ import annotations
+
+from airloop.config import Config
+from airloop.engine.base import Engine
+from airloop.policy import Policy
+
+
+def make_engine(
+    config: Config, policy: Policy, *, kv_tokens: int | None = None, lend: bool = False, own_forward: bool | None = None
+) -> Engine:
+    """`kv_tokens`: by the memory plan, or None to go by the config. `lend`: its memory is given back while training.
+    `own_forward`: see EmbeddedEngine. (A backend that is not there is refused with the config.)"""
+    from airloop.engine.embedded import EmbeddedEngine
+
+    return EmbeddedEngine(
+        policy,
+        context=config.context,
+        max_batch=config.inference.max_batch,
+        kv_tokens=config.inference.kv_tokens if kv_tokens is None else kv_tokens,
+        page_size=config.inference.page_size,
+        lockstep=config.deterministic,
+        eager=bool(config.inference.model.enforce_eager),
+        lend=lend,
+        own_forward=own_forward,
+    )
