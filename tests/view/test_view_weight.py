@@ -20,7 +20,8 @@ from airloop_view.weight import HEAVIEST, STRINGS, too_heavy, weight
 # Of memory for each byte of the file; parsed, they would take thirty.
 MOST_BYTES = 6
 SIZE = 6 << 20  # which by its weight is far too heavy already
-SIZES = {"numbers": 12 << 20}  # the lightest of all
+# The lightest of all; and those that only their memory tells of, which smaller ones would not.
+SIZES = {"numbers": 12 << 20, "status": 24 << 20, "tokens": 24 << 20}
 # What one file of a run holds, by the file's place in it.
 HEAVY = {
     "lists": ("trajectories/step_0000/b_0-0.json", b'{"schema_version": 2, "turns": [', b"[],", b"[]]}\n"),
