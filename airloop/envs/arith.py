@@ -87,7 +87,7 @@ class ArithEnv(Environment):
 
     @property
     def components(self) -> tuple[str, ...]:
-        return ("correct",)
+        return tuple(type(self).reward_weights)  # and no others, whatever a config weighs
 
     @property
     def max_turns(self) -> int:
