@@ -27,7 +27,7 @@ from airloop_envs.soup import quiet
 from airloop_envs.soup.args import SoupArgs
 from airloop_envs.soup.spec import SoupTask
 
-log = logging.getLogger("airloop.envs.soup.rooms")  # among the environments': a run shows them
+log = logging.getLogger("airloop.envs.soup.sandbox_pool")  # among the environments': a run shows them
 
 SOURCE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
 PACKAGES = ("beautifulsoup4", "lxml", "html5lib")
