@@ -24,7 +24,7 @@ def board(words: list[str]) -> None:
 
     from airloop.config import load_config
     from airloop.training import start
-    from airloop.watch.display import Display
+    from airloop.watch.display.display import Display
 
     config = load_config(words)
 

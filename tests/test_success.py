@@ -203,5 +203,5 @@ def test_rewards_of_single_turns_are_components_too(tmp_path: Path, monkeypatch:
     envs = {"arith": ArithEnv(ArithArgs())}
     with pytest.raises(AirError, match="components correct, tool; by default they would now have correct"):
         keep_rewards(run, envs)
-    envs["arith"].weigh({"correct": 1.0, "tool": 1.0})
+    monkeypatch.setattr(ArithEnv, "reward_weights", {"correct": 1.0, "tool": 1.0})  # as if it were tune
     keep_rewards(run, envs)

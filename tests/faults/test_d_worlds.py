@@ -22,8 +22,8 @@ from airloop.eval.audit import audit
 from airloop.eval.tasks import format_environments, list_environments
 from airloop.types import Action, Observation
 from airloop.watch.display.display import Display
+from airloop_envs.mlgym.catalogue import catalogue, format_catalogue
 from airloop_envs.mlgym.env import MlgymEnv
-from airloop_envs.mlgym.trial import catalogue, format_catalogue
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 

@@ -20,7 +20,7 @@ from talk_env import Talk, talking
 from watched_runs import Witness, config, run_watched
 
 from airloop.assemble import Components
-from airloop.warmstart import started, warmstart
+from airloop.warmstart import warmstart, with_warmstart
 
 HERE = Path(__file__).parent / "healthy"
 KEPT = (
@@ -94,7 +94,7 @@ def settings_of(name: str, directory: Path) -> dict[str, str]:
         return RUNS[name]
     whole = config(directory)
     asyncio.run(warmstart(whole, Witness()))
-    return {**RUNS[name], "model.name": started(whole).model.name, "warmstart.steps": "0"}
+    return {**RUNS[name], "model.name": with_warmstart(whole).model.name, "warmstart.steps": "0"}
 
 
 def compact(line: dict[str, Any]) -> dict[str, Any]:

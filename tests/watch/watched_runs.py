@@ -15,7 +15,7 @@ from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.loop import train
 from airloop.runs.run import Run
 from airloop.types import Alarm
-from airloop.warmstart import started, warmstart
+from airloop.warmstart import warmstart, with_warmstart
 from airloop.watch.display.display import Display
 
 # After demonstrations that are right 35 % of the time: groups have signal, and replies end by themselves.
@@ -78,7 +78,7 @@ def run_watched(
         settings = run.config
         if settings.warmstart:
             await warmstart(settings, witness)
-            settings = started(settings)
+            settings = with_warmstart(settings)
         parts = assemble(settings, lambda _: None)
         try:
             if resume:
