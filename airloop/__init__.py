@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from airloop.version import __version__
+
 if TYPE_CHECKING:
     from airloop.api import evaluate, train
     from airloop.config import Config, load_config
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from airloop.runs.run import Run
     from airloop.types import Action, Agent, Message, Observation, Score, Task
 
-__version__ = "0.1.0"
 __all__ = [
     "Action",
     "Agent",
@@ -33,6 +34,7 @@ __all__ = [
     "Score",
     "Session",
     "Task",
+    "__version__",
     "evaluate",
     "load_config",
     "train",

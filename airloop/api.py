@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Config | str | Path | Sequence[str],
+    config: Config | str | Path | Sequence[str] | None = None,
     *,
     resume: str | Path | None = None,
     skip_proofs: bool = False,
     quiet: bool = False,
 ) -> Finished:
     """Train as `air train` does. `config`: a Config, the name of one that comes with air, a TOML's path, or the words
-    of the command line (["arith", "--max_steps", "10"]). `resume`: a run to go on with; its own config is then used.
+    of the command line (["arith", "--max_steps", "10"]). `resume`: a run to go on with, which has its own config.
     Returns the run and what came of it. AirError says what is wrong and how to mend it.
 
         finished = airloop.train("arith")
@@ -31,10 +31,17 @@ def train(
     """
     let_idle_sleep()
     from airloop.config import Config, load_config
+    from airloop.errors import AirError
+    from airloop.runs.run import Run
     from airloop.training import start
     from airloop.watch.display.display import Display
 
-    whole = config if isinstance(config, Config) else load_config(_words(config))
+    if (config is None) == (resume is None):
+        raise AirError("A run is started with a config or gone on with by `resume`.", "give one of the two.")
+    if resume is not None:
+        whole = Run.open(Path(resume)).config
+    else:
+        whole = config if isinstance(config, Config) else load_config(_words(config or ()))
     with Display(quiet=quiet) as display:
         return start(whole, display, Path(resume) if resume is not None else None, skip_proofs)
 
@@ -66,9 +73,9 @@ def evaluate(
 
 
 def _words(config: str | Path | Sequence[str]) -> list[str]:
-    if isinstance(config, str | Path):
+    if isinstance(config, Path) or (isinstance(config, str) and config.endswith(".toml")):
         return ["@", str(config)]
-    return list(config)
+    return [config] if isinstance(config, str) else list(config)
 
 
 @contextmanager

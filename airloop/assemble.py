@@ -13,17 +13,17 @@ from airloop.engine.base import Engine, Sampling
 from airloop.envs.base import Environment, Opening, load_environment
 from airloop.errors import AirError
 from airloop.events import Say, Watcher
+from airloop.ranks import Ranks
 from airloop.rollout.collected import RolloutSettings, Save
 from airloop.rollout.sampler import Sampler
-from airloop.rollout.schedule import Planned, TaskSchedule
+from airloop.rollout.schedule import TaskSchedule
 from airloop.types import Task
 from airloop.waits import waiting
-from airloop.world import World
 
 if TYPE_CHECKING:
     from airloop.learn.learner import Learner, LearnerSettings
     from airloop.models.loaded import Loaded
-    from airloop.plan import Plan
+    from airloop.plan import MemoryPlan
     from airloop.policy import Policy
 
 
@@ -36,11 +36,11 @@ class Components:
     learner: Learner
     envs: dict[str, Environment]
     notes: list[str] = field(default_factory=list)
-    world: World = field(default_factory=World)
+    ranks: Ranks = field(default_factory=Ranks)
 
     def sampler(self, save: Save, schedule: TaskSchedule | None = None) -> Sampler:
-        settings = rollout_settings(self.config, self.envs, self.loaded.tokenizer.stop_ids, self.world.size)
-        return Sampler(self.engine, self.loaded.tokenizer, self.envs, settings, save, schedule, self.world)
+        settings = rollout_settings(self.config, self.envs, self.loaded.tokenizer.stop_ids, self.ranks.size)
+        return Sampler(self.engine, self.loaded.tokenizer, self.envs, settings, save, schedule, self.ranks)
 
     async def close(self) -> None:
         await self.engine.close()
@@ -48,21 +48,21 @@ class Components:
             await env.close()
 
 
-def assemble(config: Config, say: Say, world: World | None = None) -> Components:
+def assemble(config: Config, say: Say, ranks: Ranks | None = None) -> Components:
     """Cheap refusals first: environments and their tasks, then the model's small files, then its weights.
     On several ranks, each calls it and gets parts of its own."""
     envs = load_environments(config)
     for env in envs.values():
         env.warm()
     try:
-        return _assemble(config, envs, say, world or World())
+        return _assemble(config, envs, say, ranks or Ranks())
     except BaseException:
         for env in envs.values():
             env.abandon()
         raise
 
 
-def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: World) -> Components:
+def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ranks) -> Components:
     from airloop.engine.make import make_engine
     from airloop.learn.learner import Learner
     from airloop.learn.parallel import shard
@@ -70,8 +70,8 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
     settings = learner_settings(config)  # a loss of the user's own that is amiss is told before the model is loaded
     loaded = load_model(config, say)
     policy = make_policy(config, loaded)
-    shards = shard(policy, world)  # before the engine looks at the weights
-    plan = _plan(config, policy, world.size)
+    shards = shard(policy, ranks)  # before the engine looks at the weights
+    plan = _plan(config, policy, ranks.size)
     engine = make_engine(
         config,
         policy,
@@ -80,7 +80,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
         # It lays weights out anew, for good; those that are gathered from shards move with every update.
         own_forward=False if shards else None,
     )
-    learner = Learner(policy, settings, world, shards)
+    learner = Learner(policy, settings, ranks, shards)
     notes = [*config.warnings(), *loaded.notes]
     if engine.fallback_reason:
         notes.append(f"sampling runs through transformers' own layers, correct but slower: {engine.fallback_reason}")
@@ -91,7 +91,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, world: Wor
         )
     if any(env.action_format == "tools" for env in envs.values()):
         notes += loaded.tokenizer.tool_notes
-    return Components(config, loaded, policy, engine, learner, envs, notes, world)
+    return Components(config, loaded, policy, engine, learner, envs, notes, ranks)
 
 
 def load_environments(config: Config) -> dict[str, Environment]:
@@ -254,20 +254,20 @@ def rollout_settings(
     )
 
 
-def held_out_tasks(envs: dict[str, Environment], split: str, count: int) -> list[Planned]:
+def held_out_tasks(envs: dict[str, Environment], split: str, count: int) -> list[Task]:
     """The first `count` tasks of a shuffle that no config can change: every evaluation meets the same rows."""
     schedule = TaskSchedule(envs, split, seed=0)
     return schedule.batch(0, min(count, len(schedule)))
 
 
-async def check_prompts(parts: Components, tasks: list[Planned], watcher: Watcher) -> int:
+async def check_prompts(parts: Components, tasks: list[Task], watcher: Watcher) -> int:
     """The longest first prompt of the tasks; refused if it leaves no room for a reply, and told if it leaves less than
     max_tokens (A4)."""
     watcher.phase("measuring the first prompts", len(tasks))
     longest, worst = 0, ""
     tokenizer = parts.loaded.tokenizer
-    for name, task in tasks:
-        opening = await _opening(parts, name, task)
+    for task in tasks:
+        opening = await _opening(parts, task)
         watcher.advance()
         text = tokenizer.render(list(opening.messages), list(opening.tools), True)
         length = len(tokenizer.encode(text))
@@ -291,21 +291,21 @@ async def check_prompts(parts: Components, tasks: list[Planned], watcher: Watche
     return longest
 
 
-async def _opening(parts: Components, name: str, task: Task) -> Opening:
+async def _opening(parts: Components, task: Task) -> Opening:
     """It may take as long as an episode may: some environments measure a baseline first."""
     longest_s = parts.config.orchestrator.episode_timeout_s
     try:
-        with waiting(f"the opening of task {task.id}", f"environment {name}", longest_s):
-            async with asyncio.timeout(longest_s), parts.envs[name].open(task, 0) as session:
+        with waiting(f"the opening of task {task.id}", f"environment {task.env}", longest_s):
+            async with asyncio.timeout(longest_s), parts.envs[task.env].open(task, 0) as session:
                 return await session.begin()
     except TimeoutError:
         raise AirError(
-            f"Task {task.id!r} of {name!r} was not open after {longest_s:.0f} s, which is all that an episode has.",
+            f"Task {task.id!r} of {task.env!r} was not open after {longest_s:.0f} s, which is all that an episode has.",
             "see what it waits for (`air tasks check`), or raise orchestrator.episode_timeout_s.",
         ) from None
 
 
-def _plan(config: Config, policy: Policy, ranks: int) -> Plan | None:
+def _plan(config: Config, policy: Policy, ranks: int) -> MemoryPlan | None:
     """On CUDA the memory is planned: how many keys and values there is room for, and whether they stay in training."""
     import torch
 

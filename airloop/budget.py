@@ -311,7 +311,7 @@ async def keep_to_budget(
     budget.step_ended(replayed)
     if run.recorded(finished):  # the next one is on disk too: it is read back, whatever the time
         return
-    steps = (await parts.world.gather(budget.steps_in_all(finished), "how many steps fit the budget"))[0]
+    steps = (await parts.ranks.gather(budget.steps_in_all(finished), "how many steps fit the budget"))[0]
     before = run.config.max_steps
     if steps != before:
         parts.config = with_changes(parts.config, {"max_steps": steps})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airloop import __version__, interrupts
+from airloop import interrupts
 from airloop.commands.common import Json, fail, print_json
 from airloop.commands.configs import configs
 from airloop.commands.help import WIDEST, Group, asks_for_help, print_help
@@ -20,6 +20,7 @@ from airloop.commands.tasks import tasks
 from airloop.errors import AirError, Stopped
 from airloop.text.plain import begin_with_utf8, use_plain_signs
 from airloop.threads import let_idle_sleep
+from airloop.version import __version__
 
 if TYPE_CHECKING:
     from airloop.watch.display.display import Display
@@ -46,7 +47,7 @@ def main() -> None:
     interrupts.install_handlers()
     use_plain_signs()
     try:
-        app(prog_name="air", standalone_mode=False)
+        interrupts.raise_again(app(prog_name="air", standalone_mode=False))
     except AirError as error:
         fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
     except KeyboardInterrupt:

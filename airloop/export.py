@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import airloop
 from airloop.assemble import learner_settings, load_model, make_policy
 from airloop.config import Config
 from airloop.errors import AirError
@@ -25,6 +24,7 @@ from airloop.eval.trained import Checkpoint, choose_checkpoint, with_weights
 from airloop.events import Say
 from airloop.files import read_object, whole_directory, write_json
 from airloop.runs.run import Run, read_trajectories
+from airloop.version import __version__
 
 if TYPE_CHECKING:
     from airloop.learn.batches import Row
@@ -107,7 +107,7 @@ def export(
             "base": None if whole else base_name(loaded),
             "dtype": dtype or "float32",
             "check": asdict(check),
-            "air_version": airloop.__version__,
+            "air_version": __version__,
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         write_json(beside / "export.json", report)

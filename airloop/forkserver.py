@@ -25,6 +25,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 HERE = "/proc/self/task"
+# For a process that is to be forked: libraries that start threads when they are loaded start none. (Arrow's allocator,
+# which pandas loads where it is installed, has one of its own on x86.)
+ONE_THREAD = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 
 
 class CannotFork(Exception):
@@ -72,8 +78,8 @@ class ForkServer:
     """Our end of it: orders go there with file descriptors, and back come process ids and, later, exit codes."""
 
     def __init__(self, modules: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        """Raises CannotFork. A process that is as clean as the server has to be, and has imported all, forks it; `env`
-        is for one that is started."""
+        """Raises CannotFork, or ChildProcessError if it dies before it can say. A process that is as clean as the
+        server has to be, and has imported all, forks it; `env` is for one that is started."""
         self._socket, theirs = socket.socketpair()
         self._codes: dict[int, int] = {}
         if is_clean() and all(module in sys.modules for module in modules):
@@ -84,8 +90,9 @@ class ForkServer:
         self._pending = b""
         try:
             why = self._hear()["cannot"]
-        except ChildProcessError as gone:
-            why = str(gone)
+        except ChildProcessError:
+            self.close()
+            raise
         if why:
             self.close()
             raise CannotFork(why)
@@ -154,7 +161,7 @@ class SharedServer:
         self._lock = threading.RLock()
         self._server: ForkServer | None = None
         self._owner = 0  # of a fork of this process the server is another's
-        self._cannot = False
+        self.cannot = ""  # why nothing can be forked
 
     def start(self, target: str, files: Sequence[int], env: Mapping[str, str]) -> SharedForked | None:
         """As ForkServer has it; None where nothing can be forked."""
@@ -163,16 +170,16 @@ class SharedServer:
                 try:
                     server = self._own(env)
                     return SharedForked(server.start(target, [], files, env, interrupt=False), self._lock)
-                except CannotFork:
-                    self._cannot = True
+                except CannotFork as why:
+                    self.cannot = str(why)
                     return None
                 except OSError:  # it is gone
                     self._server = None
         return None
 
     def _own(self, env: Mapping[str, str]) -> ForkServer:
-        if self._cannot:
-            raise CannotFork
+        if self.cannot:
+            raise CannotFork(self.cannot)
         if self._server is None or self._owner != os.getpid():
             self._server, self._owner = ForkServer(self._modules, env), os.getpid()
         return self._server
@@ -207,7 +214,7 @@ class SharedForked:
 
 
 def _start_server(theirs: socket.socket, modules: Sequence[str], given: Mapping[str, str]) -> int:
-    env = {**given, "OMP_NUM_THREADS": "1"}  # or numpy's library starts threads when it is loaded
+    env = {**given, **ONE_THREAD}
     command = [sys.executable, "-m", "airloop.forkserver", str(theirs.fileno()), *modules]
     process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], start_new_session=True)
     process.returncode = 0  # waited for by its id, not by this object
@@ -259,7 +266,7 @@ def _exit(code: Any) -> NoReturn:
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
     """Fork for every order. Returns the order in what was forked, and None when nobody is left to ask."""
     atexit._clear()  # of the process that we may be a fork of
-    cannot = "" if is_clean() else f"it has {threads() or 'an unknown number of'} threads"
+    cannot = "" if _becomes_clean() else f"it has {threads() or 'an unknown number of'} threads"
     _tell(connection, {"cannot": cannot})
     gc.freeze()  # a collection in a fork would touch, and so copy, all that it shares
     wake, woken = os.pipe()
@@ -291,6 +298,16 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
                         os.close(fd)
                     _tell(connection, {"started": pid})
             _reap(connection, children)
+
+
+def _becomes_clean(patience_s: float = 1.0) -> bool:
+    """A thread that has ended, and was waited for, is listed a moment longer: on a busy machine, when we look."""
+    until = time.monotonic() + patience_s
+    while not is_clean():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

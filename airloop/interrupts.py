@@ -65,6 +65,12 @@ async def _cancelled_by_kill(main: Coroutine[Any, Any, T]) -> T:
         again()
 
 
+def raise_again(returned: object) -> None:
+    """What a command returned: newer versions of typer take Ctrl-C for themselves, and return 130 in place of it."""
+    if returned == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+
+
 def exit_code() -> int:
     """Of a command that was stopped, as a shell would say it."""
     return 128 + _stopped_by

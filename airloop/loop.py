@@ -51,7 +51,7 @@ class Outcome:
 
 async def train(parts: Components, run: Run, watcher: Watcher, budget: Budget | None = None) -> Outcome:
     alarms = Alarms(run, watcher)
-    likeness = Likeness(parts.envs.values(), run)
+    likeness = Likeness(parts.envs, run)
     with alarms.monitoring():
         try:
             return await _train(parts, run, watcher, alarms, likeness, budget)
@@ -105,7 +105,7 @@ async def _train(
         facts = step_facts(parts, collected, report) | likeness.facts(collected)
         facts |= await judge_gap(parts, batch.rows, report)
         made = step_record(step, collected, batch, report, times, ledger, facts)
-        found = await alarms.look(made.metrics, parts.world)
+        found = await alarms.look(made.metrics, parts.ranks)
         if found.worst and found.refuses:  # this update may be at fault: no checkpoint, and the step comes anew
             refusals = await _refuse(parts, run, step, found.worst.seen, made)
             alarms.tell(found)
@@ -131,7 +131,7 @@ async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, i
     the batch around an episode must be the same as in a run that was never killed."""
     if parts.config.deterministic and not run.recorded(step):
         run.set_aside(step)
-        await parts.world.meet("what a killed run left is set aside, before new episodes are saved")
+        await parts.ranks.meet("what a killed run left is set aside, before new episodes are saved")
         return {}
     return run.finished(step)
 
@@ -139,7 +139,7 @@ async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, i
 async def _refuse(parts: Components, run: Run, step: int, why: str, made: StepRecord | None = None) -> int:
     """Set the step aside; how often that has been done by now, on every rank."""
     run.refuse(step, why, made)
-    await parts.world.meet("a step that was refused is set aside, before it is sampled anew")
+    await parts.ranks.meet("a step that was refused is set aside, before it is sampled anew")
     return run.refusals(step)
 
 
@@ -159,7 +159,7 @@ async def _sample_anew(parts: Components, run: Run, alarms: Alarms, step: int, e
             "weights, so the run ends here, and nothing of this step is kept.",
             f"{change} It goes on as it is, too, from the last checkpoint: {set_aside(run.path, step, refusals)}",
         ) from error
-    if parts.world.first:
+    if parts.ranks.first:
         alarms.refused(step, error.problem, refusals)
 
 
@@ -176,7 +176,7 @@ def _shaped(parts: Components, collected: Collected) -> Collected:
 
 def _advantages(parts: Components, collected: Collected) -> Batch:
     loss = parts.config.trainer.loss
-    by_turn = {env.name: TurnWeights(env.reward_weights, env.turn_reward_mode) for env in parts.envs.values()}
+    by_turn = {n: TurnWeights(env.reward_weights, env.turn_reward_mode) for n, env in parts.envs.items()}
     return assign_advantages(
         collected.groups,
         loss=loss.type,
@@ -196,7 +196,7 @@ async def _evaluate(
     """A `budget` learns how long it took: the evaluation behind the last step will take as long."""
     began, found = time.monotonic(), len(run.evaluated(name))
     trajectories = await evaluate_policy(parts, run, watcher, step, name, split)
-    await parts.world.meet("the evaluation is written down, so that all ranks know the best step")
+    await parts.ranks.meet("the evaluation is written down, so that all ranks know the best step")
     watcher.evaluated(run.evaluations()[-1])
     new = len(trajectories) - found
     if budget and new > 0:  # as long as if none of it had been there already
@@ -207,7 +207,7 @@ async def _evaluate(
 def _checkpoint(parts: Components, run: Run, step: int) -> None:
     directory = run.path / "checkpoints"
     save_checkpoint(directory, parts.learner, step)
-    if parts.world.first:
+    if parts.ranks.first:
         prune(directory, parts.config.ckpt.keep_last, best_step(run))
 
 

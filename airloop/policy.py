@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ATTENTION = "air"
 
 
-class Plan(Protocol):
+class ForwardPlan(Protocol):
     """How the tokens of one forward pass see each other."""
 
     tokens: Tensor  # [T]
@@ -43,7 +43,7 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    air_plan: Plan | None = None,
+    air_plan: ForwardPlan | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls: [1, heads, T, d] in, [1, T, heads, d] out."""
@@ -98,7 +98,7 @@ class Policy:
         layers, heads, dim = self.kv_shape
         return layers * 2 * heads * dim * self.dtype.itemsize
 
-    def hidden(self, plan: Plan) -> Tensor:
+    def hidden(self, plan: ForwardPlan) -> Tensor:
         """Final hidden states [T, width] of a plan's tokens."""
         out = self.decoder(
             input_ids=plan.tokens[None], position_ids=plan.positions[None], use_cache=False, air_plan=plan

@@ -1,4 +1,4 @@
-"""One rank of a run, as a process of its own: `python -m airloop.rank ORDER`, started by airloop/launch.py only.
+"""One rank of a run, as a process of its own: `python -m airloop.rank ORDER`, started by a launcher of airloop/launch.
 
 What it has to tell goes to the launcher as lines of JSON, in the words of a Watcher; whatever it or a library prints
 goes to the run's log.
@@ -18,7 +18,8 @@ from typing import Any
 
 from airloop import interrupts
 from airloop.errors import AirError
-from airloop.launch import Order, config_for_rank
+from airloop.launch.base import Order
+from airloop.launch.monitor import config_for_rank
 from airloop.runs.run import Run
 from airloop.types import Alarm
 
@@ -78,7 +79,7 @@ def main() -> None:
         reporter.stopped()
         sys.exit(130)
     except AirError as error:
-        from airloop.world import RankLost
+        from airloop.ranks import RankLost
 
         reporter.fail(error, isinstance(error, RankLost))
         sys.exit(1)
@@ -90,16 +91,16 @@ def main() -> None:
 
 
 def _run(order: Order, reporter: Reporter) -> None:
+    from airloop.ranks import DistributedRanks
     from airloop.training import send_logs_to, train_rank
-    from airloop.world import Ranks
 
     run = Run.open(Path(order.run))
     run.config = config_for_rank(run.config, order.device)
     run.writes = order.rank == 0
     send_logs_to(reporter.warn, run.config)
-    world = Ranks(order.rank, order.size, Path(order.store), order.device)
-    asyncio.run(train_rank(run, reporter, order.resuming, world))
-    world.close()
+    ranks = DistributedRanks(order.rank, order.size, Path(order.store), order.device)
+    asyncio.run(train_rank(run, reporter, order.resuming, ranks))
+    ranks.close()
 
 
 def _end_with_launcher() -> None:

@@ -1,27 +1,32 @@
-"""Configs that come with the package and go by name: `quickstart`, `mlgym/small`, and hypotheses as `lab/mask`."""
+"""Configs that come with the package and go by name: `quickstart`, `mlgym/small`, and hypotheses as `lab/mask`.
+
+A package adds its own by an entry point in the group "airloop.configs": its name, in whose folder `configs` they lie.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 
 from airloop.errors import AirError
+from airloop.plugins import plugins
 
-FOLDER = Path(__file__).resolve().parent / "configs"
-HYPOTHESES = FOLDER / "lab"
+OWN = "airloop"
+LAB = "lab/"  # begins the names of hypotheses
 
 
 def names(hypotheses: bool = False) -> list[str]:
     """Of the configs of `air train`; with `hypotheses` also what `air lab run` takes."""
-    found = sorted(FOLDER.rglob("*.toml"), key=lambda path: (len(path.relative_to(FOLDER).parts), path))
-    return [_name(path) for path in found if hypotheses or path.parent != HYPOTHESES]
+    found = sorted(_files(), key=lambda name: (name.count("/"), name))
+    return [name for name in found if hypotheses or not name.startswith(LAB)]
 
 
 def shipped(name: str, hypotheses: bool = False) -> Path:
     """The file of that name; AirError with the nearest if there is none."""
     if name in names(hypotheses):
-        return FOLDER / f"{name}.toml"
+        return _files()[name]
     close = nearest(name, hypotheses)
     raise AirError(
         f"No config that comes with air is called {name!r}.",
@@ -37,16 +42,19 @@ def nearest(name: str, hypotheses: bool = False) -> str:
 
 
 def name_of(path: str) -> str:
-    """The shipped config that a path means: `configs/mlgym/small.toml`, where they were once, is `mlgym/small`."""
-    parts = PurePath(path.replace("\\", "/")).with_suffix("").parts
+    """The shipped config that a name or a path means: `configs/mlgym/small.toml`, where they were once, is
+    `mlgym/small`."""
     known = names()
+    if path in known:
+        return path
+    parts = PurePath(path.replace("\\", "/")).with_suffix("").parts
     tails = ("/".join(parts[start:]) for start in range(len(parts)))
     return next((tail for tail in tails if tail in known), "")
 
 
 def about(name: str) -> str:
     """The first sentence of a file's opening comment."""
-    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    text = shipped(name, hypotheses=True).read_text(encoding="utf-8")
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -57,5 +65,21 @@ def about(name: str) -> str:
     return sentence[0] if sentence else whole
 
 
-def _name(path: Path) -> str:
-    return path.relative_to(FOLDER).with_suffix("").as_posix()
+def _files() -> dict[str, Path]:
+    """By name. No other package's takes the place of one of ours."""
+    found: dict[str, Path] = {}
+    for package in (OWN, *(point.value for _, point in sorted(plugins("configs").items()))):
+        for folder in _folders(package):
+            here = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.toml")}
+            found = here | found
+    return found
+
+
+def _folders(package: str) -> list[Path]:
+    """Of a package's configs; none where it is not there. Nothing of it is imported."""
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    places = spec.submodule_search_locations if spec is not None else None
+    return [Path(place).resolve() / "configs" for place in places or ()]

@@ -21,11 +21,12 @@ from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
 from airloop.events import Watcher
 from airloop.extras import install_line, missing
-from airloop.launch import run_ranks
+from airloop.launch.monitor import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
 from airloop.loop import Outcome, train
 from airloop.own_code import content_digest
+from airloop.ranks import Ranks
 from airloop.rewards import as_paid, keep_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.lineage import check_parent
@@ -44,7 +45,6 @@ from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.display import Clock, Display
 from airloop.watch.display.summary import plot, summary
 from airloop.watch.sinks.sinks import open_sinks
-from airloop.world import World
 
 # Prompts measured before the first step; tasks of one environment differ little in length.
 PROMPTS_MEASURED = 64
@@ -161,14 +161,14 @@ def send_logs_to(say: Callable[[str], None], config: Config) -> None:
 def _train(run: Run, display: Display, resuming: bool) -> Outcome:
     """In this process, or in one for each rank."""
     if run.config.ranks == 1:
-        return interrupts.run(train_rank(run, display, resuming, World()))
+        return interrupts.run(train_rank(run, display, resuming, Ranks()))
     if preflight.wanted(run):
         preflight.prove_apart(run, display)
     run_ranks(run, display, resuming)
     return Outcome(run.evaluation("before"), run.evaluation("after"))
 
 
-async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -> Outcome:
+async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -> Outcome:
     """What each rank of a run does, or its only process."""
     # The engine's thread holds the interpreter for most of the time; episodes must not wait 5 ms at every await.
     sys.setswitchinterval(0.001)
@@ -177,28 +177,28 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
     if config.deterministic:
         pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
-        config = with_warmstart(*await _start_supervised(run, display, world, budget, resuming))
+        config = with_warmstart(*await _start_supervised(run, display, ranks, budget, resuming))
     config = as_paid(config, run)  # last: the supervised start is found by the config as it was written
     display.phase("loading the model")
-    parts = assemble(config, display.say, world)
+    parts = assemble(config, display.say, ranks)
     try:
         keep_rewards(run, parts.envs, frozenset({OVERLONG}))
         for note in parts.notes:
             display.say(f"note: {note}")
         if resuming:
-            steps = await world.gather(_resume(run, parts, display), "the checkpoint that each rank could read")
+            steps = await ranks.gather(_resume(run, parts, display), "the checkpoint that each rank could read")
             if len(set(steps)) > 1:
                 raise AirError(
                     f"The ranks could read checkpoints of different steps: {steps}.",
                     f"delete what is newer than step {min(steps)} in {run.path / 'checkpoints'} and resume again.",
                 )
         await _plan_time(parts, run, display, budget)
-        if world.size == 1 and preflight.wanted(run):
+        if ranks.size == 1 and preflight.wanted(run):
             await preflight.prove(parts, run, display)
-        if world.first:
+        if ranks.first:
             await _check_and_open(parts, display)
-        await world.meet("the first prompts are measured by the first rank")
-        sinks = config if world.first else config.model_copy(update={"wandb": None})
+        await ranks.meet("the first prompts are measured by the first rank")
+        sinks = config if ranks.first else config.model_copy(update={"wandb": None})
         with open_sinks(sinks, run, display) as watchers:
             outcome = await train(parts, run, watchers, budget)
         display.say(f"finished in {clock}")
@@ -208,7 +208,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, world: World) -
 
 
 async def _start_supervised(
-    run: Run, display: Watcher, world: World, budget: Budget | None, resuming: bool
+    run: Run, display: Watcher, ranks: Ranks, budget: Budget | None, resuming: bool
 ) -> tuple[Config, Path]:
     """Makes the supervised start, or finds it; the run's config, with what a budget of time changed in it, and where
     the start is. A run that is resumed has the one it began with, whatever has become of what that was made from."""
@@ -217,10 +217,10 @@ async def _start_supervised(
         assert budget is not None
         tokens = computed_tokens(parts.config, rows)
         size, proofs = size_of_demonstrations(rows), preflight.wanted(run)
-        return await budget.plan(parts, display, size, tokens, proofs, world.size)
+        return await budget.plan(parts, display, size, tokens, proofs, ranks.size)
 
     made: tuple[str, dict[str, Any]] = ("", {})
-    if world.first:
+    if ranks.first:
         kept = starts_in(run.config) / str(run.status().get("start") or "none")
         if resuming and "start" not in run.status():  # by an earlier version
             kept = warmstart_directory(run.config, files=False)
@@ -236,7 +236,7 @@ async def _start_supervised(
             assert budget is not None
             directory, changes = await warmstart(run.config, display, plan, budget.plan_again)
             made = (directory.name, changes)
-    name, changes = (await world.gather(made, "the supervised start, which the first rank makes", WARMSTART_S))[0]
+    name, changes = (await ranks.gather(made, "the supervised start, which the first rank makes", WARMSTART_S))[0]
     config = run.change(changes)
     if run.writes:
         run.note(start=name, **({"budget": budget.facts()} if budget and "max_steps" in changes else {}))
@@ -253,8 +253,8 @@ async def _plan_time(parts: Components, run: Run, display: Watcher, budget: Budg
     size = size_by_config(parts.config, prompt, turns)
     if rows := found_demonstrations(run.config):
         size = size_of_demonstrations([as_transcript(t, parts.loaded.tokenizer) for t in rows])
-    changes = await budget.plan(parts, display, size, None, preflight.wanted(run), parts.world.size)
-    changes = (await parts.world.gather(changes, "the plan for the budget"))[0]
+    changes = await budget.plan(parts, display, size, None, preflight.wanted(run), parts.ranks.size)
+    changes = (await parts.ranks.gather(changes, "the plan for the budget"))[0]
     parts.config = with_changes(parts.config, changes)
     run.change(changes)
     if run.writes:
@@ -291,7 +291,7 @@ def _opening(config: Config, parts: Any, schedule: TaskSchedule, longest: int) -
     o = config.orchestrator
     trained = sum(p.numel() for _, p in parts.policy.trainable())
     limits = parts.engine.describe()
-    ranks = f", {parts.world.size} processes" if parts.world.size > 1 else ""
+    ranks = f", {parts.ranks.size} processes" if parts.ranks.size > 1 else ""
     return (
         f"{config.model.name} on {parts.policy.device}{ranks} in {str(parts.policy.dtype).removeprefix('torch.')}, "
         f"{trained / 1e6:.1f} M parameters trained; context {config.context}, longest prompt {longest}, "

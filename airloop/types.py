@@ -26,7 +26,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    env: str
+    env: str  # in a run: the name that its config gives the environment
     id: str
     split: str
     payload: Mapping[str, Any] = field(default_factory=dict)

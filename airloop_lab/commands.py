@@ -29,9 +29,8 @@ def list_hypotheses(
     as_json: Json = False,
 ) -> None:
     """The hypotheses and sweeps of a directory."""
-    from airloop.shipped import HYPOTHESES
+    from airloop_lab.hypotheses import HYPOTHESES, format_list, read_hypothesis
     from airloop_lab.hypotheses import as_json as hypothesis_json
-    from airloop_lab.hypotheses import format_list, read_hypothesis
 
     place = directory or HYPOTHESES
     files = sorted(place.glob("*.toml"))

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
-from airloop.shipped import HYPOTHESES
 from airloop_lab.hypothesis import Hypothesis, make_hypothesis
 from airloop_lab.hypothesis_checks import check_hypothesis
 from airloop_lab.hypothesis_file import WHOLE, Rule, flat, line, lists, read_written
 
+HYPOTHESES = Path(__file__).resolve().parent / "configs" / "lab"
 NAMED = 2  # keys that a line of the list has room for
 
 

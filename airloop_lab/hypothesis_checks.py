@@ -12,7 +12,7 @@ from airloop.errors import AirError
 from airloop.stats.holm import strictest
 from airloop.stats.intervals import fewest
 from airloop.success import METRIC
-from airloop.watch.metrics.measured import MEASURED
+from airloop.watch.metrics.measured import measured
 from airloop_lab.factors import Variant
 from airloop_lab.hypothesis import Hypothesis
 from airloop_lab.hypothesis_file import FEWEST_SEEDS, WHOLE, flat, line, shown
@@ -245,7 +245,7 @@ def _check_metric(hypothesis: Hypothesis, envs: Mapping[str, Environment]) -> No
     known here, so that only what is meant for something known is refused."""
     metric = hypothesis.written.rule.metric
     own = [name for env in envs.values() for name in (*env.components, *([env.success] if env.success else []))]
-    known = {"reward", METRIC, *own, *MEASURED}
+    known = {"reward", METRIC, *own, *measured()}
     if metric == METRIC and not all(env.success for env in envs.values()):
         raise AirError(
             f"{hypothesis.name}: rule.metric = {metric!r}, and an environment of its config names no success.",

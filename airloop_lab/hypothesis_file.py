@@ -1,7 +1,7 @@
 """A hypothesis is a small TOML: a claim, what is changed, and the rule that decides, written before the runs.
 
     claim  = "Without division by the group's spread it learns less."
-    config = "../arith.toml"            # of both sides: beside this file, here, or in the checkout
+    config = "arith"                    # of both sides: beside this file, here, or one that comes with air
     seeds  = [0, 1, 2]
 
     [both]                              # keys that both sides have beside the config's
@@ -27,7 +27,7 @@ Where several keys belong together they are one thing with a name, and `config` 
     trainer.optim.lr = 1e-6
     trainer.optim.max_norm = 0.1
     [vary]
-    config = ["conservative", "../musique/qwen3_4b.toml"]
+    config = ["conservative", "musique/qwen3_4b"]
 """
 
 from __future__ import annotations

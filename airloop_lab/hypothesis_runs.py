@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import airloop
 from airloop import locks
 from airloop.errors import AirError, Stopped
 from airloop.files import read_object, write_json
@@ -32,6 +31,7 @@ from airloop.runs.damaged import is_held
 from airloop.runs.run import Run
 from airloop.stats.looks import Looks
 from airloop.text.visible import one_line
+from airloop.version import __version__
 from airloop.waits import Wait, waiting
 from airloop.watch.display.display import Display
 from airloop.watch.display.pace import span
@@ -120,7 +120,7 @@ class Lab:
             "sessions": self.sessions,
             "configs": self.configs,
             "spent_s": self.spent_s,
-            "air_version": airloop.__version__,
+            "air_version": __version__,
         }
         write_json(self.path / FILE, data)
 
@@ -199,7 +199,7 @@ def _begin(hypothesis: Hypothesis, seeds: Sequence[int], out: Path) -> Lab:
             "confirm the line that matters with a hypothesis of its own, or give another --out with all seeds.",
         )
     lab.seeds = [*lab.seeds, *added]
-    lab.sessions.append({"time": time.time(), "added": added, "air_version": airloop.__version__, "looks": True})
+    lab.sessions.append({"time": time.time(), "added": added, "air_version": __version__, "looks": True})
     lab.save()
     return lab
 

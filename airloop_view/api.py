@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlencode
 
-import airloop
 from airloop.errors import AirError
 from airloop.runs.damaged import number, words
+from airloop.version import __version__
 from airloop.watch.metrics.names import all_names
 from airloop_view.conversation import (
     Cutter,
@@ -75,7 +75,7 @@ class Api:
     def about(self, _: Query) -> dict[str, Any]:
         progress = self._index.progress
         return {
-            "version": airloop.__version__,
+            "version": __version__,
             "dir": words(self._folder.name()),
             "read_only": True,
             "price_per_hour": self._price,

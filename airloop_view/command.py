@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -55,7 +56,7 @@ def view(
         print(f"note: who has this address can read everything in {visible(str(viewer.folder.root))}", file=sys.stderr)
     if not no_open:
         _open(viewer.url)
-    with told(viewer.index.progress):
+    with told(viewer.index.progress), contextlib.suppress(KeyboardInterrupt):  # which is how it is ended
         viewer.run()
 
 

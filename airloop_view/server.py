@@ -20,7 +20,7 @@ from airloop_view.folder import Folder
 from airloop_view.guard import Guard, choose_token
 from airloop_view.index import Index
 from airloop_view.store import Store
-from airloop_view.watch import Watch
+from airloop_view.watch import FolderWatcher
 
 if TYPE_CHECKING:
     import uvicorn
@@ -53,7 +53,7 @@ class Viewer:
         self.host, self.port = options.host, int(self._socket.getsockname()[1])
         self.store = Store(self.folder.root / self.folder.only if self.folder.only else self.folder.root)
         self.index = Index(self.folder, self.store)
-        self.watch = Watch(self.index)
+        self.watch = FolderWatcher(self.index)
         self.api = Api(self.folder, self.index, options.price_per_hour)
         self._server: uvicorn.Server | None = None
 
@@ -258,7 +258,7 @@ def _export(api: Api, query: Query) -> Response:
     return _file(page.encode("utf-8", "replace"), "text/html; charset=utf-8", name)
 
 
-def _events(watch: Watch) -> Callable[[Request], Any]:
+def _events(watch: FolderWatcher) -> Callable[[Request], Any]:
     from starlette.responses import Response, StreamingResponse
 
     async def stream() -> AsyncIterator[bytes]:

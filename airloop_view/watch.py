@@ -29,7 +29,7 @@ MOST_LISTENERS = 64
 logger = logging.getLogger("airloop.view")
 
 
-class Watch:
+class FolderWatcher:
     def __init__(self, index: Index) -> None:
         self._index = index
         index.tell = self._tell

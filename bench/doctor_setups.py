@@ -28,6 +28,7 @@ from airloop.doctor.case import Case
 from airloop.doctor.examine import examine
 from airloop.doctor.forecast import forecast
 from airloop.engine.base import Sampling
+from airloop.errors import AirError
 from airloop.learn.batches import Row
 from airloop.learn.lora import LoraLinear
 from airloop.models.loaded import Loaded
@@ -273,6 +274,8 @@ def _an_adapter(case: Case) -> Iterator[None]:
 def _gaps(shelf: Shelf, case: Case) -> tuple[float, float]:
     parts, plain = case.parts, shelf.plain(case)
     prompts = [case.tokenizer.encode(p.text)[-PROMPT_TOKENS:] for p in case.prompts[:REPLIES]]
+    if not prompts:
+        raise AirError("No task was opened in the time that the doctor gives it: this machine is too busy.", "")
     own: list[float] = []
     rows: list[Row] = []
     for number, prompt in enumerate(prompts):

@@ -25,6 +25,8 @@ from typing import Any
 
 from airloop.plugins import plugins
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
 SPLITS = ("train", "eval", "test")
 GROUP = 8
 LEFT_OUT = "mlgym"  # an episode of it is minutes of real training
@@ -43,6 +45,8 @@ def listing(name: str, args: dict[str, Any]) -> tuple[int, float]:
 
 
 async def episodes(name: str, args: dict[str, Any], count: int) -> dict[str, Any]:
+    from support.scripted_agent_engine import ScriptedEngine
+
     from airloop.engine.base import Sampling
     from airloop.envs.base import load_environment
     from airloop.eval.tasks import cached_tokenizer
@@ -51,7 +55,6 @@ async def episodes(name: str, args: dict[str, Any], count: int) -> dict[str, Any
     from airloop.rollout.collected import RolloutSettings
     from airloop.rollout.sampler import Sampler
     from airloop.rollout.schedule import TaskSchedule
-    from airloop.rollout.scripted_engine import ScriptedEngine
 
     chat = cached_tokenizer() or ChatTokenizer(tiny_tokenizer(), name="tiny")
     env = load_environment(name, args)

@@ -33,7 +33,7 @@ from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.advantages import Batch, assign_advantages
 from airloop.learn.learner import Learner
 from airloop.models.loaded import Loaded
-from airloop.plan import Plan, Shape, plan, read_shape
+from airloop.plan import MemoryPlan, Shape, plan, read_shape
 from airloop.policy import Policy
 from airloop.types import Branch, Group, Task, Trajectory
 
@@ -59,7 +59,7 @@ class Clock:
 class Parts:
     config: Config
     shape: Shape
-    plan: Plan
+    plan: MemoryPlan
     policy: Policy
     engine: EmbeddedEngine
     learner: Learner

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.tiny_runs import write_config
 
 import airloop
+from airloop.shipped import shipped
 
 LIGHT = """
 import json, os, sys
@@ -36,12 +38,27 @@ def test_every_public_name_is_there_with_a_docstring() -> None:
 
 def test_a_script_is_evaluated_by_name_by_words_and_by_config(tmp_path: Path) -> None:
     words = ["arith", "--output_dir", str(tmp_path / "out")]
+    file = tmp_path / "arith.toml"
+    file.write_text(shipped("arith").read_text())
     found = [
         airloop.evaluate("scripted:oracle", config, n=6, rollouts=1, out=tmp_path / f"{number}", quiet=True)
-        for number, config in enumerate((words, airloop.load_config(words)))
+        for number, config in enumerate((words, airloop.load_config(words), "arith", str(file), file))
     ]
     for report in found:
         assert report["finished"] and report["means"]["reward"]["mean"] == 1.0
-    assert found[0]["rows"] == found[1]["rows"]
+    assert all(report["rows"] == found[0]["rows"] for report in found)
     with pytest.raises(airloop.AirError, match="There is no agent"):
         airloop.evaluate("oracle", words, quiet=True)
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_by_name_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(airloop.AirError, match="give one of the two"):
+        airloop.train("arith", resume=tmp_path)
+    with pytest.raises(airloop.AirError, match="give one of the two"):
+        airloop.train()
+    config = write_config(tmp_path)
+    run = airloop.train(str(config), skip_proofs=True, quiet=True).run
+    again = airloop.train(resume=run.path, quiet=True).run
+    assert again.path == run.path and again.metrics("train") == run.metrics("train")

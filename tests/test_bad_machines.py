@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installation import ROOT
+from support.installation import ROOT
 
 from airloop import files
 from airloop.errors import AirError

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.busy import busy_processes
-from tiny_runs import CONFIG, WARMSTART
+from support.tiny_runs import CONFIG, WARMSTART
 
 from airloop import budget as budgets
 from airloop.assemble import assemble

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny_run, write_config
+from support.tiny_runs import tiny_run, write_config
 
 
 def test_eval_then_compare(air: Any, tmp_path: Path) -> None:

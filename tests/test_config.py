@@ -395,15 +395,6 @@ def test_losses_that_act_from_the_second_pass_on_warn():
     assert "whose turns differ" in warning
 
 
-def test_credit_by_turn_needs_one_set_of_weights_per_environment(tmp_path: Path):
-    envs = '[[orchestrator.env]]\nid = "mlgym"\nname = "a"\nrewards = { tool = 1.0 }\n'
-    envs += '[[orchestrator.env]]\nid = "mlgym"\nname = "b"\nrewards = { tool = 0.5 }\n'
-    file = write(tmp_path, "a.toml", envs)
-    assert load_config(["@", file])
-    answer = refusal("@", file, "--trainer.loss.credit", "turn")
-    assert "need the same rewards" in answer and 'credit = "trajectory"' in answer
-
-
 def test_truncated_sampling_and_unused_gpus_warn():
     sampling = "--orchestrator.sampling"
     (warning,) = load_config([f"{sampling}.top_p=0.9", f"{sampling}.top_k=5", f"{sampling}.min_p=0.1"]).warnings()

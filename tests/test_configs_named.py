@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from airloop.config import load_config
 from airloop.errors import AirError
-from airloop.shipped import HYPOTHESES, about, name_of, names, shipped
+from airloop.plugins import plugins
+from airloop.shipped import about, name_of, names, shipped
+from airloop_lab.hypotheses import HYPOTHESES
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +85,21 @@ def test_list_show_copy(air: Any, tmp_path: Path) -> None:
 def test_hypotheses_are_no_configs_of_runs() -> None:
     assert "lab/mask" in names(hypotheses=True) and "lab/mask" not in names()
     assert name_of("configs/lab/mask.toml") == "" and (HYPOTHESES / "mask.toml").is_file()
+    assert name_of("soup/qwen2.5-7b") == "soup/qwen2.5-7b" == name_of("configs/soup/qwen2.5-7b.toml")
+
+
+def test_another_packages_configs_add_to_ours_and_replace_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "theirs" / "configs"
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text("# Mine. And more.\n")
+    (folder / "arith.toml").write_text("# Not ours.\n")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "stray.toml").write_text("")
+    before = {name: shipped(name) for name in names()}
+    added = {key: EntryPoint(key, key, "airloop.configs") for key in ("theirs", "not_there", "not.there")}
+    known = plugins("configs")
+    monkeypatch.setattr("airloop.shipped.plugins", lambda kind: {**known, **added})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # whose own folder `configs` is nobody's
+    assert {name: shipped(name) for name in names()} == {**before, "mine": folder / "mine.toml"}
+    assert about("mine") == "Mine."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installation import EXTRAS, PROJECT, REQUIRED, ROOT, closure
+from support.installation import EXTRAS, PROJECT, REQUIRED, ROOT, closure
 
 from airloop import extras
 from airloop.errors import AirError

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tiny_runs import write_config
+from support.tiny_runs import write_config
 
 from airloop.config import load_config
 from airloop.runs.run import Run

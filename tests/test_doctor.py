@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examined import TINY, results
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support import warm_process
+from support.examined import TINY, results
 
 from airloop.config import load_config
 from airloop.doctor import base, catalogue
@@ -28,6 +28,7 @@ from airloop.doctor.failures import DESIGN, WHAT
 from airloop.doctor.probe import before_warmstart
 from airloop.doctor.report import as_json, exit_code, format_report, refusal, warnings
 from airloop.errors import AirError
+from airloop.models.sources import DEFAULT_MODEL, locate
 from airloop.training import start
 from airloop.watch.display.display import Display
 
@@ -118,15 +119,19 @@ def test_a_model_that_is_still_to_be_warmed_is_known_to_be(tmp_path: Path, monke
 
 @pytest.mark.slow
 def test_fast_checks_of_the_default_config_take_less_than_five_seconds() -> None:
-    """In processor time, as others may use the machine; imports included."""
+    """In processor time, as others may use the machine, and no more than three times what importing torch takes on
+    it, as machines differ; the conversion of a new machine's first model not included."""
+    locate(DEFAULT_MODEL)
     script = (
-        "import time; from airloop.doctor.visit import visit; from airloop.watch.display.display import Display\n"
+        "import time, torch; imported = time.process_time()\n"
+        "from airloop.doctor.visit import visit; from airloop.watch.display.display import Display\n"
         "found = visit([], Display(quiet=True), skip_proofs=True)\n"
-        "assert all(r.verdict == 'pass' for r in found), found\nprint(time.process_time())"
+        "assert all(r.verdict == 'pass' for r in found), found\nprint(imported, time.process_time() - imported)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 5
+    imported, took = map(float, done.stdout.split())
+    assert took < max(5 - imported, 3 * imported), (imported, took)
 
 
 # --- the report ---------------------------------------------------------------------------------------------------
@@ -254,7 +259,7 @@ def test_a_run_that_has_passed_is_not_probed_again_when_resumed(tmp_path: Path, 
     assert len(one_probe) == 1
 
 
-# `air`, leaving a mark when the first probe begins.
+# `air`, leaving a mark when the first check begins, before there is a run, or the first probe in a run.
 MARKED = """
 from pathlib import Path
 from airloop.cli import main
@@ -263,7 +268,7 @@ from airloop.watch.display.display import Display
 show = Display.phase
 
 def phase(self, text, *more):
-    if text.startswith("doctor, check"):
+    if text.startswith("doctor, check") and (self.run is not None) == {in_run}:
         Path({mark!r}).touch()
     show(self, text, *more)
 
@@ -272,20 +277,32 @@ main()
 """
 
 
-@pytest.mark.slow
-def test_ctrl_c_in_the_middle_of_a_probe_ends_the_run_at_once(tmp_path: Path) -> None:
+def interrupted(directory: Path, *, in_run: bool, after_s: float = 0.0) -> tuple[int | None, str]:
     argv = ["--orchestrator.env.0.id", "tune", "--orchestrator.sampling.max_tokens", "300", "--max_steps", "1"]
-    argv = ["train", "--model.name", "tiny:llama", *argv, "--output_dir", str(tmp_path)]
-    begun = tmp_path / "begun"
-    process = warm_process.Process(argv, stderr=True, code=MARKED.format(mark=str(begun)))
+    argv = ["train", "--model.name", "tiny:llama", *argv, "--output_dir", str(directory)]
+    begun = directory / "begun"
+    process = warm_process.Process(argv, stderr=True, code=MARKED.format(mark=str(begun), in_run=in_run))
     deadline = time.monotonic() + 300
     while not begun.exists():
         assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    time.sleep(1)  # the probe plays episodes for longer
+        time.sleep(0.02)
+    time.sleep(after_s)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
-    assert process.returncode == 130 and "go on with `air train --resume" in said
+    return process.returncode, said
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_there_is_a_run_is_said_too(tmp_path: Path) -> None:
+    """typer takes the interrupt for itself: a command that was stopped looked like one that had succeeded."""
+    code, said = interrupted(tmp_path, in_run=False)
+    assert code == 130 and "stopped" in said.lower()
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_of_a_probe_ends_the_run_at_once(tmp_path: Path) -> None:
+    code, said = interrupted(tmp_path, in_run=True, after_s=1)  # the probe plays episodes for longer
+    assert code == 130 and "go on with `air train --resume" in said
     (status,) = [json.loads(path.read_text()) for path in tmp_path.glob("exp*/status.json")]
     assert status["status"] == "stopped" and "proofs" not in status
 

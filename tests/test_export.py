@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from airloop import export as exporting

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tiny_runs import write_config
+from support.tiny_runs import write_config
 
 from airloop.config import load_config
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession

@@ -14,7 +14,7 @@ import pytest
 from support import warm_process
 from support.warm_process import Process
 
-from airloop.forkserver import CannotFork, Forked, ForkServer
+from airloop.forkserver import CannotFork, Forked, ForkServer, SharedServer
 
 
 def gone(pid: int) -> bool:
@@ -110,3 +110,17 @@ def test_a_server_that_a_clean_process_forks_holds_none_of_its_files(tmp_path: P
     assert gone(int(done.stdout.split()[0]))
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_server_that_dies_at_its_start_is_started_once_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What killed it need not be there for ever; a library's threads are."""
+    (tmp_path / "dies_once.py").write_text(
+        f"import os, pathlib\nseen = pathlib.Path({str(tmp_path / 'seen')!r})\n"
+        "first = not seen.exists()\nseen.touch()\nif first: os._exit(9)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    server = SharedServer(["dies_once"])
+    forked = server.start("os:getpid", [0, 1, 2], os.environ)
+    assert forked is not None and forked.wait() == 0 and not server.cannot
+    with_threads = SharedServer(["support.with_a_thread"])
+    assert with_threads.start("os:getpid", [0, 1, 2], os.environ) is None and "2 threads" in with_threads.cannot

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from installation import ROOT
+from support.installation import ROOT
 
 VERSION = """#!/bin/sh
 # a Python that says it is of another version: $FAKE, with a t at its end where it is free-threaded

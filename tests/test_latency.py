@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop.runs.run import Run
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_runs import write_config
+from support.tiny_runs import write_config
 
 from airloop.assemble import learner_settings
 from airloop.config import Config
@@ -23,7 +23,7 @@ from airloop.learn.learner import Learner
 from airloop.learn.lora import attach_lora, use_fp32_adapters
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_config, tiny_model
-from airloop.plan import MOMENTS, Memory, Plan, Shape, find_shape, memory, plan, read_shape, shape_of
+from airloop.plan import MOMENTS, Memory, MemoryPlan, Shape, find_shape, memory, plan, read_shape, shape_of
 from airloop.plan.advice import advise, advise_gpus, apply
 from airloop.plan.counted import count
 from airloop.plan.gpu import gpu_memory, parse_size
@@ -391,7 +391,7 @@ def test_sizes() -> None:
 
 
 def test_a_plan_is_plain_data(shapes: dict[str, Shape]) -> None:
-    made: Plan = plan(make(), shapes["135m"], 24 * GIB)
+    made: MemoryPlan = plan(make(), shapes["135m"], 24 * GIB)
     assert json.loads(json.dumps(made.as_json()))["sampling"]["weights"] == made.sampling.weights
     assert tiny_config("llama").vocab_size == find_shape("tiny:llama", context=16).vocabulary
 

@@ -223,7 +223,7 @@ def test_a_killed_rank_ends_the_run_with_a_sentence_and_it_resumes(
     run = the_run(tmp_path)
     assert run.status()["status"] == "completed"
     assert [m["step"] for m in run.metrics("train")] == list(range(steps + 1))
-    planned = [task.id for _, task in TaskSchedule(load_environments(run.config), "train", 0).batch(steps, 5)]
+    planned = [task.id for task in TaskSchedule(load_environments(run.config), "train", 0).batch(steps, 5)]
     sampled = run.finished(steps)
     assert [sampled[group, 0].task.id for group in range(5)] == planned  # the batch that was next
 
@@ -250,13 +250,13 @@ def test_ranks_do_not_outlive_the_process_that_started_them(started: Started) ->
 
 
 ANEW = """
-from airloop import launch
+from airloop.launch import local
 from airloop.cli import main
 
 def refuse(modules):
-    raise launch.CannotFork("it has 3 threads")
+    raise local.CannotFork("it has 3 threads")
 
-launch.ForkServer = refuse
+local.ForkServer = refuse
 main()
 """
 

@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from support import warm_process
+from support.tiny_runs import write_config
 from support.warm_process import Process
-from tiny_runs import write_config
 
 from airloop import files
 from airloop.config import load_config

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from logged_runs import logged_run, scalars, texts, wandb_history, wandb_records
 from rich.console import Console
-from tiny_runs import write_config
+from support.logged_runs import logged_run, scalars, texts, wandb_history, wandb_records
+from support.tiny_runs import write_config
 
 from airloop.config import TensorboardConfig, WandbConfig, load_config
 from airloop.errors import AirError

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop.envs.base import load_environment
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from tiny_runs import tiny_run, write_config
+from support.tiny_runs import tiny_run, write_config
 
 from airloop.config import load_config
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop import training as train
 from airloop.config import WarmstartConfig, load_config

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installation import EXTRAS, REQUIRED, build_wheel, closure, make_environment, run_air, start_air
+from support.installation import EXTRAS, REQUIRED, build_wheel, closure, make_environment, run_air, start_air
 
 pytestmark = pytest.mark.slow
 SHORT = ["--skip-proofs", "--max_steps", 3, "--warmstart.steps", 20, "--orchestrator.eval.num_examples", 4]

@@ -53,20 +53,20 @@ BESIDE: Mapping[str, Any] = {"actor_rollout_ref": {"rollout": {"n": 8}}}
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyRow:
     there: str
     here: str
     note: str
 
 
-def rows_of(name: str, alias: Alias) -> list[Row]:
+def rows_of(name: str, alias: Alias) -> list[KeyRow]:
     """What is said of one key: once, or for each of some values."""
     if alias.read is None:
         here = ", ".join(_assigned(alias)) or (CHOICE if alias.choice else DELETE)
-        return [Row(name, here, _sentence(alias.why, alias.instead))]
+        return [KeyRow(name, here, _sentence(alias.why, alias.instead))]
     if alias.read.__qualname__ == WHEN_OFF:
         answer = alias.read(True, BESIDE)
-        return [Row(name, CHOICE, _sentence(answer.why, answer.instead, "0 or false: delete it"))]
+        return [KeyRow(name, CHOICE, _sentence(answer.why, answer.instead, "0 or false: delete it"))]
     found = SAMPLES.get(name) or SAMPLES[alias.read.__qualname__]
     return [_sampled(name, value, alias.read(value, BESIDE)) for value in found]
 
@@ -77,11 +77,11 @@ def _assigned(alias: Alias) -> list[str]:
     return [f"`{alias.key}`" if alias.value is None else f"`{alias.key} = {toml_value(alias.value)}`"]
 
 
-def _sampled(name: str, value: Any, answer: Answer) -> Row:
+def _sampled(name: str, value: Any, answer: Answer) -> KeyRow:
     here = ", ".join(f"`{'.'.join(map(str, path))} = {toml_value(v)}`" for path, v in leaves(answer.changes).items())
     if answer.choice:
         here = f"{CHOICE}; {here}" if here else CHOICE
-    return Row(f"{name} = {toml_value(value)}", here or DELETE, _sentence(answer.why, answer.instead))
+    return KeyRow(f"{name} = {toml_value(value)}", here or DELETE, _sentence(answer.why, answer.instead))
 
 
 def _sentence(*parts: str) -> str:

@@ -98,8 +98,6 @@ def _loss(config: RunConfig) -> Iterator[Conflict]:
             yield _idle(key, getattr(loss, key), why)
     if own and loss.scale_rewards:
         yield _idle("scale_rewards", True, own)
-    if loss.credit == "turn":
-        yield from _turn_credit(config)
 
 
 def loss_conflicts(spec: LossSpec, loss: Mapping[str, Any]) -> Iterator[Conflict]:
@@ -126,19 +124,6 @@ def _idle(key: str, value: Any, why: str) -> Conflict:
 
 def _shown(value: Any) -> str:
     return toml_value(value) if isinstance(value, str | bool) else f"{value:g}"
-
-
-def _turn_credit(config: RunConfig) -> Iterator[Conflict]:
-    """A trajectory knows its environment's id: two entries of one id cannot weigh their turns differently."""
-    first: dict[str, int] = {}
-    for index, entry in enumerate(config.orchestrator.env):
-        before = first.setdefault(entry.id, index)
-        if entry.rewards != config.orchestrator.env[before].rewards:
-            yield Conflict(
-                (f"orchestrator.env.{index}.rewards", "trainer.loss.credit"),
-                f'with credit = "turn", both environments with id = "{entry.id}" need the same rewards',
-                {"trainer.loss.credit": "trajectory"},
-            )
 
 
 def _gpus(config: RunConfig) -> Iterator[Conflict]:

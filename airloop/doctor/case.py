@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airloop.doctor.probe import Probe
     from airloop.envs.base import Environment
     from airloop.models.chat import ChatTokenizer
-    from airloop.plan import Plan, Shape
+    from airloop.plan import MemoryPlan, Shape
 
 T = TypeVar("T")
 # Tasks whose first prompt is looked at; tasks of one family differ little in length.
@@ -56,7 +56,6 @@ class Ended(BaseException):
 class Prompt:
     """A task's opening as the model will read it."""
 
-    env: str  # the environment's name in the run
     task: Task
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
@@ -143,22 +142,22 @@ class Case:
 
         async def open_all() -> None:
             began = time.monotonic()
-            for name, task in tasks:
+            for task in tasks:
                 if time.monotonic() - began > PROMPTS_S:
                     return
                 try:
-                    async with asyncio.timeout(OPENING_S), envs[name].open(task, 0) as session:
+                    async with asyncio.timeout(OPENING_S), envs[task.env].open(task, 0) as session:
                         opening = await session.begin()
                 except TimeoutError:
                     return
                 messages, tools = tuple(opening.messages), tuple(opening.tools)
                 text = tokenizer.render(list(messages), list(tools), True)
-                found.append(Prompt(name, task, messages, tools, text, len(tokenizer.encode(text))))
+                found.append(Prompt(task, messages, tools, text, len(tokenizer.encode(text))))
 
         self._need("prompts", lambda: self.wait(open_all()))
         return found
 
-    def _first_tasks(self) -> list[tuple[str, Task]]:
+    def _first_tasks(self) -> list[Task]:
         """Of the first steps, and those held out."""
         from airloop.assemble import held_out_tasks
         from airloop.rollout.schedule import TaskSchedule
@@ -167,7 +166,7 @@ class Case:
         tasks = schedule.batch(0, min(PROMPTS, len(schedule)))
         tasks += held_out_tasks(self.envs, self.config.orchestrator.eval.test_split, PROMPTS)
         seen: set[str] = set()
-        first = [t for t in tasks if not (t[1].curve in seen or seen.add(t[1].curve))]  # type: ignore[func-returns-value]
+        first = [t for t in tasks if not (t.curve in seen or seen.add(t.curve))]  # type: ignore[func-returns-value]
         return first + [t for t in tasks if t not in first]
 
     @cached_property
@@ -190,7 +189,7 @@ class Case:
         return used_by(self.config)
 
     @cached_property
-    def plan(self) -> Plan | None:
+    def plan(self) -> MemoryPlan | None:
         """For the memory that is free now on the fullest of the GPUs; None where there is no GPU to plan for."""
         from airloop.plan import plan
 

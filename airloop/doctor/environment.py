@@ -44,14 +44,18 @@ def _count(case: Case, split: str) -> int:
     return len(TaskSchedule(case.envs, split, case.config.seed))
 
 
-def _environments(case: Case) -> Iterator[Environment]:
-    """Each entry's own, also one that would refuse to open a task: it says what is wrong. What cannot be loaded at all
-    is told by whoever needs all of them."""
+def _environments(case: Case) -> list[Environment]:
+    """Those of the run; where one of them refuses what the config asks of it, each by itself: it says what is wrong
+    with its tasks. What cannot be loaded at all is told by whoever needs all of them."""
     from airloop.envs.base import load_environment
 
+    with contextlib.suppress(AirError):
+        return list(case.envs.values())
+    found = []
     for entry in case.config.orchestrator.env:
         with contextlib.suppress(AirError):
-            yield load_environment(entry.id, entry.args)
+            found.append(load_environment(entry.id, entry.args))
+    return found
 
 
 def _finding(trouble: Trouble) -> Finding:

@@ -207,7 +207,7 @@ class _Sampling:
     async def _set_deadline(self) -> None:
         """By the speed of first replies: enough for some of them, never more than a run would give."""
         config = self.parts.config
-        at_once = min(self.width * self.members, self.settings.max_concurrent * self.parts.world.size)
+        at_once = min(self.width * self.members, self.settings.max_concurrent * self.parts.ranks.size)
         waves = -(-self.width * self.members // at_once)
         speed = await time_replies(self.parts, self.schedule.batch(0, self.width), at_once, self._longest_s())
         reply_s = speed.reply_s(self.settings.sampling.max_tokens) if speed else 0.0
@@ -236,7 +236,7 @@ class _Sampling:
                 self.ended.append(trajectory)
                 wait.progress(f"{len(self.ended) - done} of {count}")
 
-            sampler = Sampler(parts.engine, parts.loaded.tokenizer, parts.envs, self.settings, save, None, parts.world)
+            sampler = Sampler(parts.engine, parts.loaded.tokenizer, parts.envs, self.settings, save, None, parts.ranks)
             plan = self.schedule.batch(number, self.width)
             busy = time.thread_time()
             self.groups += (await sampler.collect(number, plan, parts.policy.version)).groups
@@ -259,7 +259,7 @@ class _Sampling:
 def _settings(parts: Components, members: int, most_tokens: int | None) -> RolloutSettings:
     from airloop.assemble import rollout_settings
 
-    settings = rollout_settings(parts.config, parts.envs, parts.loaded.tokenizer.stop_ids, parts.world.size)
+    settings = rollout_settings(parts.config, parts.envs, parts.loaded.tokenizer.stop_ids, parts.ranks.size)
     sampling = settings.sampling
     return replace(
         settings,

@@ -33,7 +33,7 @@ SHOWN = 60  # characters of a text that are quoted
 @check("B4", stage="probe", title="replies hold actions that can be read")
 def valid_actions(case: Case) -> Finding:
     probe = case.probe
-    envs = {env.name: env for env in probe.parts.envs.values()}
+    envs = probe.parts.envs
     turns = [turn for t in probe.trajectories if envs[t.task.env].action_format != "text" for turn in t.turns]
     if not turns:
         if any(env.action_format != "text" for env in envs.values()):
@@ -63,7 +63,7 @@ def valid_actions(case: Case) -> Finding:
 
 def _better_parser(probe: Probe, valid: int) -> Mapping[str, Any]:
     """The parser that reads at least ten times as many replies, if there is one."""
-    envs = {env.name: env for env in probe.parts.envs.values()}
+    envs = probe.parts.envs
     tools = [turn for t in probe.trajectories if envs[t.task.env].action_format == "tools" for turn in t.turns]
     for parser in PARSERS:
         read = sum(_reads(turn.reply["content"], parser) for turn in tools)

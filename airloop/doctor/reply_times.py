@@ -16,7 +16,7 @@ from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
-    from airloop.rollout.schedule import Planned
+    from airloop.types import Task
 
 # Further tokens of each reply that are timed: enough to tell a slow step from a slow start.
 TOKENS = 4
@@ -35,13 +35,13 @@ class ReplyTimes:
         return self.opening_s + self.first_s + tokens * self.token_s
 
 
-async def time_replies(parts: Components, plan: Sequence[Planned], at_once: int, longest_s: float) -> ReplyTimes | None:
+async def time_replies(parts: Components, plan: Sequence[Task], at_once: int, longest_s: float) -> ReplyTimes | None:
     """None where a task cannot be opened or does not fit: the probe's episodes will say so."""
     try:
         async with asyncio.timeout(longest_s):
             began = time.monotonic()
             with waiting("the first tasks", "their environments", longest_s):
-                prompts = [await _prompt(parts, planned) for planned in plan]
+                prompts = [await _prompt(parts, task) for task in plan]
             opening_s = (time.monotonic() - began) / len(plan)
             if not all(prompts):
                 return None
@@ -55,12 +55,11 @@ async def time_replies(parts: Components, plan: Sequence[Planned], at_once: int,
         ) from None
 
 
-async def _prompt(parts: Components, planned: Planned) -> list[int]:
+async def _prompt(parts: Components, task: Task) -> list[int]:
     """Empty where the task does not open, or leaves no room for a reply."""
-    name, task = planned
     tokenizer = parts.loaded.tokenizer
     try:
-        async with parts.envs[name].open(task, 0) as session:
+        async with parts.envs[task.env].open(task, 0) as session:
             opening = await session.begin()
     except Exception:  # whatever it is: a first episode meets it too, and its error is told with the place
         return []

@@ -212,7 +212,7 @@ def _total(probe: Probe, trajectory: Trajectory, name: str) -> float:
 
 
 def _env(probe: Probe, trajectory: Trajectory) -> Environment:
-    return next(env for env in probe.parts.envs.values() if env.name == trajectory.task.env)
+    return probe.parts.envs[trajectory.task.env]
 
 
 @check("D19", stage="probe", title="every part of the reward is seen")
@@ -327,7 +327,7 @@ def _estimate(case: Case) -> str:
     parts, played = probe.parts, [t for t in probe.trajectories if t.turns]
     config = parts.config
     o, evaluation = config.orchestrator, config.orchestrator.eval
-    ranks = max(parts.world.size, config.ranks, int(os.environ.get(RANKS, "1")))  # looked at by one, made by all
+    ranks = max(parts.ranks.size, config.ranks, int(os.environ.get(RANKS, "1")))  # looked at by one, made by all
     told = forecast(config, probe, case.wait(in_time(measure_speed(parts))), ranks)
     episodes = config.max_steps * o.batch_size
     episodes += told.evaluations * evaluation.num_examples * evaluation.rollouts_per_example

@@ -71,7 +71,9 @@ def _likely(
 ) -> list[str]:
     effects = [
         0.0 if slope is None else float(slope.float().mul_((then.to(now) - now).to(slope.device).float()).sum())
-        for slope, then, now in zip(learner.slopes(rows, off), old, learner.optimiser.weights, strict=True)
+        for slope, then, now in zip(
+            learner.slopes(rows, off), old, [w.detach() for w in learner.optimiser.weights], strict=True
+        )
     ]  # a slope is where the optimiser's masters are, which is the CPU's memory with offload
     size = max(float(_flat(off).square().sum()), 1e-24)
     explains = {name: sum(effects[i] for i in part) / size for name, part in parts.items()}

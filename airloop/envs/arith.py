@@ -71,19 +71,11 @@ class Adder:
         return Message(role="assistant", content=str(answer))
 
 
-class ArithEnv(Environment):
+class ArithEnv(Environment[ArithArgs]):
     name: ClassVar[str] = "arith"
     action_format: ClassVar[ActionFormat] = "text"
     success: ClassVar[str | None] = "correct"
-    Args: ClassVar[type[EnvArgs]] = ArithArgs
     reward_weights: Mapping[str, float] = {"correct": 1.0}
-
-    args: ArithArgs
-
-    def __init__(self, args: EnvArgs | None = None) -> None:
-        args = args or ArithArgs()
-        assert isinstance(args, ArithArgs)
-        super().__init__(args)
 
     @property
     def components(self) -> tuple[str, ...]:

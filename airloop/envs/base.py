@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -30,6 +30,14 @@ class EnvArgs(BaseModel):
     """Base of every environment's `args` table: typed, and unknown names are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+if TYPE_CHECKING:  # Python's own have defaults from 3.13 on
+    import typing_extensions
+
+    A = typing_extensions.TypeVar("A", bound=EnvArgs, default=EnvArgs)
+else:
+    A = TypeVar("A", bound=EnvArgs)
 
 
 @dataclass(frozen=True)
@@ -80,14 +88,20 @@ class Session(ABC):
         return messages
 
 
-class Environment(ABC):
+class Environment(ABC, Generic[A]):
     """Tasks, and sessions to play them in. `name`, `action_format`, `max_turns`, `tasks`, `open` and `scripted` must be
-    given; the rest has defaults."""
+    given; the rest has defaults. One that has arguments names their class:
+
+        class MyEnv(Environment[MyArgs]):
+            def tasks(self, split: str) -> list[Task]:
+                return [Task(self.name, str(i), split) for i in range(self.args.count)]
+    """
 
     name: ClassVar[str]
     action_format: ClassVar[ActionFormat]
-    # What a config may set in `args = { … }`.
+    # What a config may set in `args = { … }`: the class in the brackets, unless it is named here.
     Args: ClassVar[type[EnvArgs]] = EnvArgs
+    args: A
     # The metric, from 0 to 1, that its users want (`correct`, `improved`). It comes before the reward wherever results
     # are shown, chosen or compared: a reward can rise without it. None: only the reward is known.
     success: ClassVar[str | None] = None
@@ -107,8 +121,22 @@ class Environment(ABC):
     # How a component given per turn becomes the episode's: its "sum" over turns (the default) or its "mean".
     turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = MappingProxyType({})
 
-    def __init__(self, args: EnvArgs) -> None:
-        self.args = args
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            for named in get_args(base):  # left open in a base of several environments: Base(Environment[A])
+                if isinstance(named, type) and issubclass(named, EnvArgs) and "Args" not in cls.__dict__:
+                    cls.Args = named
+
+    def __init__(self, args: A | None = None) -> None:
+        """AirError for arguments of another environment's class. Without any, all have their defaults."""
+        given = self.Args() if args is None else args
+        if not isinstance(given, self.Args):
+            raise AirError(
+                f"{type(self).__name__} takes {self.Args.__name__}, not {type(given).__name__}.",
+                f"{type(self).__name__}({self.Args.__name__}(…))",
+            )
+        self.args = given  # type: ignore[assignment]
 
     @property
     @abstractmethod

@@ -18,7 +18,6 @@ from airloop.rewards import as_paid
 from airloop.rollout.agents import UrlAgent
 from airloop.rollout.collected import AgentFactory, Save
 from airloop.rollout.sampler import Sampler
-from airloop.rollout.schedule import Planned
 from airloop.types import Agent, Task
 
 KINDS = "model, run:DIR, run:DIR@STEP, scripted:NAME or url:http://HOST/v1"
@@ -121,7 +120,7 @@ class LoadedAgent:
     parts: Components | None = None
     spent: list[UrlAgent] = field(default_factory=list)
 
-    async def check(self, plan: list[Planned], watcher: Watcher) -> None:
+    async def check(self, plan: list[Task], watcher: Watcher) -> None:
         """Refuses before the first episode what would spoil every one of them."""
         if self.parts is not None:
             await check_prompts(self.parts, plan, watcher)

@@ -13,6 +13,7 @@ from airloop.errors import AirError
 from airloop.eval.conditions import Conditions, conditions, differences, flags_for
 from airloop.files import parse_json
 from airloop.rewards import as_paid
+from airloop.runs.env_names import names_by_id, with_run_name
 from airloop.runs.run import Run, read_trajectories
 from airloop.stats.intervals import Interval, difference, mean_interval
 from airloop.success import METRIC, NAME, in_order
@@ -118,8 +119,9 @@ def _read_evaluation(name: str, path: Path) -> Side:
             f"The evaluation {name} was stopped before its end.",
             f"finish it: repeat its command with --out {path}.",
         )
-    scored, _ = scored_rows(read_trajectories(path / "episodes"))
-    planned = frozenset((row["env"], row["task"], row["seed"]) for row in data["rows"])
+    names = names_by_id((env["id"], name) for name, env in data["mode"].get("env", {}).items())
+    scored, _ = scored_rows([with_run_name(t, names) for t in read_trajectories(path / "episodes")])
+    planned = frozenset((names.get(row["env"], row["env"]), row["task"], row["seed"]) for row in data["rows"])
     made = Conditions(data["sampling"], data["mode"])
     kept = {key: t for key, t in scored.items() if key in planned}
     return Side(name, made, planned, kept, data["split"], data["air_version"], data.get(NAME))

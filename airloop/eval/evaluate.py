@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import airloop
 from airloop import interrupts
 from airloop.assemble import held_out_tasks
 from airloop.config import Config
@@ -30,6 +29,7 @@ from airloop.runs.run import read_trajectories
 from airloop.runs.trajectory_file import to_json
 from airloop.success import NAME, in_order, name_of
 from airloop.types import Trajectory
+from airloop.version import __version__
 from airloop.watch.metrics.families import by_family, table
 from airloop.watch.metrics.rows import means, row_key
 
@@ -161,7 +161,7 @@ def _header(seat: LoadedAgent, asked: dict[str, Any], tasks: int) -> dict[str, A
         "rollouts": asked["rollouts"],
         "seed": SEED,
         **made.as_json(),
-        "air_version": airloop.__version__,
+        "air_version": __version__,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

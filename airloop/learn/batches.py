@@ -66,7 +66,7 @@ class MicroBatch:
 
 
 class PackedPlan:
-    """Implements policy.Plan for a micro-batch, and says which hidden state predicts which trained token.
+    """Implements policy.ForwardPlan for a micro-batch, and says which hidden state predicts which trained token.
 
     What the layers share is made once: on CUDA the layout for the flash kernels, elsewhere a mask per segment.
     """

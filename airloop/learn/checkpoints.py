@@ -26,7 +26,7 @@ def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
     """
     path = directory / f"step_{step}"
     state, weights = learner.state(), _joined_weights(learner)
-    if not learner.world.first:
+    if not learner.ranks.first:
         return path
     with whole_directory(path) as beside:
         _write_weights(learner, weights, beside)
@@ -38,7 +38,7 @@ def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
 def save_weights(learner: Learner, directory: Path) -> None:
     """`adapter/` for LoRA, `model/` for full fine-tuning. Every rank calls it and the first one writes."""
     weights = _joined_weights(learner)
-    if learner.world.first:
+    if learner.ranks.first:
         _write_weights(learner, weights, directory)
 
 

@@ -22,8 +22,8 @@ from airloop.learn.optimiser import NotFinite, Optimiser, assign
 from airloop.learn.parallel import Shards, idle_part, share_rows
 from airloop.learn.report import Report, Statistics, over_passes, over_steps
 from airloop.policy import Policy
+from airloop.ranks import Ranks
 from airloop.waits import WAITS
-from airloop.world import World
 
 # Of episodes that are not trained on, tokens that are looked at, as a share of all.
 LOOKED_AT = 0.2
@@ -45,18 +45,18 @@ class LearnerSettings:
 
 
 class Learner:
-    """Every rank of `world` calls `update` with the same whole batch. `shards`: where the weights are spread."""
+    """Every one of the `ranks` calls `update` with the same whole batch. `shards`: where the weights are spread."""
 
     def __init__(
-        self, policy: Policy, settings: LearnerSettings, world: World | None = None, shards: Shards | None = None
+        self, policy: Policy, settings: LearnerSettings, ranks: Ranks | None = None, shards: Shards | None = None
     ) -> None:
         self.policy = policy
         self.settings = settings
-        self.world = world or World()
+        self.ranks = ranks or Ranks()
         self.shards = shards
         self.optimiser = Optimiser(
             policy,
-            self.world,
+            self.ranks,
             shards,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -72,7 +72,7 @@ class Learner:
         """One optimiser step per pass over the batch; the policy's version goes up by one. A gradient that is not
         finite ends it: NotFinite, on every rank, and the version stays."""
         began = time.perf_counter()
-        own = list(micro_batches(share_rows(batch.rows, self.world), self.settings.token_budget))
+        own = list(micro_batches(share_rows(batch.rows, self.ranks), self.settings.token_budget))
         micro = own + self._idle(batch.rows, own)
         report, passes, steps = Report({}), list[Statistics](), list[dict[str, float]]()
         old: list[Tensor | None] = [None] * len(micro)
@@ -128,7 +128,7 @@ class Learner:
         """Over shards every forward pass takes all ranks, so all go through as many as the busiest one."""
         if self.shards is None:
             return []
-        most = max(self.world.gather_now(len(own), "the number of micro-batches"))
+        most = max(self.ranks.gather_now(len(own), "the number of micro-batches"))
         return [idle_part(rows) for _ in range(most - len(own))]
 
     @torch.no_grad()
@@ -136,7 +136,7 @@ class Learner:
         """At a sample of the episodes that are not trained on: what is said of the sampled tokens is said of all."""
         looked = Statistics()
         rows = sample_rows(batch.silent, LOOKED_AT * sum(len(row.tokens) for row in (*batch.rows, *batch.silent)))
-        own = list(micro_batches(share_rows(rows, self.world), self.settings.token_budget))
+        own = list(micro_batches(share_rows(rows, self.ranks), self.settings.token_budget))
         for i, part in enumerate(own + self._idle(rows, own)):
             plan = PackedPlan(part, self.policy.device)
             logprobs, entropy = self._forward(plan)
@@ -147,7 +147,7 @@ class Learner:
         return looked
 
     def _of_all_ranks(self, report: Report, passes: list[Statistics]) -> tuple[Report, list[Statistics]]:
-        found = self.world.gather_now((report.logprobs, report.entropies, passes), "the update's metrics")
+        found = self.ranks.gather_now((report.logprobs, report.entropies, passes), "the update's metrics")
         logprobs = {key: values for part, _, _ in found for key, values in part.items()}
         entropies = {key: values for _, part, _ in found for key, values in part.items()}
         each = zip(*(stats for _, _, stats in found), strict=True)

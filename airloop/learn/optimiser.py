@@ -20,7 +20,7 @@ from torch import Tensor
 from airloop.errors import AirError
 from airloop.learn.parallel import Shards, local_gradient
 from airloop.limits import STRETCH
-from airloop.world import World
+from airloop.ranks import Ranks
 
 if TYPE_CHECKING:
     from airloop.policy import Policy
@@ -42,7 +42,7 @@ class Optimiser:
     def __init__(
         self,
         policy: Policy,
-        world: World,
+        ranks: Ranks,
         shards: Shards | None,
         *,
         betas: tuple[float, float],
@@ -50,7 +50,7 @@ class Optimiser:
         max_norm: float,
         offload: bool,
     ) -> None:
-        self._world = world
+        self._ranks = ranks
         self._shards = shards
         self._max_norm = max_norm
         named = shards.named if shards else policy.trainable()
@@ -106,7 +106,7 @@ class Optimiser:
     def _share(self, changed: float) -> float:
         total: float = sum(w.numel() for w in self.weights)
         if self._shards:
-            counts = self._world.gather_now((changed, total), "how many weights have changed")
+            counts = self._ranks.gather_now((changed, total), "how many weights have changed")
             changed, total = (sum(column) for column in zip(*counts, strict=True))
         return changed / max(total, 1)
 
@@ -158,18 +158,18 @@ class Optimiser:
     def _whole_gradients(self) -> list[Tensor | None]:
         """Summed over ranks. (FSDP2 has summed those of shards.)"""
         taken = self.take_gradients()
-        if self._world.size == 1 or self._shards is not None:
+        if self._ranks.size == 1 or self._shards is not None:
             return taken
         # a rank that had no rows has none
         whole = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, taken, strict=True)]
-        self._world.add(whole, "the sum of the gradients")
+        self._ranks.add(whole, "the sum of the gradients")
         return [*whole]
 
     def _over_shards(self, length: float) -> float:
         """The length of a vector of which each rank has computed its shard's."""
         if self._shards is None:
             return length
-        return math.sqrt(math.fsum(x * x for x in self._world.gather_now(length, "the length of the gradient")))
+        return math.sqrt(math.fsum(x * x for x in self._ranks.gather_now(length, "the length of the gradient")))
 
     def _finer_masters(self) -> list[tuple[int, Tensor]]:
         """Masters that hold more than the weights' files will: those of bf16 weights."""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from airloop.errors import AirError
 from airloop.learn.batches import MicroBatch, Row, micro_batches
+from airloop.ranks import Ranks
 from airloop.text.prefix import common_prefix
-from airloop.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from airloop.policy import Policy
 
 
-def share_rows(rows: Sequence[Row], world: World) -> list[Row]:
+def share_rows(rows: Sequence[Row], ranks: Ranks) -> list[Row]:
     """This rank's rows of a batch that every rank knows in full.
 
     All branches of a trajectory stay together. Trajectories are put in the order that brings shared prefixes
     together and cut where the tokens to compute come out even, so each cut costs one shared prefix at most.
     """
-    if world.size == 1:
+    if ranks.size == 1:
         return list(rows)
     trajectories: dict[str, list[Row]] = {}
     for row in rows:
@@ -45,7 +45,7 @@ def share_rows(rows: Sequence[Row], world: World) -> list[Row]:
     share: list[Row] = []
     for members, cost in zip(ordered, costs, strict=True):
         # The rank in whose stretch of the total the trajectory's middle lies.
-        if int((before + cost / 2) / total * world.size) == world.rank:
+        if int((before + cost / 2) / total * ranks.size) == ranks.rank:
             share += members
         before += cost
     return share
@@ -90,13 +90,13 @@ class Shards:
     them in the type the model was loaded in.
     """
 
-    def __init__(self, policy: Policy, world: World) -> None:
+    def __init__(self, policy: Policy, ranks: Ranks) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-        self.world = world
+        self.ranks = ranks
         self.served_type = policy.dtype
-        self._mesh = init_device_mesh(policy.device.type, (world.size,))
+        self._mesh = init_device_mesh(policy.device.type, (ranks.size,))
         # Gradients are summed in fp32, whatever the model computes in.
         types = MixedPrecisionPolicy(policy.dtype, torch.float32, cast_forward_inputs=False)
         model: Any = policy.model
@@ -146,17 +146,17 @@ class Shards:
         shape, stride = parameter.shape, parameter.stride()
         spread = DTensor.from_local(on_device, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
         whole = spread.full_tensor()
-        return whole.cpu() if self.world.first else None
+        return whole.cpu() if self.ranks.first else None
 
     def cut(self, whole: Tensor) -> Tensor:
         """This rank's shard of a whole tensor: FSDP2 splits the first dimension as torch.chunk does."""
-        pieces = whole.chunk(self.world.size)
-        return (pieces[self.world.rank] if self.world.rank < len(pieces) else whole[:0]).clone()
+        pieces = whole.chunk(self.ranks.size)
+        return (pieces[self.ranks.rank] if self.ranks.rank < len(pieces) else whole[:0]).clone()
 
 
-def shard(policy: Policy, world: World) -> Shards | None:
+def shard(policy: Policy, ranks: Ranks) -> Shards | None:
     """Full fine-tuning on several ranks is sharded; adapters are small and whole on each."""
-    return Shards(policy, world) if world.size > 1 and policy.peft is None else None
+    return Shards(policy, ranks) if ranks.size > 1 and policy.peft is None else None
 
 
 def _blocks(model: Any) -> list[nn.Module]:

@@ -137,7 +137,7 @@ def reference(learner: Learner, rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 class _Causal:
-    """Implements policy.Plan for one row."""
+    """Implements policy.ForwardPlan for one row."""
 
     def __init__(self, row: Row, device: torch.device) -> None:
         self.tokens = torch.tensor(row.tokens, device=device)

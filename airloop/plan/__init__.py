@@ -13,14 +13,14 @@ from airloop.plan.memory import Memory, Sizes, read_sizes
 from airloop.plan.model_shape import find_shape, read_shape, shape_of
 from airloop.plan.shape import Shape
 
-__all__ = ["Memory", "Plan", "Shape", "find_shape", "plan", "read_shape", "shape_of"]
+__all__ = ["Memory", "MemoryPlan", "Shape", "find_shape", "plan", "read_shape", "shape_of"]
 
 
 MOMENTS = ("sampling", "log_probs", "backward", "update")
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     gpu_bytes: int
     gpus: int
     tokens: int  # of the largest micro-batch
@@ -79,7 +79,7 @@ class Plan:
         }
 
 
-def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None) -> Plan:
+def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None) -> MemoryPlan:
     """The plan of `config` for GPUs of `gpu_bytes` each. Every GPU has the same: replicas and shards are equal.
     `ranks`: how many processes there really are, by default as many as the config says."""
     sizes = read_sizes(config, shape, ranks or config.ranks)
@@ -93,7 +93,9 @@ def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None)
     keep = max(moment.total for moment in training) + kv <= available
     log_probs, backward, update = (replace(moment, key_values=kv if keep else 0) for moment in training)
     sampling = replace(sampling, key_values=kv)
-    return Plan(gpu_bytes, sizes.ranks, sizes.tokens, kv_tokens, keep, sampling, log_probs, backward, update, outside)
+    return MemoryPlan(
+        gpu_bytes, sizes.ranks, sizes.tokens, kv_tokens, keep, sampling, log_probs, backward, update, outside
+    )
 
 
 def _kv_tokens(config: Config, sizes: Sizes, room: int) -> int:

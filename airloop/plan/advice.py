@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airloop.config import Config
-from airloop.plan import Plan, plan
+from airloop.plan import MemoryPlan, plan
 from airloop.plan.shape import Shape
 
 Changes = dict[str, Any]  # dotted keys
@@ -21,7 +21,7 @@ LENGTHS = ("orchestrator.seq_len", "trainer.model.seq_len")
 @dataclass(frozen=True)
 class Advice:
     changes: Changes
-    plan: Plan  # with these changes; it may still not fit
+    plan: MemoryPlan  # with these changes; it may still not fit
 
 
 def advise(config: Config, shape: Shape, gpu_bytes: int) -> Advice:
@@ -54,7 +54,7 @@ def _search(config: Config, shape: Shape, gpu_bytes: int, remedies: Sequence[Rem
     return Advice(changes, plan(apply(config, changes) or config, shape, gpu_bytes))
 
 
-def excess(made: Plan) -> int:
+def excess(made: MemoryPlan) -> int:
     """Bytes too many, of sampling and of training: what helps the smaller of the two helps too."""
     return sum(max(0, peak - made.available) for peak in (made.sampling_peak, made.training_peak))
 

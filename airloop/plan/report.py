@@ -7,7 +7,7 @@ from typing import Any
 
 from airloop.config import Config
 from airloop.config.mistakes import correction
-from airloop.plan import MOMENTS, Memory, Plan, Shape, plan
+from airloop.plan import MOMENTS, Memory, MemoryPlan, Shape, plan
 from airloop.plan.advice import Advice, advise, advise_gpus
 from airloop.plan.memory import SLACK
 
@@ -29,14 +29,14 @@ def make_report(config: Config, shape: Shape, gpu_bytes: int) -> dict[str, Any]:
     return {**report, "text": "\n".join(lines)}
 
 
-def _head(config: Config, shape: Shape, made: Plan) -> str:
+def _head(config: Config, shape: Shape, made: MemoryPlan) -> str:
     lora = config.trainer.model.lora
     how = "all weights trained" if config.trainer.model.train == "full" else f"LoRA of rank {lora.rank}"
     gpus = f"{made.gpus} GPU{'s' if made.gpus > 1 else ''} of {gib(made.gpu_bytes)} GiB"
     return f"{config.model.name} ({_count(shape.parameters)}), {how}, on {gpus}"
 
 
-def _table(made: Plan) -> list[str]:
+def _table(made: MemoryPlan) -> list[str]:
     moments = [getattr(made, name) for name in MOMENTS]
     lines = ["GiB per GPU     " + "".join(f"{TITLES[name]:>11s}" for name in MOMENTS)]
     for field in fields(Memory):
@@ -47,7 +47,7 @@ def _table(made: Plan) -> list[str]:
     return [*lines, f"{'together':16s}" + "".join(f"{gib(moment.total):>11s}" for moment in moments)]
 
 
-def _about(config: Config, made: Plan) -> list[str]:
+def _about(config: Config, made: MemoryPlan) -> list[str]:
     stays = "kept while training" if made.keep_kv else "given back before training and taken again after"
     lines = [
         f"Keys and values: room for {made.kv_tokens:,} tokens, {stays}.",
@@ -61,14 +61,14 @@ def _about(config: Config, made: Plan) -> list[str]:
     return lines
 
 
-def _verdict(made: Plan) -> str:
+def _verdict(made: MemoryPlan) -> str:
     part, size = made.largest
     where = f"{gib(made.peak)} GiB at the peak ({TITLES[made.moment]}), {gib(made.available)} GiB available"
     largest = f"the largest part is {part.replace('key_values', 'keys and values')}, {gib(size)} GiB"
     return f"{'It fits' if made.fits else 'It does not fit'}: {where}; {largest}."
 
 
-def _advised(made: Plan, advice: Advice, more_gpus: Advice | None) -> list[str]:
+def _advised(made: MemoryPlan, advice: Advice, more_gpus: Advice | None) -> list[str]:
     lines = []
     if advice.plan.fits:
         lines.append(f"To make it fit ({gib(advice.plan.peak)} GiB), {correction(advice.changes, as_flags=False)}")
@@ -80,7 +80,7 @@ def _advised(made: Plan, advice: Advice, more_gpus: Advice | None) -> list[str]:
     return lines if advice.plan.fits or more_gpus else [*lines, _too_large(advice.plan)]
 
 
-def _too_large(made: Plan) -> str:
+def _too_large(made: MemoryPlan) -> str:
     needed = made.peak + made.outside
     return (
         f"No key makes it fit: choose a smaller model.name, or a GPU of {gib(int(needed / (1 - SLACK)))} GiB or more."

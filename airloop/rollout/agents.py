@@ -11,14 +11,13 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airloop.engine.base import ContextFull, Engine, Sampling
+from airloop.engine.base import ContextFull
 from airloop.errors import AirError, InfraError
 from airloop.rollout.actions import JSON
-from airloop.rollout.schedule import turn_seed
-from airloop.rollout.transcript import Strategy, Tokenizer, Transcript, find_replies
+from airloop.rollout.chat_session import ChatSession
+from airloop.rollout.transcript import find_replies
 from airloop.types import Branch, Message, Sampled, Times
 
 if TYPE_CHECKING:
@@ -44,55 +43,22 @@ class ModelAgent(ABC):
 
 
 class PolicyAgent(ModelAgent):
-    """The policy under training: a transcript and an engine. `order` names the episode for lock-step."""
+    """The policy under training."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        sampling: Sampling,
-        *,
-        seed: int,
-        order: str = "",
-        strategy: Strategy = "interleaved",
-    ) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._sampling = replace(sampling, stop_ids=sampling.stop_ids or tokenizer.stop_ids)
-        self._seed = seed
-        self._order = order
-        self._strategy = strategy
-        self._turn = 0
-        self._prompt_tokens = self._cached_tokens = self._sampled_tokens = self._cuts = 0
-        self.transcript: Transcript | None = None
+    def __init__(self, session: ChatSession) -> None:
+        self.session = session
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        if self.transcript is None:
-            self.transcript = Transcript(self._tokenizer, tools, self._strategy)
-        self.transcript.show(messages)
-        prompt = self.transcript.prompt()
-        sampling = replace(self._sampling, seed=turn_seed(self._seed, self._turn))
-        generation = await self._engine.generate(prompt, sampling, order=f"{self._order}-{self._turn:03d}")
-        self.sampled = Sampled(generation.token_ids, generation.logprobs, generation.stop, generation.version)
-        self.times = Times(queue=generation.queue_s, model=generation.model_s)
-        self.cut, self.thinking = generation.stop == "length", self.transcript.thinking
-        reply = self.transcript.append_sampled(self.sampled)
-        self._turn += 1
-        self._prompt_tokens += len(prompt)
-        self._cached_tokens += generation.cached_tokens
-        self._sampled_tokens += len(generation.token_ids)
-        self._cuts += self.cut
-        return reply
+        completion = await self.session.complete(messages, tools)
+        self.sampled, self.times = completion.sampled, completion.times
+        self.cut, self.thinking = completion.cut, completion.thinking
+        return completion.message
 
     def branches(self) -> tuple[Branch, ...]:
-        return self.transcript.branches() if self.transcript else ()
+        return self.session.branches()
 
     def metrics(self) -> Mapping[str, float]:
-        return {
-            "sampled_tokens": self._sampled_tokens,
-            "length_stops": self._cuts / max(self._turn, 1),
-            "cached_share": self._cached_tokens / max(self._prompt_tokens, 1),
-        }
+        return self.session.metrics()
 
 
 @functools.cache

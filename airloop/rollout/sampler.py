@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from airloop.engine.base import Engine
 from airloop.envs.base import Environment
 from airloop.errors import AirError
+from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
+from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
-from airloop.rollout.schedule import Names, Planned, TaskSchedule, episode_seed
+from airloop.rollout.schedule import Names, TaskSchedule, episode_seed
 from airloop.rollout.task_pool import TaskPool
 from airloop.rollout.transcript import Tokenizer
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
-from airloop.world import World
 
 # Between a share's last deadline and its results: scoring, saving, a busy machine.
 MARGIN_S = 300.0
@@ -43,7 +44,7 @@ class Sampler:
         settings: RolloutSettings,
         save: Save,
         schedule: TaskSchedule | None = None,
-        world: World | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -51,13 +52,13 @@ class Sampler:
         self._settings = settings
         self._save = save
         self._schedule = schedule
-        self._world = world or World()
+        self._ranks = ranks or Ranks()
         self._names = Names()
 
     async def collect(
         self,
         step: int,
-        plan: Sequence[Planned],
+        plan: Sequence[Task],
         version: int,
         finished: Mapping[Place, Trajectory] | None = None,
         refusals: int = 0,
@@ -70,27 +71,27 @@ class Sampler:
         each planned group has signal or oversampling_factor times as many have been sampled.
         """
         settings = self._settings
-        spares: list[Planned] = []
+        spares: list[Task] = []
         if settings.online_difficulty_filtering and self._schedule:
             count = int(settings.oversampling_factor * len(plan)) - len(plan)
             spares = self._schedule.spares(step, len(plan), max(count, 0))
         seeds = _seeds([*plan, *spares], settings, step, refusals)
         round = _Collection(self, settings, step, version, [*plan, *spares], finished or {}, seeds)
         replacements = iter(range(len(plan), len(plan) + len(spares)))
-        if self._world.size == 1:
+        if self._ranks.size == 1:
             round.spare = replacements  # taken as soon as a group has ended
         wanted: Sequence[int] = range(len(plan))
         while wanted:
-            await round.run(self._world.mine(wanted))
+            await round.run(self._ranks.mine(wanted))
             await self._pool(round, f"the episodes of step {step + 1}", wanted)
             # Several ranks replace together, round by round: which tasks are used must not depend on their number.
             lost = sum(index in round.dropped for index in wanted)
-            wanted = list(itertools.islice(replacements, lost)) if self._world.size > 1 else []
+            wanted = list(itertools.islice(replacements, lost)) if self._ranks.size > 1 else []
         return round.collected()
 
     async def evaluate(
         self,
-        plan: Sequence[Planned],
+        plan: Sequence[Task],
         agent: AgentFactory | None = None,
         *,
         rollouts: int = 1,
@@ -107,7 +108,7 @@ class Sampler:
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
         seeds = _seeds(plan, settings, EVALUATION)
         round = _Collection(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
-        await round.run(self._world.mine(range(len(plan))))
+        await round.run(self._ranks.mine(range(len(plan))))
         await self._pool(round, "the episodes of an evaluation", range(len(plan)))
         ended = [round.ended[place] for place in sorted(round.ended)]
         return Evaluated(
@@ -118,8 +119,8 @@ class Sampler:
 
     async def _pool(self, round: _Collection, what: str, groups: Sequence[int]) -> None:
         """Give every rank what all of them have sampled of these groups."""
-        deadline_s = round.longest_s(-(-len(groups) // self._world.size))
-        round.absorb(await self._world.gather(round.share(groups), what, deadline_s))
+        deadline_s = round.longest_s(-(-len(groups) // self._ranks.size))
+        round.absorb(await self._ranks.gather(round.share(groups), what, deadline_s))
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class _Collection:
         settings: RolloutSettings,
         step: int,
         version: int,
-        plan: Sequence[Planned],
+        plan: Sequence[Task],
         finished: Mapping[Place, Trajectory],
         seeds: Mapping[Place, int],
         *,
@@ -215,13 +216,13 @@ class _Collection:
                 self.counts["reused"] += 1
                 if old.ending == "infra_error":
                     self.spoilt.setdefault(place, []).append(old)
-                self._end(place, old)
+                self._end(place, replace(old, task=self._plan[index]))
             else:
                 self._wave.add(lambda place=place: self._episode(place))  # type: ignore[misc]
 
     def _reusable(self, old: Trajectory, place: Place) -> bool:
         same = (old.version, old.seed, old.task.id)
-        return same == (self._version, self._seeds[place], self._plan[place[0]][1].id)
+        return same == (self._version, self._seeds[place], self._plan[place[0]].id)
 
     async def _episode(self, place: Place) -> None:
         """Attempts with the same seed, each saved, until one is not spoilt by the machinery."""
@@ -239,8 +240,8 @@ class _Collection:
         self._end(place, trajectory)
 
     async def _attempt(self, place: Place) -> Trajectory:
-        name, task = self._plan[place[0]]
-        env = self._sampler._envs[name]
+        task = self._plan[place[0]]
+        env = self._sampler._envs[task.env]
         settings = self._settings
         try:
             return await run_episode(
@@ -266,7 +267,8 @@ class _Collection:
             raise ValueError("this sampler has no engine, so no policy: give evaluate() an agent")
         order = f"{place[0]:06d}-{place[1]:04d}"
         strategy = self._settings.strategy
-        return PolicyAgent(engine, tokenizer, self._settings.sampling, seed=seed, order=order, strategy=strategy)
+        sampling = self._settings.sampling
+        return PolicyAgent(ChatSession(engine, tokenizer, sampling, seed=seed, order=order, strategy=strategy))
 
     def _end(self, place: Place, trajectory: Trajectory) -> None:
         self.ended[place] = trajectory
@@ -280,8 +282,8 @@ class _Collection:
         scored = tuple(t for t in members if t.ending != "infra_error")
         too_few = len(scored) < min(2, len(members))
         if not too_few and not self._evaluating:
-            scored = self._compared(self._plan[index][0], scored)
-        group = Group(self._plan[index][1], self._version, scored)
+            scored = self._compared(self._plan[index].env, scored)
+        group = Group(self._plan[index], self._version, scored)
         filtering = self._settings.online_difficulty_filtering
         if too_few:
             self.dropped[index] = Dropped(group, "infra_error")
@@ -358,13 +360,13 @@ def with_group_rewards(
     )
 
 
-def _seeds(plan: Sequence[Planned], settings: RolloutSettings, step: int, refusals: int = 0) -> dict[Place, int]:
+def _seeds(plan: Sequence[Task], settings: RolloutSettings, step: int, refusals: int = 0) -> dict[Place, int]:
     """A task that is planned twice gets further samples, not the same ones again."""
     seen: Counter[tuple[str, str]] = Counter()
     seeds: dict[Place, int] = {}
-    for index, (env, task) in enumerate(plan):
+    for index, task in enumerate(plan):
         for sample in range(settings.rollouts_per_example):
-            number = seen[env, task.id]
-            seeds[index, sample] = episode_seed(settings.seed, step, env, task.id, number, refusals)
-            seen[env, task.id] += 1
+            number = seen[task.env, task.id]
+            seeds[index, sample] = episode_seed(settings.seed, step, task.env, task.id, number, refusals)
+            seen[task.env, task.id] += 1
     return seeds

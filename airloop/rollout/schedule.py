@@ -10,12 +10,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.types import Task
 
-Planned = tuple[str, Task]  # an environment's name in the run, and a task of it
 MAX_NAMED = 6  # families named one by one
 
 
@@ -36,11 +36,14 @@ def turn_seed(seed: int, turn: int) -> int:
 
 class TaskSchedule:
     """An endless stream: every epoch holds each task of each environment once, shuffled (E5: never sorted by
-    difficulty, whatever order an environment lists them in)."""
+    difficulty, whatever order an environment lists them in).
+
+    From here on `task.env` is the run's name of the environment: a run may have the same one twice, with other args.
+    """
 
     def __init__(self, envs: Mapping[str, Environment], split: str, seed: int) -> None:
         self._seed = seed
-        self._tasks: list[Planned] = [(name, task) for name, env in envs.items() for task in env.tasks(split)]
+        self._tasks = [replace(task, env=name) for name, env in envs.items() for task in env.tasks(split)]
         if not self._tasks:
             raise AirError(
                 f"The environments {', '.join(envs) or '(none)'} have no tasks in the split {split!r}.",
@@ -52,7 +55,7 @@ class TaskSchedule:
 
     def families(self) -> Counter[str]:
         """How many examples each family of tasks has."""
-        return Counter(task.curve for _, task in self._tasks)
+        return Counter(task.curve for task in self._tasks)
 
     def describe(self, batch_size: int, rollouts: int, steps: int) -> str:
         """What a run of this schedule will see, in a person's words."""
@@ -63,26 +66,26 @@ class TaskSchedule:
             f"{steps * a_step / examples:.1f} epochs"
         )
 
-    def batch(self, step: int, n: int) -> list[Planned]:
+    def batch(self, step: int, n: int) -> list[Task]:
         """The n tasks of a step."""
         return [self._at(position) for position in range(step * n, (step + 1) * n)]
 
-    def spares(self, step: int, n: int, count: int) -> list[Planned]:
+    def spares(self, step: int, n: int, count: int) -> list[Task]:
         """Tasks to put in place of those of batch(step, n), in an order of the step's own: the stream itself
         goes on untouched, so what was replaced in one step does not change the next."""
-        chosen = {(name, task.id) for name, task in self.batch(step, n)}
+        chosen = {(task.env, task.id) for task in self.batch(step, n)}
         order = [self._tasks[i] for i in self._shuffled(f"spares of step {step}")]
-        fresh = [planned for planned in order if (planned[0], planned[1].id) not in chosen]
+        fresh = [task for task in order if (task.env, task.id) not in chosen]
         candidates = fresh or order  # of so few tasks, any may come again
         return [candidates[i % len(candidates)] for i in range(count)]
 
-    def _at(self, position: int) -> Planned:
+    def _at(self, position: int) -> Task:
         epoch, place = divmod(position, len(self._tasks))
         return self._tasks[self._shuffled(f"epoch {epoch}")[place]]
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 - one schedule per run
     def _shuffled(self, name: str) -> list[int]:
-        keys = [stable_hash(self._seed, name, env, task.id, i) for i, (env, task) in enumerate(self._tasks)]
+        keys = [stable_hash(self._seed, name, task.env, task.id, i) for i, task in enumerate(self._tasks)]
         return sorted(range(len(keys)), key=lambda i: (keys[i], i))
 
 

@@ -45,6 +45,7 @@ from airloop.files import GrowingLines, append_line, parse_json, read_lines, rea
 from airloop.rollout.schedule import place_in_step
 from airloop.runs.damaged import is_held
 from airloop.runs.entries import add_entry, locked
+from airloop.runs.env_names import names_by_id, with_run_name
 from airloop.runs.lineage import as_noted, given_parent, label, run_before
 from airloop.runs.results import last_sign
 from airloop.runs.step_record import StepRecord
@@ -189,7 +190,7 @@ class Run:
     def finished(self, step: int) -> dict[tuple[int, int], Trajectory]:
         """Episodes of a step that are on disk, by their place in it. Those that infrastructure errors spoilt are
         left out, to be tried again, unless the step's update was made without them: it is then repeated so."""
-        found = read_trajectories(self._episodes(step))
+        found = self._read(self._episodes(step))
         lost = {place_in_step(t.id): t for t in found} if self.recorded(step) else {}
         return lost | _by_place(found)
 
@@ -219,7 +220,11 @@ class Run:
 
     def evaluated(self, name: str) -> dict[tuple[int, int], Trajectory]:
         """Scored episodes of an evaluation, by their place in it."""
-        return _by_place(read_trajectories(self.path / "evaluations" / name))
+        return _by_place(self._read(self.path / "evaluations" / name))
+
+    def _read(self, directory: Path) -> list[Trajectory]:
+        names = names_by_id((entry.id, entry.title) for entry in self.config.orchestrator.env)
+        return [with_run_name(t, names) for t in read_trajectories(directory)]
 
     def evaluation(self, name: str) -> list[Trajectory]:
         return list(self.evaluated(name).values())

@@ -53,11 +53,10 @@ class Player:
         return Message(role="assistant", content=max(a, b) if right else str(self.rng.randrange(10)))
 
 
-class MyEnv(Environment):
+class MyEnv(Environment[MyArgs]):
     name: ClassVar[str] = "my_env"
     action_format: ClassVar[ActionFormat] = "text"  # or "command", "tools"
     success: ClassVar[str | None] = "correct"  # shown before the reward
-    Args: ClassVar[type[EnvArgs]] = MyArgs
     reward_weights: Mapping[str, float] = {"correct": 1.0}
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment, check_components
+from airloop.envs.base import ActionFormat, Environment
 from airloop.errors import AirError, Lack, Trouble
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.interpreter import PACKAGES
@@ -41,13 +41,12 @@ class Running:
     places: Places
 
 
-class MlgymEnv(Environment):
+class MlgymEnv(Environment[MlgymArgs]):
     """Machine-learning research in a shell: change code, train, validate, submit; scored out of the agent's reach."""
 
     name: ClassVar[str] = "mlgym"
     action_format: ClassVar[ActionFormat] = "command"
     success: ClassVar[str | None] = "improved"
-    Args: ClassVar[type[EnvArgs]] = MlgymArgs
     # Not `tool`: where nobody has a score, it pays for looking around and costs those who try.
     penalties: ClassVar[tuple[str, ...]] = ("idle",)
     reward_weights: Mapping[str, float] = {"headroom": 1.0, "idle": 1.0}
@@ -56,25 +55,21 @@ class MlgymEnv(Environment):
     shaping: Mapping[str, float] = MappingProxyType({"tool": 0.2, "validated": 0.2, "idle": 1.0})
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle", "prober")
 
-    args: MlgymArgs
-
-    def __init__(self, args: EnvArgs | None = None) -> None:
-        args = args or MlgymArgs()
-        assert isinstance(args, MlgymArgs)
+    def __init__(self, args: MlgymArgs | None = None) -> None:
         super().__init__(args)
+        args = self.args
         self.turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = {"tool": args.tool_reward, "delta": "sum"}
         self.library = Library(args)
         self._running: Running | None = None
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        check_components(self.name, weights, rewards.COMPONENTS)
         for spec in self.library.chosen() if rewards.OF_REFERENCE & set(weights) else ():
             if spec.yardstick.reference is None:
                 raise AirError(
                     f"The reward headroom needs a reference score, and none is known for the task {spec.key!r}.",
                     f"use rewards = {{ improvement = 1.0 }}, or args.metrics.{spec.key} = {{ reference = … }}.",
                 )
-        self.reward_weights = dict(weights)
+        super().weigh(weights)
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from airloop_envs.mlgym.traj import Step, View, read_view
+from airloop_envs.mlgym.traj import RecordedStep, View, read_view
 
 OPEN = re.compile(r"^\s*open\s", re.MULTILINE)
 QUOTES = ('"""', "'''")
@@ -24,7 +24,7 @@ class OlderFiles:
     notes: tuple[str, ...] = ()  # files that were otherwise different there
 
 
-def older_files(steps: Sequence[Step], files: Mapping[str, bytes]) -> OlderFiles:
+def older_files(steps: Sequence[RecordedStep], files: Mapping[str, bytes]) -> OlderFiles:
     """What has to be changed in the starter files (name in the workspace, content) before a replay."""
     cut: dict[str, int] = {}
     notes: list[str] = []
@@ -54,7 +54,7 @@ def _name(view: View, files: Mapping[str, bytes]) -> str | None:
     return max(fitting, key=len, default=None)
 
 
-def _named_before(steps: Sequence[Step], name: str) -> bool:
+def _named_before(steps: Sequence[RecordedStep], name: str) -> bool:
     last = PurePosixPath(name).name
     return any(last in step.action.text for step in steps)
 

@@ -24,7 +24,7 @@ from airloop_envs.mlgym.older_files import older_files
 from airloop_envs.mlgym.replay_report import EXACT, Compared, Replay, ReplayedTurn, Tolerance, tolerance
 from airloop_envs.mlgym.session import MlgymSession, Places
 from airloop_envs.mlgym.spec import TaskSpec, Yardstick
-from airloop_envs.mlgym.traj import Recording, Scores, Step, read_recording, read_view
+from airloop_envs.mlgym.traj import RecordedStep, Recording, Scores, read_recording, read_view
 
 NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 STOPPED = re.compile(r"^\[stopped after ([\d.e+]+) s", re.MULTILINE)
@@ -35,7 +35,7 @@ SLOW_S = 2.0  # turns that take longer are told of while the replay goes on
 WHOLE = 1_000_000  # characters of an observation: nothing is cut, so that file views can be compared
 
 
-class Watcher(Protocol):
+class Progress(Protocol):
     def phase(self, text: str, total: int = 0) -> None: ...
 
     def advance(self, detail: str = "") -> None: ...
@@ -64,7 +64,7 @@ class WatchedSession(MlgymSession):
         return grade
 
 
-async def replay_file(path: Path, options: ReplayOptions, watcher: Watcher) -> Replay:
+async def replay_file(path: Path, options: ReplayOptions, watcher: Progress) -> Replay:
     """AirError if the file cannot be replayed here."""
     recording = read_recording(path)
     task = _task(recording, options)
@@ -165,7 +165,7 @@ def _letters(text: str) -> str:
 class Player:
     """One replay: the session, what it is compared with, and the report that grows."""
 
-    def __init__(self, recording: Recording, session: WatchedSession, allowed: Tolerance, watcher: Watcher) -> None:
+    def __init__(self, recording: Recording, session: WatchedSession, allowed: Tolerance, watcher: Progress) -> None:
         spec = session.spec
         self.recording = recording
         self.session = session
@@ -208,7 +208,7 @@ class Player:
         self.report.without_header = older.cut
         self.report.notes += older.notes
 
-    async def _turn(self, number: int, step: Step) -> None:
+    async def _turn(self, number: int, step: RecordedStep) -> None:
         began = time.perf_counter()
         before = len(self.session.graded)
         first = step.action.text.strip().split("\n")[0][:60]
@@ -228,7 +228,7 @@ class Player:
         if self.session.attempt.ending != "submitted" and (graded or step.scores is not None):
             self._compare(number, "validate", step.scores, graded[-1].scores if graded else None)
 
-    def _look(self, number: int, step: Step, seen: Observation) -> None:
+    def _look(self, number: int, step: RecordedStep, seen: Observation) -> None:
         """What went otherwise than there, for whoever looks for the cause of a difference."""
         for package in sorted({*NO_MODULE.findall(seen.text)} - {*NO_MODULE.findall(step.shown)}):
             self.report.missing_packages.setdefault(package, []).append(number)

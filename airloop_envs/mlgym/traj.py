@@ -29,7 +29,7 @@ Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """One action and what the agent was shown for it; `scores` if that was a valid submission's."""
 
     action: Action
@@ -44,7 +44,7 @@ class Recording:
 
     path: Path
     form: Literal["mlgym", "air"]
-    steps: tuple[Step, ...]
+    steps: tuple[RecordedStep, ...]
     ending: str  # as it is written there
     final: Scores | float | None
     final_known: bool
@@ -88,7 +88,7 @@ def _from_mlgym(path: Path, data: Mapping[str, Any]) -> Recording:
         command, shown = entry.get("action") or "", str(entry.get("observation") or "")
         if command.strip() in EXITS or NOT_RUN.match(shown):
             break
-        steps.append(Step(Action("command", command), shown, _their_scores(shown)))
+        steps.append(RecordedStep(Action("command", command), shown, _their_scores(shown)))
     while steps and not steps[-1].action.text.strip():
         steps.pop()
     info = data.get("info") if isinstance(data.get("info"), dict) else {}
@@ -109,14 +109,16 @@ def _from_mlgym(path: Path, data: Mapping[str, Any]) -> Recording:
     )
 
 
-def _with_recorded(steps: Sequence[Step], scores: Sequence[Scores], was_scored: bool) -> tuple[Step, ...]:
+def _with_recorded(
+    steps: Sequence[RecordedStep], scores: Sequence[Scores], was_scored: bool
+) -> tuple[RecordedStep, ...]:
     """Scores of validations that cannot be read in the text are those in `info`, if there are as many."""
     validations = [i for i, step in enumerate(steps) if THEIR_SCORE.search(step.shown)]
     recorded = scores[:-1] if was_scored else scores
     if len(validations) != len(recorded):
         return tuple(steps)
     known = dict(zip(validations, recorded, strict=True))
-    return tuple(Step(step.action, step.shown, step.scores or known.get(i)) for i, step in enumerate(steps))
+    return tuple(RecordedStep(step.action, step.shown, step.scores or known.get(i)) for i, step in enumerate(steps))
 
 
 def _their_scores(shown: str) -> Scores | None:
@@ -153,15 +155,15 @@ def _names(environment: Any, path: Path) -> tuple[str, ...]:
 
 
 def _from_air(path: Path, trajectory: Trajectory) -> Recording:
-    if trajectory.task.env != "mlgym":
+    if not {"task", "variant"} <= set(trajectory.task.payload):  # `env` is what a run called it
         raise AirError(
-            f"{path} is an episode of {trajectory.task.env!r}; only those of 'mlgym' can be replayed.",
+            f"{path} is an episode of {trajectory.task.env!r}; only those of mlgym can be replayed.",
             "look at it as it is: it is a readable JSON file.",
         )
     if trajectory.ending == "infra_error":
         raise AirError(f"{path} was never scored: it ended in an infrastructure error ({trajectory.error}).")
     steps = tuple(
-        Step(action, seen.text, _our_scores(seen.text))
+        RecordedStep(action, seen.text, _our_scores(seen.text))
         for turn in trajectory.turns
         for action, seen in zip(turn.actions, turn.observations, strict=False)
     )

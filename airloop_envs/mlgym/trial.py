@@ -21,7 +21,7 @@ from airloop_envs.mlgym.spec import TaskSpec
 from airloop_envs.mlgym.workspace import SUBMISSION
 
 
-class Watcher(Protocol):
+class Progress(Protocol):
     def phase(self, text: str, total: int = 0) -> None: ...
 
 
@@ -53,7 +53,7 @@ class Check:
 
 
 async def check_task(
-    name: str, mlgym_root: str | None, source: Source, watcher: Watcher, count_tokens: Counter
+    name: str, mlgym_root: str | None, source: Source, watcher: Progress, count_tokens: Counter
 ) -> Check:
     """Opens the task, runs its baseline and validates it. What does not work is in `problems`; AirError only if
     there is no such task."""
@@ -85,7 +85,7 @@ async def check_task(
 class Trial:
     """The task's own session, worked in as an agent would."""
 
-    def __init__(self, check: Check, env: MlgymEnv, watcher: Watcher, count_tokens: Counter) -> None:
+    def __init__(self, check: Check, env: MlgymEnv, watcher: Progress, count_tokens: Counter) -> None:
         self.check = check
         self.env = env
         self.watcher = watcher

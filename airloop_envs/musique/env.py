@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.base import ActionFormat, Environment
 from airloop.types import Agent, Task
 from airloop_envs.musique.args import MusiqueArgs
 from airloop_envs.musique.library import GENERATED_COUNTS, Library
@@ -17,22 +17,18 @@ from airloop_envs.musique.scripted import scripted_agent
 from airloop_envs.musique.session import MusiqueSession
 
 
-class MusiqueEnv(Environment):
+class MusiqueEnv(Environment[MusiqueArgs]):
     """Questions whose answer takes several documents: search them, read, cite and answer, all by tool calls."""
 
     name: ClassVar[str] = "musique"
     action_format: ClassVar[ActionFormat] = "tools"
     success: ClassVar[str | None] = "f1"
     family_label: ClassVar[str] = "hops"
-    Args: ClassVar[type[EnvArgs]] = MusiqueArgs
     reward_weights: Mapping[str, float] = BALANCED
 
-    args: MusiqueArgs
-
-    def __init__(self, args: EnvArgs | None = None) -> None:
-        args = args or MusiqueArgs()
-        assert isinstance(args, MusiqueArgs)
+    def __init__(self, args: MusiqueArgs | None = None) -> None:
         super().__init__(args)
+        args = self.args
         self.library = Library(args.datasets, args.test_datasets, args.held_out_share, args.seed)
         self._arranged = Recent(lambda question: arrange(question, args.noise_rate, args.seed))
         if args.retriever in ("semantic", "hybrid"):

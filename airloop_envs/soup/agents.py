@@ -11,7 +11,7 @@ from typing import Any
 from airloop.errors import AirError
 from airloop.types import Agent, Message
 from airloop_envs.soup.grading import REASONS
-from airloop_envs.soup.spec import SoupTask, Step
+from airloop_envs.soup.spec import SolutionStep, SoupTask
 from airloop_envs.soup.tools import STOPPED
 
 NAMES = ("oracle", "weak", "demo", "noop", "guesser", "motions", "cheat")
@@ -64,7 +64,7 @@ class Script:
 class Oracle:
     """Follows a recipe through the tools: where to go and what to answer it reads from what its code printed."""
 
-    def __init__(self, recipe: Sequence[Step]) -> None:
+    def __init__(self, recipe: Sequence[SolutionStep]) -> None:
         self.recipe = recipe
         self.seen: list[Any] = []
         self.step = 0
@@ -96,7 +96,7 @@ class Demonstrator:
     """An oracle with habits: it may look at the page first, stumble over an error, or answer with something near.
     What it gets wrong, RL can find out."""
 
-    def __init__(self, recipe: Sequence[Step], rng: random.Random, accuracy: float) -> None:
+    def __init__(self, recipe: Sequence[SolutionStep], rng: random.Random, accuracy: float) -> None:
         self.oracle = Oracle(recipe)
         self.right = rng.random() < accuracy
         self.first = rng.choice(FIRST_LOOKS) if rng.random() < 0.2 else ""

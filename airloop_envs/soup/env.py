@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment
+from airloop.envs.base import ActionFormat, Environment
 from airloop.errors import AirError, Lack
 from airloop.sandbox.needs import looking, missing_modules, module_lack, sandbox_lacks
 from airloop.types import Agent, Task
@@ -32,24 +32,19 @@ class Running:
     rooms: SandboxPool
 
 
-class SoupEnv(Environment):
+class SoupEnv(Environment[SoupArgs]):
     """Data from web pages: write Python with BeautifulSoup, run it on a page you cannot see, answer in JSON."""
 
     name: ClassVar[str] = "soup"
     action_format: ClassVar[ActionFormat] = "tools"
     success: ClassVar[str | None] = "passed"
     family_label: ClassVar[str] = "level"
-    Args: ClassVar[type[EnvArgs]] = SoupArgs
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "guesser", "motions", "cheat")
     penalties: ClassVar[tuple[str, ...]] = ("safety", "efficiency", "library")
     # What the answer's worth is reduced by, and what a wrong episode is lifted to: nothing without the answer.
     shaping: Mapping[str, float] = MappingProxyType({"safety": 1.0, "efficiency": 1.0, "library": 1.0, "process": 1.0})
 
-    args: SoupArgs
-
-    def __init__(self, args: EnvArgs | None = None) -> None:
-        args = args or SoupArgs()
-        assert isinstance(args, SoupArgs)
+    def __init__(self, args: SoupArgs | None = None) -> None:
         super().__init__(args)
         self.reward_weights: Mapping[str, float] = dict.fromkeys(self._components(), 1.0)
         self.kinds = self._chosen_kinds()

@@ -15,7 +15,7 @@ from airloop_envs.soup import kinds as _package
 from airloop_envs.soup.answers import in_words
 from airloop_envs.soup.pages import Frame, frame
 from airloop_envs.soup.rng import Rng
-from airloop_envs.soup.spec import START, SoupTask, Step
+from airloop_envs.soup.spec import START, SolutionStep, SoupTask
 from airloop_envs.soup.task_kind import KINDS, TaskDraft
 
 for _module in sorted(module.name for module in pkgutil.iter_modules(_package.__path__)):
@@ -62,7 +62,7 @@ def generate(kind: str, seed: int) -> SoupTask:
         constraints=draft.constraints,
         pages=_pages(draft, look),
         answer=draft.answer,
-        recipe=(Step(None, draft.code),) if isinstance(draft.code, str) else draft.code,
+        recipe=(SolutionStep(None, draft.code),) if isinstance(draft.code, str) else draft.code,
         limit=draft.limit,
         forbidden=draft.forbidden,
         unordered=draft.unordered,

@@ -17,7 +17,7 @@ LEVELS = ("primer", "easy", "medium", "hard", "expert")
 
 START = "/"  # the href of the page a task begins on
 
-# In Step.navigate: go to the "href" of the JSON object that the step before printed.
+# In SolutionStep.navigate: go to the "href" of the JSON object that the step before printed.
 FOLLOW = "{href}"
 
 
@@ -34,7 +34,7 @@ MIN_EVIDENCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SolutionStep:
     """One call of the tool by the oracle: open `navigate` first (None: stay), then run `code`.
 
     `code` prints one line of JSON. The last step prints the answer, or {"limit": {"reason": …, "evidence": …}}.
@@ -65,7 +65,7 @@ class SoupTask:
     constraints: str
     pages: Mapping[str, str]  # href to HTML; START is there, other pages are reached by `navigate`
     answer: Any  # None where `limit` is set
-    recipe: tuple[Step, ...]
+    recipe: tuple[SolutionStep, ...]
     limit: Limit | None = None
     forbidden: tuple[str, ...] = ()  # values that no answer may hold: credentials, hidden tokens, honeypots
     unordered: bool = False  # the answer is a list whose order does not count

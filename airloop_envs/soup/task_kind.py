@@ -9,7 +9,7 @@ from typing import Any
 
 from airloop_envs.soup.answers import Schema
 from airloop_envs.soup.rng import Rng
-from airloop_envs.soup.spec import FOLLOW, Limit, Step
+from airloop_envs.soup.spec import FOLLOW, Limit, SolutionStep
 
 EXACT = "Give text exactly as the page has it, without white space around it."
 
@@ -23,7 +23,7 @@ class TaskDraft:
     schema: Schema
     main: str
     answer: Any
-    code: str | tuple[Step, ...]
+    code: str | tuple[SolutionStep, ...]
     constraints: str = EXACT
     more: Mapping[str, str] = field(default_factory=dict)
     head: str = ""  # for <head>: styles, JSON-LD
@@ -85,6 +85,6 @@ def recipe(result: str, *lines: str, parser: str = "") -> str:
     return "\n".join(["import json", soup, *lines, f"print(json.dumps({result}, ensure_ascii=False))"])
 
 
-def follow(result: str, *lines: str) -> Step:
+def follow(result: str, *lines: str) -> SolutionStep:
     """A step on the page whose href the step before printed."""
-    return Step(FOLLOW, recipe(result, *lines))
+    return SolutionStep(FOLLOW, recipe(result, *lines))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import support.triton_interpreter  # noqa: F401
 import torch
-import triton_interpreter  # noqa: F401
 
 from airloop.engine.embedded import ops
 

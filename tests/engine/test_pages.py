@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from airloop.engine.base import Sampling
 from airloop.engine.embedded.pages import KeyValues, Node, PageTree
-from airloop.engine.embedded.scheduler import Request, Scheduler, Step
+from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
 
 PAGES, SIZE = 12, 4
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=18)  # few symbols: prefixes collide often
@@ -28,7 +28,7 @@ class Device:
         self.caps: dict[int, int] = {}
         self.tables: dict[tuple[int, int], int] = {}
 
-    def run(self, step: Step, draw: Callable[[], int]) -> list[list[int]]:
+    def run(self, step: EngineStep, draw: Callable[[], int]) -> list[list[int]]:
         for r in step.seated:
             self.histories[r.seat] = r.tokens[: r.prompt_length]
             self.caps[r.seat] = r.prompt_length + r.limit - 1
@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
         kv = KeyValues(1, PAGES, SIZE, 1, 1, torch.float64, torch.device("cpu"))
         self.scheduler = Scheduler(tree, kv, max_batch=4, step_tokens=7)
         self.device = Device(kv)
-        self.under_way: list[tuple[Step, list[list[int]]]] = []
+        self.under_way: list[tuple[EngineStep, list[list[int]]]] = []
 
     def teardown(self) -> None:
         self.loop.close()

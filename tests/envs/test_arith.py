@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from airloop.envs.arith import ArithArgs, ArithEnv
-from airloop.envs.base import load_environment
+from airloop.envs.base import A, EnvArgs, Environment, load_environment
 from airloop.errors import AirError
 from airloop.types import Action, Task
 
@@ -97,3 +97,31 @@ def test_it_is_registered_and_refuses_unknown_arguments() -> None:
         load_environment("arith", {"max_nmber": 3})
     with pytest.raises(AirError, match="scripted"):
         env.scripted("genius", env.tasks("train")[0], 0)
+
+
+class Wide(ArithArgs):
+    factor: int = 1
+
+
+class WideEnv(ArithEnv):
+    Args = Wide
+
+
+class OneEnv(Environment[Wide]):
+    """Has its arguments' class from the brackets."""
+
+
+class OpenEnv(Environment[A]):
+    """A base of several environments, which leaves their arguments open."""
+
+
+class ClosedEnv(OpenEnv[Wide]):
+    pass
+
+
+def test_an_environment_has_the_arguments_of_its_class_and_takes_no_others() -> None:
+    assert (ArithEnv.Args, WideEnv.Args, OneEnv.Args, Environment.Args) == (ArithArgs, Wide, Wide, EnvArgs)
+    assert (OpenEnv.Args, ClosedEnv.Args) == (EnvArgs, Wide)
+    assert ArithEnv().args == ArithArgs() and WideEnv(Wide(factor=2)).args.factor == 2  # type: ignore[attr-defined]
+    with pytest.raises(AirError, match="ArithEnv takes ArithArgs, not EnvArgs"):
+        ArithEnv(EnvArgs())  # type: ignore[arg-type]

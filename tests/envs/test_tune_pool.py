@@ -123,7 +123,7 @@ def test_workers_are_forked_from_one_process_that_has_imported_all_and_may_be_ki
         fits = FitPool(2, use_cache=False)
         await asyncio.gather(*(fits.fit("quakes", seed, TREE, digest("quakes")) for seed in range(8)))
         parents = {parent_of(worker.pid) for worker in fits.workers if worker}
-        assert len(parents) == 1 and os.getpid() not in parents
+        assert len(parents) == 1 and os.getpid() not in parents, pool.SERVER.cannot
         before = [worker.pid for worker in fits.workers if worker]
         os.kill(parents.pop(), signal.SIGKILL)
         os.kill(before[0], signal.SIGKILL)
@@ -137,7 +137,7 @@ def test_workers_are_forked_from_one_process_that_has_imported_all_and_may_be_ki
 
 
 def test_where_nothing_can_be_forked_workers_are_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool.SERVER, "_cannot", True)
+    monkeypatch.setattr(pool.SERVER, "cannot", "it has 2 threads")
 
     async def main() -> None:
         fits = FitPool(1, use_cache=False)
@@ -154,7 +154,7 @@ def test_workers_that_keep_dying_are_an_infra_error_with_their_last_words(
     async def main() -> None:
         broken = "import sys; sys.stderr.write('out of memory, it seems'); sys.exit(3)"
         monkeypatch.setattr(pool, "COMMAND", [sys.executable, "-c", broken])
-        monkeypatch.setattr(pool.SERVER, "_cannot", True)  # as where nothing can be forked
+        monkeypatch.setattr(pool.SERVER, "cannot", "it has 2 threads")  # as where nothing can be forked
         fits = FitPool(1)
         with pytest.raises(InfraError, match=r"(?s)died.*out of memory, it seems"):
             await fits.fit("quakes", 0, TREE, digest("quakes"))

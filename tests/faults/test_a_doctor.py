@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from examined import TINY, findings, results, silent, trouble
+from support.examined import TINY, findings, results, silent, trouble
 
 from airloop.config import load_config
 from airloop.doctor.report import fix_text

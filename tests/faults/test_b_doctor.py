@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from examined import TINY, results, silent, trouble
+from support.examined import TINY, results, silent, trouble
 
 from airloop.models.tiny import save_tiny
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
+from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
 from airloop.assemble import rollout_settings
 from airloop.doctor.case import Case
@@ -34,7 +34,7 @@ def probe_by(case: Case, agent: AgentFactory | None = None) -> None:
     played = case.wait(
         sampler.evaluate(plan, agent or (lambda env, task, seed: env.scripted("demo", task, seed)), rollouts=4)
     )
-    groups = [Group(task, 0, tuple(t for t in played.trajectories if t.task == task)) for _, task in plan]
+    groups = [Group(task, 0, tuple(t for t in played.trajectories if t.task == task)) for task in plan]
     case.__dict__["probe"] = Probe(parts, tuple(groups), (), 1.0, 8, 600.0)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from probe_cases import TUNE, case_of
+from support.probe_cases import TUNE, case_of
 
 from airloop.doctor.case import Case
 from airloop.learn.advantages import trajectory_rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examined import TINY, silent, trouble
+from support.examined import TINY, silent, trouble
 
 from airloop.doctor.report import fix_text
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from examined import TINY, findings, silent, trouble
+from support.examined import TINY, findings, silent, trouble
+from support.fixture_checkout import write_checkout
 
 from airloop_envs.mlgym.fields import cannot_run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
-from fixture_checkout import write_checkout
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 

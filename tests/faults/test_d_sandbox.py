@@ -49,7 +49,7 @@ def test_D7_an_episode_whose_sandbox_never_works_is_dropped_and_nothing_else_is_
         [w for key, value in {**FLAGS, "output_dir": str(tmp_path)}.items() for w in (f"--{key}", value)]
     )
     env = ArithEnv(ArithArgs(max_number=3, split_by="none"))
-    _, broken = TaskSchedule({"arith": env}, "train", config.seed).batch(0, 2)[0]
+    broken = TaskSchedule({"arith": env}, "train", config.seed).batch(0, 2)[0]
     spoilt = episode_seed(config.seed, 0, "arith", broken.id, 3)
     healthy = ArithEnv.open
 

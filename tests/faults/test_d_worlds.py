@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
-from examined import TINY, findings, silent, trouble
-from probe_cases import ARITH, ask, case_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
-from fixture_checkout import write_checkout
-from playing import DEFECT, play, with_env
+from support.examined import TINY, findings, silent, trouble
+from support.fixture_checkout import write_checkout
+from support.playing import DEFECT, play, with_env
+from support.probe_cases import ARITH, ask, case_of
 
 from airloop.envs.arith import ArithSession
 from airloop.eval.audit import audit

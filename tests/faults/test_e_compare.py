@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny_run, write_config
+from support.tiny_runs import tiny_run, write_config
 
 from airloop.errors import AirError
 from airloop.eval.compare import compare_named

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "musique"))
-from musique_world import call, make, play, scripted
+from support.musique_world import call, make, play, scripted
 
 from airloop.rollout.episode import EpisodeDefect
 from airloop.watch.metrics.families import by_family

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
-from talk_env import Talk, talking
-from watched_runs import run_watched
+from support.talk_env import Talk, talking
+from support.watched_runs import run_watched
 
 from airloop.rollout.episode import EpisodeDefect
 from airloop.runs.run import read_trajectories

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from examined import TINY, silent, trouble
 from hypothesis import given
 from hypothesis import strategies as st
-from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
+from support.examined import TINY, silent, trouble
+from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
 from airloop.config import load_config
 from airloop.doctor.case import NotJudged

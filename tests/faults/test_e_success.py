@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
-from watched_runs import Witness, run_watched
+from support.watched_runs import Witness, run_watched
 
 from airloop.assemble import Components
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from examined import TINY, silent, trouble
-from probe_cases import TUNE, case_of
+from support.examined import TINY, silent, trouble
+from support.probe_cases import TUNE, case_of
 
 from airloop.config import load_config
 from airloop.doctor.case import Case

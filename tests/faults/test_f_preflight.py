@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_cases import ARITH, chance, graded
+from support.probe_cases import ARITH, chance, graded
 
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.models.head import logits_head

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from probe_cases import ARITH, ask, case_of
+from support.probe_cases import ARITH, ask, case_of
 
 from airloop.doctor import arrival
 from airloop.doctor.arrival import ENOUGH, TOO_MUCH, _add_noise, perturb
@@ -22,10 +22,10 @@ from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
 from airloop.learn.report import Report
 from airloop.learn.rounding import Distances, distances, exact, reference, wide
+from airloop.ranks import Ranks
 from airloop.watch.alarms.gap import judge_gap
 from airloop.watch.alarms.learner_rules import engine_serves_another_policy
 from airloop.watch.alarms.rules import Sign
-from airloop.world import World
 from airloop_lab.faults import frozen_copy
 
 # The settings that the false alarm was seen with, and the largest that anybody uses.
@@ -338,7 +338,7 @@ def test_F8_a_proof_leaves_the_learner_as_it_was() -> None:
     assert arrival.TRIES <= 8  # forward passes of a few hundred tokens
 
 
-class Two(World):
+class Two(Ranks):
     """This rank, and another one that found something else."""
 
     def __init__(self, other: Distances | None) -> None:
@@ -356,7 +356,7 @@ def test_F2_a_rank_that_is_well_does_not_speak_for_one_that_is_not(other: Any, f
         one = Distances(0.02, 0.02, 0.02, 9)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("airloop.learn.rounding.distances", lambda *_: one)
-            patch.setattr(case.parts, "world", Two(one if other == "same" else other))
+            patch.setattr(case.parts, "ranks", Two(one if other == "same" else other))
             metrics = {"logprob_gap_mean": 0.13}
             facts = case.wait(judge_gap(case.parts, rows, Report(metrics)))
     assert (engine_serves_another_policy({"learner": metrics, **facts}, []) is not None) is found

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
+from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
 from airloop.assemble import Components, assemble
 from airloop.config import load_config

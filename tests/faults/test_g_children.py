@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
-from talk_env import Talk, talking
-from watched_runs import run_watched
+from support.talk_env import Talk, talking
+from support.watched_runs import run_watched
 
 from airloop import waits
 from airloop.config import load_config
@@ -62,7 +60,7 @@ def main_log(tmp_path: Path) -> Iterator[Path]:
 
 def test_G1_a_hung_child_is_named_with_the_last_lines_of_its_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "COMMAND", [sys.executable, "-c", HANGS])
-    monkeypatch.setattr(fitting.SERVER, "_cannot", True)  # as where nothing can be forked
+    monkeypatch.setattr(fitting.SERVER, "cannot", "nothing can be forked here")
     told: list[Stall] = []
     worker = fitting.Worker()
     worker.reply(30)
@@ -100,7 +98,7 @@ def test_G1_the_last_words_of_a_worker_that_died_are_in_the_main_log(
     """Though the fit is done again and the run goes on."""
     code = DIES_ONCE.format(mark=str(tmp_path / "died"))
     monkeypatch.setattr(fitting, "COMMAND", [sys.executable, "-c", code])
-    monkeypatch.setattr(fitting.SERVER, "_cannot", True)  # as where nothing can be forked
+    monkeypatch.setattr(fitting.SERVER, "cannot", "nothing can be forked here")
     scores, restarts = fit_once()
     assert set(scores) == {"cv", "valid", "test"} and restarts == 1
     said = main_log.read_text()

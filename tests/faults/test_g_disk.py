@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from examined import TINY, findings, silent, trouble
-from tiny_runs import tiny_run, write_config
+from support.examined import TINY, findings, silent, trouble
+from support.tiny_runs import tiny_run, write_config
 
 from airloop.config import Config, load_config
 from airloop.doctor.case import Case

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop import export as exporting
 from airloop.errors import AirError

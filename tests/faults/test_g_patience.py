@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_cases import ARITH, ask, case_of, chance, graded
 from rich.console import Console
 from support.busy import busy_processes
-from tiny_runs import write_config
+from support.probe_cases import ARITH, ask, case_of, chance, graded
+from support.tiny_runs import write_config
 
-from airloop import waits, world
+from airloop import ranks, waits
 from airloop.config import load_config
 from airloop.doctor import preflight, probe
 from airloop.doctor.case import Case, NotJudged
@@ -238,8 +238,8 @@ def test_G10_what_this_process_computes_is_told_from_waiting() -> None:
 def test_G10_a_rank_that_goes_on_is_seen_by_the_others_and_one_that_hangs_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world, "PULSE_S", 0.02)
-    pulses = world.Pulses(tmp_path, 1)
+    monkeypatch.setattr(ranks, "PULSE_S", 0.02)
+    pulses = ranks.Pulses(tmp_path, 1)
     try:
         assert pulses.last(0) == 0.0
         began = time.time()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
-from talk_env import Talk, talking
-from watched_runs import run_watched
+from support.talk_env import Talk, talking
+from support.watched_runs import run_watched
 
 from airloop.assemble import Components
 from airloop.errors import AirError

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 from safetensors.torch import load_file
 from support import warm_process
-from talk_env import Talk, TalkSession, talking
-from watched_runs import run_watched
+from support.talk_env import Talk, TalkSession, talking
+from support.watched_runs import run_watched
 
 from airloop.assemble import Components
 from airloop.config import Config, load_config

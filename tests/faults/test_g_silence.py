@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_cases import chance, graded
 from rich.console import Console
-from tiny_runs import WARMSTART, write_config
+from support.probe_cases import chance, graded
+from support.tiny_runs import WARMSTART, write_config
 
 from airloop.config import load_config
 from airloop.engine.embedded.engine import EmbeddedEngine
@@ -105,17 +105,19 @@ def test_G11_the_first_line_comes_before_the_libraries(command: str, tmp_path: P
     """Within 3 s of this process's own work: what other processes of a busy machine take of the time is not its doing.
     (The wall clock once said 4.4 s for half a second of work.)"""
     program = [sys.executable, "-m", "airloop.cli", command, "@", str(write_config(tmp_path))]
+    began = time.monotonic()
     process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         first = process.stderr.readline()
+        took = time.monotonic() - began
         times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     finally:
         process.kill()
         process.wait()
     assert first.startswith(f"air {command}")
     worked = (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")  # user and system
-    assert worked < 3.0
+    assert worked < 3.0 and took < 30.0  # nor does it wait for anything
 
 
 def test_G11_a_phase_forecasts_by_its_pace_and_by_the_last_of_its_kind() -> None:

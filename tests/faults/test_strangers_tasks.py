@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "envs" / "mlgym"))
-from fixture_checkout import write_checkout
+from support.fixture_checkout import write_checkout
 
 from airloop.errors import AirError
 from airloop.sandbox.base import Result

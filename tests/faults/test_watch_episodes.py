@@ -4,17 +4,14 @@ says nothing. (Silence on longer, recorded runs: tests/watch/test_alarms.py.)"""
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
-from talk_env import Talk, talking
-from watched_runs import Witness, run_watched
+from support.talk_env import Talk, talking
+from support.watched_runs import Witness, run_watched
 
 from airloop.assemble import Components
 from airloop.loop import best_step

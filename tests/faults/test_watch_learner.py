@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
-from talk_env import Talk, talking
-from watched_runs import Witness, run_watched
+from support.talk_env import Talk, talking
+from support.watched_runs import Witness, run_watched
 
 from airloop.assemble import Components
 from airloop.engine.base import EngineFailed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop.envs.base import load_environment
 from airloop.errors import AirError

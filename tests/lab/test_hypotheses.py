@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_cases import ARITH, case_of
+from support.probe_cases import ARITH, case_of
+from support.tiny_runs import write_config
 from support.warm_process import Process
-from tiny_runs import write_config
 
 from airloop import training as train
 from airloop.config import load_config
@@ -23,7 +23,7 @@ from airloop.engine.embedded import EmbeddedEngine
 from airloop.errors import AirError
 from airloop.learn.batches import PackedPlan
 from airloop.runs.run import Run
-from airloop.shipped import HYPOTHESES, shipped
+from airloop.shipped import shipped
 from airloop.stats.looks import Looks
 from airloop.text.sparkline import sparkline
 from airloop.training import refuse_faulty, start
@@ -32,7 +32,7 @@ from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.display import Display
 from airloop_lab.commands import _seeds
 from airloop_lab.faults import FAULTS, fault_on
-from airloop_lab.hypotheses import read_hypothesis
+from airloop_lab.hypotheses import HYPOTHESES, read_hypothesis
 from airloop_lab.hypothesis_checks import check_alike, check_steps
 from airloop_lab.hypothesis_file import flat
 from airloop_lab.hypothesis_report import make_report, note_look

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop.config import load_config
 from airloop.errors import AirError

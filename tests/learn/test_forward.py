@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,8 @@ def test_only_a_plain_frozen_head_is_taken() -> None:
     assert frozen_head(head, model) is None
 
 
-def test_a_plan_of_16k_tokens_is_made_in_milliseconds() -> None:
+def test_a_plan_of_16k_tokens_costs_a_few_looks_at_each() -> None:
+    """Some 20 ms where Python is fast. The model waits for it at every micro-batch."""
     rng = random.Random(0)
     prompts = [[rng.randrange(256) for _ in range(1_000)] for _ in range(2)]
     made = []
@@ -303,9 +305,17 @@ def test_a_plan_of_16k_tokens_is_made_in_milliseconds() -> None:
         made.append(Row(str(i), tokens, (False,) * 1_000 + (True,) * 500, (0.0,) * 1_500, 1.0, 1.0))
     (part,) = micro_batches(made, 20_000)
     assert part.computed_tokens == 16_000
+    plan = PackedPlan(part, torch.device("meta"))
+    assert len(plan.sources) == 14_000
+    look = least_time(lambda: [token + 1 for row in made for token in row.tokens])
+    assert least_time(lambda: PackedPlan(part, torch.device("meta"))) < 60 * look  # 20 measured
+
+
+def least_time(work: Callable[[], object]) -> float:
+    """Of the processor, of five times: other tests run beside this one."""
     times = []
     for _ in range(5):
-        began = time.thread_time()  # of the processor: other tests run beside this one
-        plan = PackedPlan(part, torch.device("meta"))
+        began = time.thread_time()
+        work()
         times.append(time.thread_time() - began)
-    assert len(plan.sources) == 14_000 and min(times) < 0.05
+    return min(times)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from probe_cases import ARITH, ask, case_of
-from tiny_runs import WARMSTART, write_config
+from support.probe_cases import ARITH, ask, case_of
+from support.tiny_runs import WARMSTART, write_config
 
 from airloop.config import load_config, to_toml
 from airloop.errors import AirError

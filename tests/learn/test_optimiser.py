@@ -17,14 +17,14 @@ from airloop.errors import AirError
 from airloop.learn import optimiser as module
 from airloop.learn.optimiser import PIECE, Optimiser, _differing, _length, _stretches
 from airloop.policy import Policy
-from airloop.world import World
+from airloop.ranks import Ranks
 
 LR = 1e-3
 
 
 def make(policy: Policy, **changed: object) -> Optimiser:
     settings = {"betas": (0.9, 0.99), "weight_decay": 0.01, "max_norm": 0.5, "offload": False} | changed
-    return Optimiser(policy, World(), None, **settings)  # type: ignore[arg-type]
+    return Optimiser(policy, Ranks(), None, **settings)  # type: ignore[arg-type]
 
 
 def give_gradients(policy: Policy, seed: int) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
 from airloop.learn.learner import Learner, LearnerSettings
 from airloop.learn.losses import LossSettings
 from airloop.learn.parallel import shard, share_rows
-from airloop.world import RankLost, Ranks, World
+from airloop.ranks import DistributedRanks, RankLost, Ranks
 
 WAIT_S = 240.0
 # Imported once, by the process that every rank is forked from.
@@ -45,15 +45,15 @@ def _rank(rank: int, size: int, store: Path, pipe: Any, work: Callable[..., Any]
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        world = Ranks(rank, size, store, "cpu")
-        answer: tuple[bool, Any] = True, work(world, *args)
+        ranks = DistributedRanks(rank, size, store, "cpu")
+        answer: tuple[bool, Any] = True, work(ranks, *args)
     except BaseException:
         answer = False, traceback.format_exc()
     pipe.send_bytes(pickle.dumps(answer))  # by value: torch would send tensors by handles that end with this process
 
 
 def on_ranks(size: int, directory: Path, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """work(world, *args) in `size` processes; what each returned."""
+    """work(ranks, *args) in `size` processes; what each returned."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     store = directory / f"store-{time.monotonic_ns()}"
@@ -79,7 +79,7 @@ def on_ranks(size: int, directory: Path, work: Callable[..., Any], *args: Any) -
     return [answer for _, answer in found]
 
 
-class Alone(World):
+class Alone(Ranks):
     """One of three ranks that never talks."""
 
     size = 3
@@ -106,7 +106,7 @@ def test_rows_are_shared_out_whole_trajectories_at_a_time_and_evenly(shapes: lis
     assert max(computed) <= sum(computed) / 3 + longest + len(shapes)
 
 
-def make_learner(world: World, train: str, changes: dict[str, Any], kind: str = "llama") -> Learner:
+def make_learner(ranks: Ranks, train: str, changes: dict[str, Any], kind: str = "llama") -> Learner:
     policy = make_policy(kind, lora=train == "lora")
     if changes.pop("bf16", False):
         policy.model.to(torch.bfloat16)
@@ -114,7 +114,7 @@ def make_learner(world: World, train: str, changes: dict[str, Any], kind: str = 
         from airloop.assemble import checkpoint_activations
 
         checkpoint_activations(policy.model, 1)
-    return Learner(policy, LearnerSettings(**{"lr": 1e-3, "max_norm": 0.5, **changes}), world, shard(policy, world))
+    return Learner(policy, LearnerSettings(**{"lr": 1e-3, "max_norm": 0.5, **changes}), ranks, shard(policy, ranks))
 
 
 def weights_of(learner: Learner) -> dict[str, Tensor]:
@@ -122,14 +122,14 @@ def weights_of(learner: Learner) -> dict[str, Tensor]:
     return {name: p.detach().float().clone() for name, p in learner.policy.trainable()}
 
 
-def updates(world: World, train: str, changes: dict[str, Any], kind: str, steps: int = 3) -> list[Any]:
+def updates(ranks: Ranks, train: str, changes: dict[str, Any], kind: str, steps: int = 3) -> list[Any]:
     """Metrics of some updates, the log-probs in between, and the weights at the end."""
-    learner = make_learner(world, train, dict(changes), kind)
+    learner = make_learner(ranks, train, dict(changes), kind)
     found: list[Any] = []
     for step in range(steps):
         rows = group_rows(step, prompts=2)
         report = learner.update(Batch(tuple(rows), {}, len(rows)))
-        for _ in range(world.rank):  # ranks are free to sample as much as they like between updates
+        for _ in range(ranks.rank):  # ranks are free to sample as much as they like between updates
             learner.logprobs(rows[:2])
         times = {"seconds", "tokens_per_s", "micro_batches", "tokens_computed", "tokens_shared"}
         found.append({k: v for k, v in report.metrics.items() if k not in times})
@@ -148,13 +148,13 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def all_cases(world: World) -> list[Any]:
-    return [updates(world, train, changes, kind) for train, kind, changes in CASES]
+def all_cases(ranks: Ranks) -> list[Any]:
+    return [updates(ranks, train, changes, kind) for train, kind, changes in CASES]
 
 
 @pytest.fixture(scope="module")
 def alone() -> list[Any]:
-    return all_cases(World())
+    return all_cases(Ranks())
 
 
 def close(one: Any, two: Any, tolerance: float) -> None:
@@ -186,11 +186,11 @@ def test_several_ranks_learn_what_one_learns(tmp_path: Path, alone: list[Any], s
         close(ours, theirs, 1e-6 if train == "lora" else 5e-5)
 
 
-def few_rows(world: World) -> list[Any]:
+def few_rows(ranks: Ranks) -> list[Any]:
     """Fewer trajectories than ranks: some have nothing to train on, and none at all is no update."""
     found: list[Any] = []
     for train in ("lora", "full"):
-        learner = make_learner(world, train, {})
+        learner = make_learner(ranks, train, {})
         rows = group_rows(prompts=1, members=1)
         found.append(learner.update(Batch(tuple(rows), {}, 1)).metrics["grad_norm"])
         found.append(learner.update(Batch((), {}, 1)).metrics["grad_norm"])
@@ -200,14 +200,14 @@ def few_rows(world: World) -> list[Any]:
 
 @pytest.mark.slow
 def test_a_rank_without_rows_takes_part(tmp_path: Path) -> None:
-    wanted = few_rows(World())
+    wanted = few_rows(Ranks())
     assert wanted[0] > 0 and wanted[1] == 0
     for answer in on_ranks(3, tmp_path, few_rows):
         close(wanted, answer, 1e-4)
 
 
-def shard_sizes(world: World) -> tuple[int, int, int]:
-    learner = make_learner(world, "full", {})
+def shard_sizes(ranks: Ranks) -> tuple[int, int, int]:
+    learner = make_learner(ranks, "full", {})
     rows = group_rows()
     learner.update(Batch(tuple(rows), {}, len(rows)))
     state = sum(s["exp_avg"].numel() for s in learner.optimiser.adam.state.values())
@@ -226,37 +226,37 @@ def test_full_fine_tuning_keeps_masters_and_moments_in_shards(tmp_path: Path) ->
     assert all(masters < 0.6 * whole for masters, _, _ in found)
 
 
-async def sample(world: World, learner: Learner, replies: int) -> list[Any]:
+async def sample(ranks: Ranks, learner: Learner, replies: int) -> list[Any]:
     engine = EmbeddedEngine(learner.policy, context=64, max_batch=4)
-    await world.meet("the engines are there")
+    await ranks.meet("the engines are there")
     prompts = [[5 + i, 6, 7, 8] for i in range(replies)]
     done = await asyncio.gather(*(engine.generate(p, Sampling(8, seed=i)) for i, p in enumerate(prompts)))
     await engine.close()
     return [g.token_ids for g in done]
 
 
-def sample_differently(world: World, train: str) -> list[Any]:
+def sample_differently(ranks: Ranks, train: str) -> list[Any]:
     """Between updates, ranks sample different numbers of replies at their own pace."""
-    learner = make_learner(world, train, {"lr": 1e-2})
+    learner = make_learner(ranks, train, {"lr": 1e-2})
     rows = group_rows()
     for _ in range(2):
         learner.update(Batch(tuple(rows), {}, len(rows)))
-        replies = asyncio.run(sample(world, learner, 2 + 3 * world.rank))
+        replies = asyncio.run(sample(ranks, learner, 2 + 3 * ranks.rank))
     return replies
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", ["lora", "full"])
 def test_every_rank_samples_from_the_new_weights_at_its_own_pace(tmp_path: Path, train: str) -> None:
-    wanted = sample_differently(World(), train)
+    wanted = sample_differently(Ranks(), train)
     short, long = on_ranks(2, tmp_path, sample_differently, train)
     assert short == wanted == long[:2] and len(long) == 5
 
 
 def save_or_load(
-    world: World, train: str, changes: dict[str, Any], directory: Path, load: bool
+    ranks: Ranks, train: str, changes: dict[str, Any], directory: Path, load: bool
 ) -> tuple[int, dict[str, list[float]], list[str]]:
-    learner = make_learner(world, train, dict(changes))
+    learner = make_learner(ranks, train, dict(changes))
     if load:
         assert load_checkpoint(directory / "step_2", learner) == 2
     else:
@@ -281,14 +281,14 @@ def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(
     """One → two → three, two → one: the next update is the same. In bf16 the fp32 masters travel too."""
     args = (train, changes)
     one, two = tmp_path / "one", tmp_path / "two"
-    wanted = save_or_load(World(), *args, one, False)
+    wanted = save_or_load(Ranks(), *args, one, False)
     assert wanted[0] == 3
     saved = on_ranks(2, tmp_path, save_or_load, *args, two, False)
     for answer in (
         *saved,
         *on_ranks(2, tmp_path, save_or_load, *args, one, True),
         *on_ranks(3, tmp_path, save_or_load, *args, two, True),
-        save_or_load(World(), *args, two, True),
+        save_or_load(Ranks(), *args, two, True),
     ):
         close(list(wanted), list(answer), tolerance)
     files = [sorted(str(p.relative_to(d)) for p in d.rglob("*") if p.is_file()) for d in (one, two)]
@@ -300,7 +300,7 @@ def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(
 def test_an_optimiser_in_the_cpus_memory_does_the_same(bf16: bool) -> None:
     results = []
     for offload in (False, True):
-        learner = make_learner(World(), "full", {"offload": offload, "bf16": bf16, "weight_decay": 0.1})
+        learner = make_learner(Ranks(), "full", {"offload": offload, "bf16": bf16, "weight_decay": 0.1})
         for step in range(3):
             rows = group_rows(step)
             metrics = learner.update(Batch(tuple(rows), {}, len(rows))).metrics
@@ -313,37 +313,37 @@ def test_an_optimiser_in_the_cpus_memory_does_the_same(bf16: bool) -> None:
 
 
 def test_a_checkpoint_goes_on_with_and_without_offload(tmp_path: Path) -> None:
-    plain = make_learner(World(), "full", {})
+    plain = make_learner(Ranks(), "full", {})
     rows = group_rows()
     plain.update(Batch(tuple(rows), {}, len(rows)))
     save_checkpoint(tmp_path, plain, 1)
-    moved = make_learner(World(), "full", {"offload": True})
+    moved = make_learner(Ranks(), "full", {"offload": True})
     load_checkpoint(tmp_path / "step_1", moved)
     for learner in (plain, moved):
         learner.update(Batch(tuple(rows), {}, len(rows)))
     assert all(torch.equal(a, b) for a, b in zip(weights_of(plain).values(), weights_of(moved).values(), strict=True))
 
 
-def too_late(world: World) -> str:
+def too_late(ranks: Ranks) -> str:
     async def go() -> str:
-        await world.meet("everybody is here")
-        if world.rank == 1:
+        await ranks.meet("everybody is here")
+        if ranks.rank == 1:
             await asyncio.sleep(5)
             return ""
         began = time.monotonic()
         with pytest.raises(RankLost) as lost:
-            await world.meet("the test's second meeting", 0.3)
+            await ranks.meet("the test's second meeting", 0.3)
         assert time.monotonic() - began < 4
         return str(lost.value)
 
     return asyncio.run(go())
 
 
-def gone(world: World) -> str:
-    if world.rank == 1:
+def gone(ranks: Ranks) -> str:
+    if ranks.rank == 1:
         return ""  # and its process ends
     with pytest.raises(RankLost) as lost:
-        world.gather_now("x", "the test's figures")
+        ranks.gather_now("x", "the test's figures")
     return str(lost.value)
 
 
@@ -354,15 +354,15 @@ def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
     assert "for the test's figures" in on_ranks(2, tmp_path, gone)[0]
 
 
-def sums(world: World) -> tuple[list[float], list[int], list[int]]:
-    tensors = [torch.full((3,), 1.0 + world.rank), torch.full((2, 2), 0.5, dtype=torch.float64)]
-    world.add(tensors, "a test")
-    return [t.sum().item() for t in tensors], world.mine(range(7)), world.gather_now(world.rank, "a test")
+def sums(ranks: Ranks) -> tuple[list[float], list[int], list[int]]:
+    tensors = [torch.full((3,), 1.0 + ranks.rank), torch.full((2, 2), 0.5, dtype=torch.float64)]
+    ranks.add(tensors, "a test")
+    return [t.sum().item() for t in tensors], ranks.mine(range(7)), ranks.gather_now(ranks.rank, "a test")
 
 
 @pytest.mark.slow
 def test_sums_shares_and_gathers(tmp_path: Path) -> None:
-    assert sums(World()) == ([3.0, 2.0], [0, 1, 2, 3, 4, 5, 6], [0])
+    assert sums(Ranks()) == ([3.0, 2.0], [0, 1, 2, 3, 4, 5, 6], [0])
     found: Sequence[Any] = on_ranks(2, tmp_path, sums)
     assert [f[0] for f in found] == [[9.0, 4.0]] * 2 and [f[2] for f in found] == [[0, 1]] * 2
     assert [f[1] for f in found] == [[0, 2, 4, 6], [1, 3, 5]]

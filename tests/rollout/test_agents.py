@@ -17,6 +17,7 @@ from rollout_world import ScriptedEngine, ToolEnv, chat_tokenizer
 from airloop.engine.base import ContextFull, Sampling
 from airloop.errors import AirError, InfraError
 from airloop.rollout.agents import PolicyAgent, UrlAgent
+from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.episode import run_episode
 from airloop.types import Message
 
@@ -144,7 +145,7 @@ def test_the_policy_sees_a_changed_conversation_as_it_is_now() -> None:
         return "hi"
 
     engine = ScriptedEngine(chat_tokenizer(), speak)
-    agent = PolicyAgent(engine, engine.tokenizer, Sampling(50), seed=1)
+    agent = PolicyAgent(ChatSession(engine, engine.tokenizer, Sampling(50), seed=1))
 
     async def main() -> None:
         reply = await agent.reply(HELLO, ())

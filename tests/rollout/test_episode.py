@@ -13,6 +13,7 @@ from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
 from airloop.rollout import episode as episode_module
 from airloop.rollout.agents import PolicyAgent
+from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
 from airloop.types import Observation, Score, Trajectory
 
@@ -23,7 +24,7 @@ def play(env: StubEnv, agent: Any, **more: Any) -> Trajectory:
 
 
 def policy(engine: ScriptedEngine, max_tokens: int = 200) -> PolicyAgent:
-    return PolicyAgent(engine, engine.tokenizer, Sampling(max_tokens), seed=7, order="000001-0002")
+    return PolicyAgent(ChatSession(engine, engine.tokenizer, Sampling(max_tokens), seed=7, order="000001-0002"))
 
 
 async def hang(_: Any) -> None:

@@ -88,7 +88,7 @@ def test_signal_is_judged_with_them_and_lost_episodes_are_not_compared() -> None
 def test_evaluations_have_no_groups() -> None:
     env = Ranked()
     sampler = Sampler(None, None, {"e": env}, RolloutSettings(Sampling(1), 1), lambda t, _: None)
-    plan = [("e", env.tasks("train")[0])]
+    plan = TaskSchedule({"e": env}, "train", seed=0).batch(0, 1)
     done = asyncio.run(sampler.evaluate(plan, lambda *_: Says(command("submit")), rollouts=2))
     assert env.asked == [] and all("rank" not in t.rewards for t in done.trajectories)
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -248,11 +249,11 @@ def test_the_same_seed_gives_the_same_tokens() -> None:
 
 def test_evaluate_policy_and_agents_share_the_path() -> None:
     world = World(StubEnv())
-    plan = [("e", task) for task in world.env.tasks("train")]
+    plan = [replace(task, env="e") for task in world.env.tasks("train")]
 
     async def main() -> None:
         policy = await world.sampler.evaluate(plan, rollouts=2, temperature=0.0, seed=5, version=9, step=3)
-        assert [t.task.id for t in policy.trajectories] == [task.id for _, task in plan for _ in range(2)]
+        assert [t.task.id for t in policy.trajectories] == [task.id for task in plan for _ in range(2)]
         assert len({t.seed for t in policy.trajectories}) == 8 and policy.lost == ()
         again = await world.sampler.evaluate(plan, rollouts=2, temperature=0.0, seed=5, version=10, step=4)
         assert [t.seed for t in again.trajectories] == [t.seed for t in policy.trajectories]
@@ -270,7 +271,7 @@ def test_evaluate_policy_and_agents_share_the_path() -> None:
 def test_scripted_agents_need_no_engine() -> None:
     env = StubEnv()
     sampler = Sampler(None, None, {"e": env}, RolloutSettings(Sampling(1), 1), lambda t, step: None)
-    plan = [("e", env.tasks("train")[0])]
+    plan = TaskSchedule({"e": env}, "train", seed=0).batch(0, 1)
     done = asyncio.run(sampler.evaluate(plan, lambda *_: Says(command("submit"))))
     assert done.trajectories[0].ending == "done"
     with pytest.raises(ValueError, match="no engine"):

@@ -24,7 +24,7 @@ def test_seeds_are_the_same_in_every_process() -> None:
 def test_every_epoch_holds_each_task_once_in_its_own_order() -> None:  # E5
     envs = {"a": StubEnv(tasks=5), "b": StubEnv(tasks=7)}
     schedule = TaskSchedule(envs, "train", seed=3)
-    stream = [(env, task.id) for step in range(9) for env, task in schedule.batch(step, 4)]
+    stream = [(task.env, task.id) for step in range(9) for task in schedule.batch(step, 4)]
     epochs = [stream[i : i + 12] for i in range(0, 36, 12)]
     assert all(len(set(epoch)) == 12 for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
@@ -37,8 +37,8 @@ def test_every_epoch_holds_each_task_once_in_its_own_order() -> None:  # E5
 def test_spares_are_other_tasks_and_leave_the_stream_alone() -> None:
     schedule = TaskSchedule({"a": StubEnv(tasks=10)}, "train", seed=3)
     batch, spares = schedule.batch(1, 4), schedule.spares(1, 4, 9)
-    ids = Counter(task.id for _, task in spares)
-    assert len(ids) == 6 and max(ids.values()) == 2 and not ids.keys() & {task.id for _, task in batch}
+    ids = Counter(task.id for task in spares)
+    assert len(ids) == 6 and max(ids.values()) == 2 and not ids.keys() & {task.id for task in batch}
     assert spares == schedule.spares(1, 4, 9) != schedule.spares(2, 4, 9)
     assert schedule.spares(1, 4, 3) == spares[:3]
     single = TaskSchedule({"a": StubEnv(tasks=1)}, "train", seed=3)

@@ -17,6 +17,7 @@ from rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, StubSe
 from airloop.engine.base import Sampling
 from airloop.models.chat import ONLY_TEXT, ChatTokenizer
 from airloop.rollout.agents import PolicyAgent
+from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.episode import EpisodeDefect, run_episode
 from airloop.rollout.transcript import Transcript, find_replies
 from airloop.runs.trajectory_file import from_json, to_json
@@ -222,7 +223,7 @@ def test_the_policy_plays_and_is_trained_on_what_it_saw(strategy: Any) -> None:
         return command(f"look {len(prompts)}")
 
     engine = ScriptedEngine(chat_tokenizer(), speak)
-    t = play(PolicyAgent(engine, engine.tokenizer, Sampling(200), seed=7, strategy=strategy))
+    t = play(PolicyAgent(ChatSession(engine, engine.tokenizer, Sampling(200), seed=7, strategy=strategy)))
     shown = [engine.tokenizer.render(c, (), True) for c in t.conversations()]
     assert shown == prompts and NOTE in shown[2]
     assert t.sampled_tokens == sum(len(turn.sampled.token_ids) for turn in t.turns if turn.sampled)

@@ -177,8 +177,8 @@ def test_sixty_four_leases_at_once_are_apart() -> None:
 
 
 def test_nothing_is_left_after_many_short_lives() -> None:
-    before = Path("/proc/self/mounts").read_text()
     tokens: list[str] = []
+    roots: list[str] = []
 
     async def work(pool: Pool) -> None:
         for _ in range(40):
@@ -189,13 +189,14 @@ def test_nothing_is_left_after_many_short_lives() -> None:
             assert not [old for old in lived if alive(old)]
         root = pool.backend.runtime.path  # type: ignore[attr-defined]
         tokens.append(pool.backend.runtime.token)  # type: ignore[attr-defined]
+        roots.append(str(root))
         assert len(list((root / "worlds").iterdir())) <= len(pool._ready[IMAGE]) + pool._coming[IMAGE]
 
     with_pool(work)
     groups = cgroups.find()
     for parent in groups.parents():
         assert not list(parent.glob(f"air-{os.getpid()}-{tokens[0]}-*"))
-    assert Path("/proc/self/mounts").read_text() == before
+    assert roots[0] not in Path("/proc/self/mounts").read_text()  # other mounts may be a neighbour's
 
 
 def test_abandon_needs_no_event_loop() -> None:

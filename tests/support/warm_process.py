@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from airloop.forkserver import ForkServer
-from airloop.launch import PRELOADED
+from airloop.launch.local import PRELOADED
 
 WAIT_S = 300.0
 

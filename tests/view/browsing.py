@@ -20,6 +20,7 @@ needs_chromium = pytest.mark.skipif(
     not Path(CHROMIUM).exists(), reason="needs Chromium: apt-get install chromium; nothing else can draw the page"
 )
 LAPTOP = {"width": 1366, "height": 768}
+PATIENCE_S = 60  # until something is shown: Plotly alone keeps a slow core that others share busy for ten seconds
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Tab:
 
     def until(self, condition: str) -> None:
         """Waits for a JavaScript expression to hold. Playwright's own way needs eval, which our policy forbids."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + PATIENCE_S
         while not self.page.evaluate(condition):
             assert time.monotonic() < deadline, f"never true: {condition}"
             self.page.wait_for_timeout(30)
@@ -94,7 +95,7 @@ def chromium() -> Iterator[Any]:
 def tab(browser: Any, base: str, **options: Any) -> Iterator[Tab]:
     """A fresh profile with one tab. After it: no error on the console, no dialog, no request to anywhere else."""
     context = browser.new_context(viewport=LAPTOP, accept_downloads=True, **options)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(PATIENCE_S * 1000)
     seen = Seen()
     page = context.new_page()
     protocol = context.new_cdp_session(page)

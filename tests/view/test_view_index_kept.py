@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from indexed import close, everything, index_of
 from made_runs import SCRIPT, alarm, episode, mixed_runs, record, save, start_run
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop_view.entry import read_entry
 from airloop_view.episode import load, load_head

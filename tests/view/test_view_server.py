@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pytest
 from asking import ask, check_export, get, rows
 from made_runs import alarm, episode, record, save, start_run
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop_view.server import Options, Viewer, serving
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from made_runs import HOSTILE, alarm, episode, record, save, start_run
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 from airloop.errors import AirError
 from airloop.types import Action

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tiny_runs import tiny_run
+from support.tiny_runs import tiny_run
 
 RUN, CHILD = "exp1.0-arith-1115", "exp1.1-arith-1116"
 HARM = (

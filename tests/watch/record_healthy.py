@@ -1,4 +1,6 @@
-"""Makes the recorded runs in healthy/: `python tests/watch/record_healthy.py [NAME …]`, five minutes on two cores.
+"""Makes the recorded runs in healthy/, in five minutes on two cores:
+
+    PYTHONPATH=tests python tests/watch/record_healthy.py [NAME …]
 
 Ten are runs of tiny models, each with another loss, way of training or environment, that have nothing wrong with them.
 The others are copied from metrics.jsonl files of ours (`python tests/watch/record_healthy.py --copy NAME FILE`): runs
@@ -16,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from talk_env import Talk, talking
-from watched_runs import Witness, config, run_watched
+from support.talk_env import Talk, talking
+from support.watched_runs import Witness, config, run_watched
 
 from airloop.assemble import Components
 from airloop.warmstart import warmstart, with_warmstart

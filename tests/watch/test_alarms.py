@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from watched_runs import Witness, config
+from support.watched_runs import Witness, config
 
+from airloop.ranks import Ranks
 from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.watch.alarms.monitor import Alarms, Halted, rules
 from airloop.watch.alarms.rules import Rule, Sign
 from airloop.watch.sinks.sinks import BackgroundSink, Watchers
-from airloop.world import World
 
 HEALTHY = sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))
 DOCS = Path(__file__).parents[2] / "docs" / "alarms.md"
@@ -52,7 +52,7 @@ def events(steps: Sequence[bool], patience: int, known: int = 0) -> list[tuple[i
 
     async def work() -> None:
         for line in lines[known:]:
-            alarms.tell(await alarms.look(line, World()))
+            alarms.tell(await alarms.look(line, Ranks()))
 
     asyncio.run(work())
     return books.events
@@ -88,7 +88,7 @@ def test_all_watches_are_silent_on_a_healthy_run(path: Path) -> None:
 
     async def work() -> None:
         for line in lines:
-            found = await alarms.look(line, World())
+            found = await alarms.look(line, Ranks())
             assert found.worst is None
             alarms.tell(found)
 
@@ -123,11 +123,11 @@ def test_an_alarm_goes_to_the_terminal_to_the_file_and_to_every_sink(tmp_path: P
     display.run = run
     beside = BackgroundSink(sink, display.say)
     alarms = Alarms(run, Watchers(display, [beside]), [Rule("X1", "bad", "pause", 1, bad)])
-    found = asyncio.run(alarms.look({"step": 3, "bad": True}, World()))
+    found = asyncio.run(alarms.look({"step": 3, "bad": True}, Ranks()))
     assert not display.alarms and found.worst is not None and not found.refuses  # a step is shown before its alarms
     alarms.tell(found)
     halted = Halted(found.worst, run.path)
-    over = asyncio.run(alarms.look({"step": 4, "bad": False}, World()))
+    over = asyncio.run(alarms.look({"step": 4, "bad": False}, Ranks()))
     alarms.tell(over)
     assert over.worst is None
     beside.close(30)

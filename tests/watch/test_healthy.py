@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.watched_runs import Witness
 from test_alarms import Books
-from watched_runs import Witness
 
+from airloop.ranks import Ranks
 from airloop.types import Alarm
 from airloop.watch.alarms.monitor import Alarms, rules
-from airloop.world import World
 
 RUNS = {path.stem: path for path in sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))}
 Line = dict[str, Any]
@@ -35,7 +35,7 @@ def raised(lines: list[Line], name: str) -> list[Alarm]:
 
     async def work() -> None:
         for line in lines:
-            alarms.tell(await alarms.look(line, World()))
+            alarms.tell(await alarms.look(line, Ranks()))
 
     asyncio.run(work())
     return witness.alarms

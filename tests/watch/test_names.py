@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from logged_runs import logged_run
+from support.logged_runs import logged_run
 from support.packages import python_files
 
+from airloop.plugins import plugins
 from airloop.runs.run import Run
 from airloop.types import Ending
 from airloop.watch.metrics import facts
 from airloop.watch.metrics.families import SHARES
 from airloop.watch.metrics.latency import PARTS
 from airloop.watch.metrics.ledger import COLUMNS
-from airloop.watch.metrics.measured import MEASURED
+from airloop.watch.metrics.measured import measured
 from airloop.watch.metrics.names import OF_ITS_OWN, SECTIONS, all_names, describe, page
 from airloop.watch.sinks.sinks import flat_line
 
@@ -65,10 +67,10 @@ def test_every_fixed_name_occurs_in_some_run() -> None:
 
 
 def test_every_measured_name_is_one_that_the_code_gives() -> None:
-    own = {"names.py", "measured.py"}
+    own = {"names.py", "measured.py", "metric_names.py"}
     code = "\n".join(p.read_text() for p in python_files() if p.name not in own)
-    assert [name for name in MEASURED if not re.search(rf"[\"']{name}[\"']", code)] == []
-    assert set(SHARES) <= MEASURED.keys()
+    assert [name for name in measured() if not re.search(rf"[\"']{name}[\"']", code)] == []
+    assert set(SHARES) <= measured().keys()
 
 
 def test_the_ledgers_columns_and_the_parts_of_a_step_are_all_there() -> None:
@@ -113,3 +115,16 @@ def test_memory_is_what_the_kernel_says_of_it(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(facts, "PROC", tmp_path)
     monkeypatch.setattr(facts, "CGROUP", tmp_path / "none")
     assert facts.memory("cpu") == {"used": 2.0, "available": 4.0}
+
+
+def test_metrics_of_other_packages_are_described_and_a_broken_table_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = plugins("metrics")
+    broken = {name: EntryPoint(name, value, "airloop.metrics") for name, value in BROKEN.items()}
+    monkeypatch.setattr("airloop.watch.metrics.measured.plugins", lambda kind: {**known, **broken})
+    assert measured()["passed"][0] == "share" and "citation_f1" in measured()
+    assert measured()["answer"][1].startswith("musique: ") and " soup: " in measured()["answer"][1]
+
+
+BROKEN = {"absent": "no_such_module:METRICS", "odd": "airloop.watch.metrics.measured:SHARE"}

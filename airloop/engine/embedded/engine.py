@@ -15,7 +15,7 @@ from airloop.effort import Effort
 from airloop.engine.base import ContextFull, Counters, EngineFailed, Generation, Limits, Sampling
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
-from airloop.engine.embedded.scheduler import Request, Scheduler, Step
+from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
 from airloop.engine.embedded.threads import threads_to_choose_from
 from airloop.errors import AirError
 from airloop.limits import step_tokens
@@ -30,7 +30,7 @@ STEP_S = 180.0
 # In lock-step, between two requests of an episode: a tool may work for long, but this is worth a look.
 LOCKSTEP_S = 900.0
 
-Answer = tuple[Step, "np.ndarray", "np.ndarray"]
+Answer = tuple[EngineStep, "np.ndarray", "np.ndarray"]
 
 
 class EmbeddedEngine:
@@ -237,7 +237,7 @@ class EmbeddedEngine:
         alive = sum(not r.cancelled for r in [*self._scheduler.waiting, *self._scheduler.running])
         return alive >= self._tracked
 
-    def _run(self, step: Step | None, under_way: Drawn | None) -> tuple[Drawn | None, Answer | None]:
+    def _run(self, step: EngineStep | None, under_way: Drawn | None) -> tuple[Drawn | None, Answer | None]:
         """Asks for a step, then waits for the answers of the one before it (or its own, if nothing runs ahead)."""
         began = time.perf_counter()
         launched = self._launch(step) if step is not None else None
@@ -255,7 +255,7 @@ class EmbeddedEngine:
         self._answered = now if launched is not None else 0.0
         return launched, (under_way.step, tokens, logprobs)
 
-    def _launch(self, step: Step) -> Drawn:
+    def _launch(self, step: EngineStep) -> Drawn:
         if self._threads is None:
             return self._runner.launch(step)
         began = time.perf_counter()
@@ -266,7 +266,7 @@ class EmbeddedEngine:
             self._threads.took(threads, len(step.decode), (time.perf_counter() - began) / step.repeat)
         return drawn
 
-    def _postprocess(self, step: Step, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+    def _postprocess(self, step: EngineStep, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         self.counters.steps += step.repeat
         now = time.perf_counter()
         for work, drawn, sure in zip(step.draws, tokens.T.tolist(), logprobs.T.tolist(), strict=True):

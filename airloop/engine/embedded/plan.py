@@ -44,7 +44,7 @@ class PageRows:
 
 
 class StepPlan:
-    """Implements policy.Plan. Decoding sequences come first in the flat order, then the others."""
+    """Implements policy.ForwardPlan. Decoding sequences come first in the flat order, then the others."""
 
     def __init__(self, kv: KeyValues, decode: Sequence[Chunk], prefill: Sequence[Chunk], dtype: torch.dtype) -> None:
         device = kv.data.device

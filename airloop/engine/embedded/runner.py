@@ -17,7 +17,7 @@ from airloop.engine.embedded.graphs import Graphs
 from airloop.engine.embedded.pages import KeyValues
 from airloop.engine.embedded.plan import Chunk, StepPlan
 from airloop.engine.embedded.sampling import sample
-from airloop.engine.embedded.scheduler import Step, Work
+from airloop.engine.embedded.scheduler import EngineStep, Work
 from airloop.engine.embedded.seats import Seats
 from airloop.policy import Policy
 
@@ -30,7 +30,7 @@ MOST_STEPS = 8
 class Drawn:
     """What a step draws, step by step: [steps, rows], on its way from the device until `event` has come."""
 
-    step: Step
+    step: EngineStep
     tokens: Tensor
     logprobs: Tensor
     event: Any = None
@@ -48,7 +48,7 @@ class Runner(Protocol):
     @property
     def repeat(self) -> int: ...  # decoding steps in one go
 
-    def launch(self, step: Step) -> Drawn: ...
+    def launch(self, step: EngineStep) -> Drawn: ...
 
     def refresh(self) -> None: ...  # the policy's weights have changed
 
@@ -68,7 +68,7 @@ class PlainRunner:
         self.why = why
 
     @torch.no_grad()
-    def launch(self, step: Step) -> Drawn:
+    def launch(self, step: EngineStep) -> Drawn:
         decode, prefill = ([self._chunk(w) for w in works] for works in (step.decode, step.prefill))
         plan = StepPlan(self._kv, decode, prefill, self._policy.dtype)
         hidden = self._policy.hidden(plan)
@@ -127,7 +127,7 @@ class FastRunner:
         return max(1, min(MOST_STEPS, round(BURST_S / self._step_s))) if self._step_s else 1
 
     @torch.no_grad()
-    def launch(self, step: Step) -> Drawn:
+    def launch(self, step: EngineStep) -> Drawn:
         seats = self._seats
         rows = len(step.draws)
         truncated = any(w.request.sampling.truncates for w in step.draws)
@@ -151,7 +151,7 @@ class FastRunner:
         graphs = self._graphs.describe() if self._graphs else "none"
         return {"forward": "own", "graphs": graphs}
 
-    def _burst(self, step: Step, truncated: bool) -> None:
+    def _burst(self, step: EngineStep, truncated: bool) -> None:
         count = len(step.decode)
         size = self._graphs.size(count) if self._graphs else count
         wanted = [w.request.seat for w in step.decode] + [self._seats.pad_seat] * (size - count)
@@ -168,7 +168,7 @@ class FastRunner:
         plan = SeatPlan(self._kv, seats, self._forward, seats.tokens[rows], seats.positions[rows], rows, len(rows))
         self._draw(self._forward(plan), rows, truncated)
 
-    def _mixed(self, step: Step, truncated: bool) -> None:
+    def _mixed(self, step: EngineStep, truncated: bool) -> None:
         """Prompts, and one token for everyone who decodes."""
         seats = self._seats
         decoding = [w.request.seat for w in step.decode]
@@ -205,7 +205,7 @@ class FastRunner:
         )
         self._counter += 1
 
-    def _fetch(self, step: Step, steps: int, rows: int) -> Drawn:
+    def _fetch(self, step: EngineStep, steps: int, rows: int) -> Drawn:
         tokens, logprobs = (x[:steps, :rows] for x in self._out)
         if not self._cuda:
             return Drawn(step, tokens.clone(), logprobs.clone())
@@ -216,7 +216,7 @@ class FastRunner:
         event.record()
         return Drawn(step, here[0], here[1], event)
 
-    def _watch(self, step: Step) -> None:
+    def _watch(self, step: EngineStep) -> None:
         """How long a decoding step takes, from one launch to the next: the device sets the pace."""
         now = time.perf_counter()
         if not step.prefill and self._launched and now - self._launched < 1.0:

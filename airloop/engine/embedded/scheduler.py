@@ -55,7 +55,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Step:
+class EngineStep:
     """What the device does next. Decoding requests compute one token each, `repeat` times over, drawing each time."""
 
     decode: list[Work]
@@ -93,7 +93,7 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def next_step(self, repeat: int = 1) -> Step | None:
+    def next_step(self, repeat: int = 1) -> EngineStep | None:
         """The next step, with pages for all its tokens; None when everything asked for is on its way. `repeat`: how
         often to decode, if no prompt is to be computed."""
         self.drop_cancelled()
@@ -113,7 +113,7 @@ class Scheduler:
                 budget -= count
                 prefill.append(self._compute(request, count))
         repeat = 1 if prefill else repeat
-        step = Step([self._decode(r, repeat) for r in decode], prefill, repeat, self._seated, self._pages)
+        step = EngineStep([self._decode(r, repeat) for r in decode], prefill, repeat, self._seated, self._pages)
         if not decode and not prefill:
             return None
         self._seated, self._pages = [], []

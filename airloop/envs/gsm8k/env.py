@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session, check_components
+from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
 from airloop.envs.gsm8k.answers import Number, find_answer, has_form, read_number, same
 from airloop.envs.gsm8k.calculator import CalculatorError, calculate
 from airloop.envs.gsm8k.data import GENERATED, GENERATED_COUNTS, Problem, load_problems
@@ -163,28 +163,20 @@ def _score(
     return Score(rewards, {**measured, "answered": float(given is not None), **counts})
 
 
-class Gsm8kEnv(Environment):
+class Gsm8kEnv(Environment[Gsm8kArgs]):
     """Grade-school word problems, answered in one reply."""
 
     name: ClassVar[str] = "gsm8k"
     action_format: ClassVar[ActionFormat] = "text"
     success: ClassVar[str | None] = "correct"
     family_label: ClassVar[str] = "steps"
-    Args: ClassVar[type[EnvArgs]] = Gsm8kArgs
     reward_weights: Mapping[str, float] = {"correct": 1.0}
     # Form without an answer is worth nothing: a config that pays nothing else is refused.
     shaping: Mapping[str, float] = MappingProxyType({"format": 0.1})
 
-    args: Gsm8kArgs
-
-    def __init__(self, args: EnvArgs | None = None) -> None:
-        args = args or self.Args()
-        assert isinstance(args, Gsm8kArgs)
-        super().__init__(args)
-
-    def weigh(self, weights: Mapping[str, float]) -> None:
-        check_components(self.name, weights, COMPONENTS)
-        self.reward_weights = dict(weights)
+    @property
+    def components(self) -> tuple[str, ...]:
+        return COMPONENTS
 
     @property
     def max_turns(self) -> int:

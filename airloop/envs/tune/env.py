@@ -154,11 +154,10 @@ class TuneSession(Session):
         return Score({name: value for name, value in rewards.items() if name in self.names}, metrics)
 
 
-class TuneEnv(Environment):
+class TuneEnv(Environment[TuneArgs]):
     name: ClassVar[str] = "tune"
     action_format: ClassVar[ActionFormat] = "command"
     success: ClassVar[str | None] = "improved"
-    Args: ClassVar[type[EnvArgs]] = TuneArgs
     # Per-turn components: how an episode's turns become one number.
     turn_reward_mode: Mapping[str, Literal["sum", "mean"]] = {"tool": "mean"}
     # Neither a command that ran nor a price is a success: at these weights they cannot lift who trains nothing above
@@ -168,14 +167,10 @@ class TuneEnv(Environment):
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "cheat", "idle")
     reward_weights: Mapping[str, float] = {"tool": 1.0, "improvement": 1.0, "idle": 1.0}
 
-    args: TuneArgs
-
-    def __init__(self, args: EnvArgs | None = None) -> None:
-        args = args or TuneArgs()
-        assert isinstance(args, TuneArgs)
+    def __init__(self, args: TuneArgs | None = None) -> None:
         super().__init__(args)
-        self.reward_weights = {"tool": 1.0, args.reward: 1.0, "idle": 1.0}
-        for name in args.datasets or ():
+        self.reward_weights = {"tool": 1.0, self.args.reward: 1.0, "idle": 1.0}
+        for name in self.args.datasets or ():
             check_dataset(name)
         self._pool: FitPool | None = None
 

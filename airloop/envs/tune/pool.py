@@ -29,7 +29,7 @@ from airloop.effort import Patience
 from airloop.envs.tune.catalogue import PREPARATION
 from airloop.errors import AirError, InfraError
 from airloop.files import cache_directory, write_atomically
-from airloop.forkserver import SharedServer
+from airloop.forkserver import ONE_THREAD, SharedServer
 from airloop.waits import waiting
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0  # importing scikit-learn takes a second or two, on a loaded machine much longer
 ATTEMPTS = 2
 COMMAND = [sys.executable, "-c", "from airloop.envs.tune.worker import main; main()"]
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 SERVER = SharedServer(["airloop.envs.tune.worker", "airloop.envs.tune.fitting"])
 

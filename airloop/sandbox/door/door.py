@@ -39,7 +39,7 @@ PR_SET_DUMPABLE = 4
 REQUEST_S = 60  # for a request to arrive in full
 
 
-class World:
+class Entrance:
     """What is needed to enter: opened while its first process is known to live, so a number is never reused."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Server:
     def __init__(self, listener: socket.socket, alive: int) -> None:
         self.listener = listener
         self.alive = alive  # a pipe whose other end the host holds: at its end we end
-        self.worlds: dict[str, World] = {}
+        self.worlds: dict[str, Entrance] = {}
         self.children: dict[int, str] = {}  # pid -> world id
         self.selector = selectors.DefaultSelector()
         self.pid = os.getpid()
@@ -157,7 +157,7 @@ class Server:
 
     def register(self, facts: dict[str, Any]) -> None:
         self.forget(facts["id"])  # two requests at once may both have found that we do not know it
-        world = World(facts)
+        world = Entrance(facts)
         self.worlds[world.id] = world
         if world.listener:
             world.listener.setblocking(False)
@@ -171,7 +171,7 @@ class Server:
             self.selector.unregister(world.listener)
         world.close()
 
-    def from_world(self, world: World | None) -> None:
+    def from_world(self, world: Entrance | None) -> None:
         """A command `python …` inside the world wants to run."""
         if world is None or world.listener is None:
             return
@@ -188,7 +188,7 @@ class Server:
                     if os.getpid() == self.pid:
                         kept.close()
 
-    def fork(self, world: World, work: Callable[[], None]) -> None:
+    def fork(self, world: Entrance, work: Callable[[], None]) -> None:
         pid = os.fork()
         if pid:
             self.children[pid] = world.id
@@ -237,7 +237,7 @@ def answer(connection: socket.socket, header: dict[str, Any], payload: bytes = b
         connection.sendall(json.dumps(header).encode() + b"\n" + payload)
 
 
-def serve_host(world: World, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
+def serve_host(world: Entrance, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
     entered = False
     try:
         world.enter(limited=False)
@@ -257,7 +257,7 @@ def serve_host(world: World, header: dict[str, Any], rest: bytes, connection: so
     answer(connection, facts, payload)
 
 
-def serve_call(world: World, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
+def serve_call(world: Entrance, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
     """Python text that the host wants run inside, as an agent's own: in its cage, from no frame of ours."""
     world.enter(limited=True)
     door_call.streams(connection, receive(connection, rest, header["bytes"]))
@@ -285,7 +285,7 @@ def receive(connection: socket.socket, data: bytes, size: int) -> bytes:
     return b"".join(parts)
 
 
-def serve_python(world: World, connection: socket.socket) -> None:
+def serve_python(world: Entrance, connection: socket.socket) -> None:
     """Between the world and the script: forks it into the world's pids, passes signals on, returns its code.
 
     What the script's process has open is put in order before it exists: from its first moment an agent can stop it

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from airloop.errors import InfraError
+from airloop.forkserver import ONE_THREAD
 from airloop.sandbox.base import Result, WorldLost
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ WORDS_BYTES = 1000  # of the end of what it wrote, in an error or the log
 NOBODY = 65534
 FILES_LIMIT = 1 << 30  # bytes of one archive
 Facts = Mapping[str, Any]
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class Door:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,8 @@ Outcomes = dict[str, dict[str, Outcome]]  # by script, by kind of task
 
 
 class Likeness:
-    def __init__(self, envs: Iterable[Environment], run: Run) -> None:
-        self._envs = {env.name: env for env in envs}
+    def __init__(self, envs: Mapping[str, Environment], run: Run) -> None:
+        self._envs = envs
         self._run = run
         self._steps: list[Mapping[str, Any]] = list(run.metrics("train"))
         self._kinds: dict[str, Task] = {}

@@ -15,12 +15,12 @@ from pathlib import Path
 from airloop.engine.base import EngineFailed
 from airloop.errors import AirError
 from airloop.events import Watcher
+from airloop.ranks import Ranks
 from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.waits import Stall, Watchdog
 from airloop.watch.alarms import episode_rules, learner_rules, success_rules
-from airloop.watch.alarms.rules import RULES, Rule, Sign, Step, Watch
-from airloop.world import World
+from airloop.watch.alarms.rules import RULES, AlarmRule, Rule, Sign, Step
 
 REGISTERED = (episode_rules, learner_rules, success_rules)  # by being imported
 
@@ -72,7 +72,7 @@ class Found:
 class _State:
     """Hysteresis of one watch: it is up or not, and for how many steps in a row its condition has been otherwise."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: AlarmRule) -> None:
         self.watch = watch
         self.up = False
         self.otherwise = 0
@@ -90,19 +90,19 @@ class Alarms:
     """Looks at every step of a run. Its state is a function of the steps on disk: a resumed run knows what has been
     raised, so a pause that somebody has looked at is not repeated. A step that was refused is in no state."""
 
-    def __init__(self, run: Run, watcher: Watcher, watched: Sequence[Watch] | None = None) -> None:
+    def __init__(self, run: Run, watcher: Watcher, watched: Sequence[AlarmRule] | None = None) -> None:
         self._run = run
         self._watcher = watcher
-        chosen: Sequence[Watch] = rules() if watched is None else watched
+        chosen: Sequence[AlarmRule] = rules() if watched is None else watched
         self._states = [_State(watch) for watch in chosen]
         self._before: list[Step] = []
         for step in run.metrics("train"):
             self._changes(step)
 
-    async def look(self, step: Step, world: World) -> Found:
+    async def look(self, step: Step, ranks: Ranks) -> Found:
         """What is raised and cleared by a step, decided by the first rank for all; nobody is told yet."""
         raised, cleared = [], []
-        for state, what, sign in self._changes(step) if world.first else ():
+        for state, what, sign in self._changes(step) if ranks.first else ():
             rule, at = state.watch, step["step"]
             if what == "cleared" or sign is None:
                 cleared.append(Alarm(rule.id, rule.name, rule.severity, at, "", "", ""))
@@ -110,7 +110,7 @@ class Alarms:
                 raised.append(Alarm(rule.id, rule.name, rule.severity, at, sign.seen, sign.why, sign.fix))
         ending = [alarm for alarm in raised if alarm.severity != "note"]
         worst = next((alarm for alarm in reversed(ending) if alarm.severity == "stop"), next(iter(ending), None))
-        worst = (await world.gather(worst, "whether an alarm ends the run"))[0]
+        worst = (await ranks.gather(worst, "whether an alarm ends the run"))[0]
         return Found(raised, cleared, worst)
 
     def tell(self, found: Found) -> None:

@@ -18,7 +18,7 @@ class Sign:
     fix: str
 
 
-class Watch(Protocol):
+class AlarmRule(Protocol):
     """One thing that is looked at every step. The reason for a threshold stands beside it."""
 
     id: str
@@ -37,7 +37,7 @@ Condition = Callable[[Step, Sequence[Step]], Sign | None]
 
 @dataclass
 class Rule:
-    """A Watch whose condition is a function of the step's metrics and of those before."""
+    """An AlarmRule whose condition is a function of the step's metrics and of those before."""
 
     id: str
     name: str

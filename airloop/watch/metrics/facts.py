@@ -27,7 +27,7 @@ def step_ledger(parts: Components, collected: Collected, batch: Batch, report: R
     loss = parts.config.trainer.loss
     floor, cap = loss.importance_floor or 0.0, loss.importance_cap
     mask = (floor, cap) if loss.importance_mode == "mask" else None
-    weights = {env.name: TurnWeights(env.reward_weights, env.turn_reward_mode) for env in parts.envs.values()}
+    weights = {n: TurnWeights(env.reward_weights, env.turn_reward_mode) for n, env in parts.envs.items()}
     return account(collected, batch, report.logprobs, Terms(loss.kl_beta > 0, mask), weights)
 
 

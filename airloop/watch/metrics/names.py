@@ -14,7 +14,7 @@ from typing import get_args
 
 from airloop.types import Ending
 from airloop.watch.metrics.latency import PARTS
-from airloop.watch.metrics.measured import MEASURED, SHARE
+from airloop.watch.metrics.measured import SHARE, measured
 
 _GAPS = {"mean": "Mean", "p50": "Median", "p90": "90th percentile", "p99": "99th percentile", "max": "Maximum"}
 _COLUMNS = {
@@ -231,7 +231,7 @@ def all_names() -> tuple[Name, ...]:
     """The most exact first."""
     found = [name for section in SECTIONS.values() for name in section]
     for place, how in PLACES.items():
-        for name, (unit, text) in MEASURED.items():
+        for name, (unit, text) in measured().items():
             found.append(Name(place.format(name), "tasks" if place.endswith("/tasks") else unit, f"{how}: {text}"))
         found.append(Name(place.format("*"), "", f"{how}: {OF_ITS_OWN}"))
     return tuple(sorted(found, key=lambda name: (name.pattern.count("*"), -len(name.pattern))))
@@ -275,7 +275,7 @@ def page() -> str:
     lines += [f"| `{place.format('NAME')}` | {how} |" for place, how in PLACES.items()]
     lines += ["", "An environment has some of these, and may have others of its own.", ""]
     lines += ["| NAME | unit | of an episode |", "|---|---|---|"]
-    lines += [f"| `{name}` | {unit} | {_cell(text)} |" for name, (unit, text) in MEASURED.items()]
+    lines += [f"| `{name}` | {unit} | {_cell(text)} |" for name, (unit, text) in measured().items()]
     return "\n".join(lines)
 
 

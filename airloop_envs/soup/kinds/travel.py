@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airloop_envs.soup.answers import array, integer, number, record, text
 from airloop_envs.soup.rng import Rng
-from airloop_envs.soup.spec import Step
+from airloop_envs.soup.spec import SolutionStep
 from airloop_envs.soup.task_kind import TaskDraft, follow, kind, recipe
 from airloop_envs.soup.words import CITIES, code, money, people, phrase, product, products, rare, sentence
 
@@ -35,7 +35,7 @@ def search_then_detail(d: Rng) -> TaskDraft:
         f'<ul class="hits">{rows}</ul>',
         {"keeper": facts[place][0], "shelf": facts[place][1]},
         (
-            Step(None, recipe('{"href": link["href"]}', f'link = soup.find("a", string="{names[place]}")')),
+            SolutionStep(None, recipe('{"href": link["href"]}', f'link = soup.find("a", string="{names[place]}")')),
             follow(
                 '{"keeper": values[0], "shelf": values[1]}',
                 'values = [dd.get_text(strip=True) for dd in soup.find("dl", class_="facts").find_all("dd")]',
@@ -63,7 +63,7 @@ def filter_then_detail(d: Rng) -> TaskDraft:
         rows,
         {"maker": makers[place], "code": codes[place]},
         (
-            Step(
+            SolutionStep(
                 None,
                 recipe(
                     '{"href": best.a["href"]}',
@@ -100,7 +100,7 @@ def pagination(d: Rng) -> TaskDraft:
         f"names = [name for name, price in rows if price > {bound}]",
     )
     onward = '{"href": soup.find("a", rel="next")["href"], "names": names}'
-    steps = [Step(None, recipe(onward, *read)), *(follow(onward, *read) for _ in range(n - 2))]
+    steps = [SolutionStep(None, recipe(onward, *read)), *(follow(onward, *read) for _ in range(n - 2))]
     steps.append(follow('[x for s in SEEN for x in s["names"]] + names', *read))
     return TaskDraft(
         f"A list goes on over several pages (the link marked as next leads on). Name all its entries that cost more "
@@ -145,7 +145,7 @@ def link_chain(d: Rng) -> TaskDraft:
         text("the code"),
         room(0, ""),
         value,
-        (Step(None, recipe(*onward)), *middle, follow('soup.find("kbd").get_text(strip=True)')),
+        (SolutionStep(None, recipe(*onward)), *middle, follow('soup.find("kbd").get_text(strip=True)')),
         more=pages,
     )
 
@@ -168,7 +168,7 @@ def page_comparison(d: Rng) -> TaskDraft:
         'mine = {"name": soup.h1.get_text(strip=True), "price": price}',
     )
 
-    def onward(place: int) -> Step:
+    def onward(place: int) -> SolutionStep:
         return follow(f'{{"href": SEEN[0]["all"][{place}], **mine}}', *read)
 
     last = follow(
@@ -185,7 +185,7 @@ def page_comparison(d: Rng) -> TaskDraft:
         record(name=text(), price=number("without currency sign")),
         f"<h1>{phrase(d)}</h1>\n<ul>{rows}</ul>",
         {"name": names[best], "price": amounts[best] / 100},
-        (Step(None, first), onward(1), onward(2), last),
+        (SolutionStep(None, first), onward(1), onward(2), last),
         more=pages,
     )
 
@@ -214,7 +214,7 @@ def cross_reference(d: Rng) -> TaskDraft:
         f'<p><a href="{decoys[0]}">Old plan</a> <a href="{link}">Current plan</a></p>\n<table>{rows}</table>',
         {"building": towns[place], "telephone": phones[place]},
         (
-            Step(
+            SolutionStep(
                 None,
                 recipe(
                     '{"href": link["href"], "room": room}',

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from fixture_checkout import write_checkout
+from support.fixture_checkout import write_checkout
 
 from airloop.errors import AirError
 from airloop.sandbox.bubblewrap.backend import Bubblewrap

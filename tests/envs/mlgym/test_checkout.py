@@ -14,9 +14,9 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import yaml
-from fixture_checkout import write_checkout
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fixture_checkout import write_checkout
 
 from airloop.errors import AirError
 from airloop_envs.mlgym import metrics

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_checkout import write_checkout
-from grading_lab import make_task
-from playing import DEFECT, observed, play, with_env
+from support.fixture_checkout import write_checkout
+from support.grading_lab import make_task
+from support.playing import DEFECT, observed, play, with_env
 
 from airloop.eval.audit import audit
 from airloop.rollout.episode import run_episode
@@ -33,8 +33,11 @@ IDS = "tail -n +2 data/test.csv | cut -d, -f1"
 TABLE = f'table() {{ (echo PassengerId,Survived; {IDS} | sed "s/$/,$1/"); }}; table 0 > a; table 1 > b'
 
 
-def count_gradings(env: MlgymEnv) -> list[str]:
-    """The digest of every submission that is graded from now on."""
+async def count_gradings(env: MlgymEnv) -> list[str]:
+    """The digest of every submission that is graded from now on. What a baseline scores is found before: on a new
+    machine it is measured, and graded, once."""
+    for task in env.tasks("train"):
+        await env.places().baselines.of(env.spec(task))
     grader, digests = env.places().grader, []
     real = grader.grade
 
@@ -122,7 +125,7 @@ def test_a_checkouts_gradings_are_counted_and_the_last_is_kept_for_the_end(tmp_p
     more = "sed -i '2s/,/,1/' submission.csv; validate"
 
     async def work(env: MlgymEnv) -> None:
-        digests = count_gradings(env)
+        digests = await count_gradings(env)
         game = await play(env, ["python baseline.py; validate", "validate", more, more, "validate", more, "submit"])
         said = observed(game)
         assert "the same as in step 1" in said[1] and "score: {" in said[2]
@@ -167,7 +170,7 @@ def test_a_process_that_swaps_the_table_when_it_is_read_changes_nothing() -> Non
     """What `submit` has collected is graded, and nothing is collected after it."""
 
     async def work(env: MlgymEnv) -> None:
-        digests = count_gradings(env)
+        digests = await count_gradings(env)
         game = await play(env, [f"{TABLE}; {SWAP}", "validate; validate; validate", "validate; submit"])
         assert game.metrics["submitted"] == 1 and len(digests) <= 2
         (told,) = {read_score(part, "accuracy") for part in observed(game)[1].split("valid submission")[1:]}
@@ -180,7 +183,7 @@ def test_a_process_that_swaps_the_table_when_it_is_read_changes_nothing() -> Non
 
 def test_what_lies_there_after_submit_is_not_looked_at() -> None:
     async def work(env: MlgymEnv) -> None:
-        digests = count_gradings(env)
+        digests = await count_gradings(env)
         async with env.open(env.tasks("train")[0], 0) as session:
             await session.begin()
             seen = await session.act(Action("command", f"{TABLE}; cp a submission.csv; submit"))
@@ -197,7 +200,7 @@ def test_an_artefact_that_comes_back_has_the_score_it_had() -> None:
     kind = DEFECT.replace("return 1", "return 0")
 
     async def work(env: MlgymEnv) -> None:
-        digests = count_gradings(env)
+        digests = await count_gradings(env)
         game = await play(env, [f"{DEFECT}\nvalidate", f"{kind}\nvalidate", f"{DEFECT}\nvalidate", "submit"])
         said = [read_score(text, "Score") for text in observed(game)]
         assert len(digests) == 2 and said[0] == said[2] == said[3] != said[1]

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixture_checkout import write_checkout
-from grading_lab import Lab, make_task, open_lab
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fixture_checkout import write_checkout
+from support.grading_lab import Lab, make_task, open_lab
 
 from airloop.errors import AirError, InfraError
 from airloop.sandbox.base import Backend, Image, Result, Snapshot, World

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_checkout import write_checkout
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fixture_checkout import write_checkout
 
 from airloop.errors import AirError
 from airloop.rollout.episode import run_episode
@@ -28,7 +28,7 @@ from airloop_envs.mlgym.metrics import yardstick
 from airloop_envs.mlgym.older_files import older_files
 from airloop_envs.mlgym.replay import ReplayOptions, _args, name_task
 from airloop_envs.mlgym.replay_report import Compared, tolerance
-from airloop_envs.mlgym.traj import Step, read_recording, read_view
+from airloop_envs.mlgym.traj import RecordedStep, read_recording, read_view
 
 HEADER = "# Copyright (c) the authors of this fixture.\n# Use it as you like.\n# No warranty.\n\n"
 STATUS = re.compile(r"\n\[step \d+, .*\]$")
@@ -259,10 +259,10 @@ def test_our_own_trajectories_are_replayed_with_their_rewards(air: Any, root: Pa
     assert code == 1 and rows.pop("headroom")["verdict"].startswith("differs by 1.9")
     assert rows.keys() == {"validate", "submit", "tool", "delta", "validated", "code_quality"}
     assert all(row["same"] for row in rows.values()) and rows["submit"]["here"] == 2.6
-    data["task"]["env"] = "tune"
+    data["task"]["payload"] = {"index": 0}
     path.write_text(json.dumps(data))
     code, _, problem = air("replay", path, "--mlgym-root", root)
-    assert code == 2 and "only those of 'mlgym'" in problem
+    assert code == 2 and "only those of mlgym can" in problem
 
 
 ZEROS = "(echo PassengerId,Survived; tail -n +2 data/test.csv | cut -d, -f1 | sed 's/$/,0/') > submission.csv"
@@ -308,7 +308,7 @@ BODY = "import os\n\n\ndef f():\n    return os.name"
 
 @pytest.mark.parametrize("header", ["# one\n# two\n# three\n", HEADER, '"""One.\n\nTwo.\n"""\n', "\n\n# x\n"])
 def test_a_header_is_found_by_the_first_view(header: str) -> None:
-    step = Step(Action("command", "open a.py"), shown(BODY))
+    step = RecordedStep(Action("command", "open a.py"), shown(BODY))
     found = older_files([step], {"a.py": (header + BODY + "\n").encode(), "b.py": (header + "x = 1\n").encode()})
     assert found.contents["a.py"] == (BODY + "\n").encode() and found.contents["b.py"] == b"x = 1\n"
     assert not found.notes
@@ -321,18 +321,20 @@ LINES = st.lists(st.sampled_from(["x = 1", "", "# note", "def f():", "    return
 def test_whatever_the_header_the_file_becomes_the_one_that_was_shown(header: list[str], body: list[str]) -> None:
     old = "\n".join(body)
     today = "\n".join([*header, *body])
-    found = older_files([Step(Action("command", "open a.py"), shown(old))], {"a.py": today.encode()})
+    found = older_files([RecordedStep(Action("command", "open a.py"), shown(old))], {"a.py": today.encode()})
     assert found.contents.get("a.py", today.encode()).decode() == old and not found.notes
 
 
 def test_files_that_are_the_same_or_otherwise_different_stay(root: Path) -> None:
-    step = Step(Action("command", "open a.py"), shown(BODY))
+    step = RecordedStep(Action("command", "open a.py"), shown(BODY))
     assert not older_files([step], {"a.py": BODY.encode()}).contents
     other = older_files([step], {"a.py": b"import sys\n"})
     assert not other.contents and "is not the file of this checkout" in other.notes[0]
-    written = Step(Action("command", "echo > a.py"), "")
+    written = RecordedStep(Action("command", "echo > a.py"), "")
     assert not older_files([written, step], {"a.py": b"import sys\n"}).notes
-    assert not older_files([Step(Action("command", "cat a.py"), shown(BODY))], {"a.py": b"# c\n" + BODY.encode()}).cut
+    assert not older_files(
+        [RecordedStep(Action("command", "cat a.py"), shown(BODY))], {"a.py": b"# c\n" + BODY.encode()}
+    ).cut
 
 
 def test_views_of_any_form_are_read() -> None:

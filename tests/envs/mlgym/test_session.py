@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playing import DEFECT, GAME, observed, play, with_env
+from support.playing import DEFECT, GAME, observed, play, with_env
 
 from airloop.envs.base import load_environment
 from airloop.errors import AirError

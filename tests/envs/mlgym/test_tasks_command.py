@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixture_checkout import write_checkout
+from support.fixture_checkout import write_checkout
 
 from airloop.eval import tasks
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from musique_world import DEV, HOTPOT, TRAIN, genuine, make, mean, scripted
+from support.musique_world import DEV, HOTPOT, TRAIN, genuine, make, mean, scripted
 
 from airloop.errors import AirError
 from airloop_envs.musique.example import main

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from musique_world import DEV, HOTPOT, TRAIN, genuine, make
+from support.musique_world import DEV, HOTPOT, TRAIN, genuine, make
 
 from airloop.errors import AirError
 from airloop_envs.musique.generated import generated_questions, generated_rows

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from musique_world import DEV, genuine, make
+from support.musique_world import DEV, genuine, make
 
 from airloop.errors import AirError
 from airloop_envs.musique.generated import generated_questions

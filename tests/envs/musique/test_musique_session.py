@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from musique_world import call, make, observed, play
+from support.musique_world import call, make, observed, play
 
 from airloop.envs.base import load_environment
 from airloop.errors import AirError

@@ -8,7 +8,7 @@ from typing import Any
 from airloop.types import Message, Task
 from airloop_envs.soup.args import SoupArgs
 from airloop_envs.soup.env import SoupEnv
-from airloop_envs.soup.spec import FOLLOW, Limit, SoupTask, Step
+from airloop_envs.soup.spec import FOLLOW, Limit, SolutionStep, SoupTask
 
 TEXT = {"type": "string"}
 PRINT = "import json\nsoup = make_soup()\nprint(json.dumps({}, ensure_ascii=False))"
@@ -25,7 +25,7 @@ def task(kind: str, page: str, answer: Any, schema: dict[str, Any], code: str, *
         constraints="Exactly as the page has it.",
         pages={"/": page, **more.pop("pages", {})},
         answer=answer,
-        recipe=more.pop("recipe", (Step(None, PRINT.format(code)),)),
+        recipe=more.pop("recipe", (SolutionStep(None, PRINT.format(code)),)),
         **more,
     )
 
@@ -78,8 +78,8 @@ TWO_PAGES = task(
     "",
     pages={"/item/2": "<p>made of <b>brass</b></p>", "/item/3": "<p>made of <b>tin</b></p>"},
     recipe=(
-        Step(None, PRINT.format('{"href": soup.a["href"]}')),
-        Step(FOLLOW, PRINT.format("soup.b.text")),
+        SolutionStep(None, PRINT.format('{"href": soup.a["href"]}')),
+        SolutionStep(FOLLOW, PRINT.format("soup.b.text")),
     ),
 )
 SAMPLES = {t.kind: t for t in (RATING, COUNT, NAMES, CARD, LOGIN, CANVAS, TWO_PAGES)}

@@ -30,7 +30,8 @@ LIMITS = Limits(
 )
 IMAGE = Image(files=(("a.txt", b"as it was\n", 0o644),), limits=LIMITS)
 SECRET = "hunter2-" + "x7Qz" * 4  # in the host's environment: nowhere inside
-SLOWER_S = 8.0  # more than the first probe took: that is harm, not a busy machine
+SLOWER_S = 8.0  # more than the first probe took, every time: that is harm, not a busy machine
+LOOKS = 4
 PROBE = """cat a.txt; pwd; ls -A ~ /tmp /dev/shm; id -u; ulimit -n; env | sort | grep -v -e ^_= -e OLDPWD
 python -c 'import numpy, os, sys; print(numpy.arange(3).sum(), sys.argv, os.getcwd(), sorted(os.listdir("/proc"))[:1])'
 """
@@ -108,9 +109,12 @@ class Arena(AbstractContextManager["Arena"]):
         return self.do(work())
 
     def check_unharmed(self) -> None:
-        output, seconds = self.probe()
-        assert output == self.usual
-        assert seconds < self.usual_s + SLOWER_S
+        for _ in range(LOOKS):
+            output, seconds = self.probe()
+            assert output == self.usual
+            if seconds < self.usual_s + SLOWER_S:
+                return
+        raise AssertionError(f"a world takes {seconds:.1f} s, and took {self.usual_s:.1f} s before the attack")
 
 
 class Script:
@@ -147,8 +151,8 @@ class Episodes(AbstractContextManager["Episodes"]):
     ) -> None:
         self.arena.do(self.env.close())
 
-    def play(self, family: str, *commands: str, weights: Mapping[str, float] | None = None, seconds: float = 60.0,
-             deadline_s: float = 50.0) -> Trajectory:  # fmt: skip
+    def play(self, family: str, *commands: str, weights: Mapping[str, float] | None = None, seconds: float = 400.0,
+             deadline_s: float = 380.0) -> Trajectory:  # fmt: skip
         """Raises EpisodeDefect when the agent got the better of the environment: that would end a run."""
         usual = self.env.reward_weights
         self.env.weigh(weights or usual)

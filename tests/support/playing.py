@@ -26,7 +26,7 @@ class Commands:
         return Message(role="assistant", content=text)
 
 
-def with_env(work: Callable[[MlgymEnv], Awaitable[None]], seconds: float = 180, **args: Any) -> None:
+def with_env(work: Callable[[MlgymEnv], Awaitable[None]], seconds: float = 600, **args: Any) -> None:
     args = {"task_configs": [GAME], "prompt": "short", "standby": 1, "memory_mb": 1024, **args}
 
     async def run() -> None:

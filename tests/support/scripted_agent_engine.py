@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from airloop.engine.base import ContextFull, Generation, Limits, Sampling
 from airloop.envs.base import Environment
 from airloop.errors import AirError
-from airloop.rollout.schedule import Planned
-from airloop.types import Agent, Message
+from airloop.types import Agent, Message, Task
 
 if TYPE_CHECKING:
     from airloop.models.chat import ChatTokenizer
@@ -35,7 +34,7 @@ class ScriptedEngine:
         self,
         tokenizer: ChatTokenizer,
         envs: Mapping[str, Environment],
-        plan: Sequence[Planned],
+        plan: Sequence[Task],
         *,
         agent: str = "oracle",
         context: int = 1 << 20,
@@ -54,8 +53,8 @@ class ScriptedEngine:
             raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {self._context}")
         episode, _, _ = order.rpartition("-")
         if episode not in self._agents:
-            name, task = self._plan[int(episode.partition("-")[0])]
-            self._agents[episode] = self._envs[name].scripted(self._agent, task, 0)
+            task = self._plan[int(episode.partition("-")[0])]
+            self._agents[episode] = self._envs[task.env].scripted(self._agent, task, 0)
             await self._wait_for_all()
         reply = await self._agents[episode].reply(self.read(token_ids), ())
         ids = [*self._tokenizer.encode(reply["content"]), self._ends]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from tiny_runs import WARMSTART, write_config
+from support.tiny_runs import WARMSTART, write_config
 
 from airloop.config import load_config
 from airloop.training import start

@@ -1,13 +1,13 @@
 """The processes that train together: how many there are, which one this is, and how they meet.
 
-One process is a world of its own: it never waits and never imports torch.distributed, so the same code runs for one
+One process is all ranks there are: it never waits and never imports torch.distributed, so the same code runs for one
 rank and for eight. Between ranks there are two kinds of waits, each with a deadline and a reason:
 
 - *meetings*, where one rank may be minutes behind another because it sampled other episodes. They poll a store and
   give way to the event loop, so Ctrl-C is heard and the engine goes on;
 - *collectives*, which begin when all are known to be there or soon will be, and block.
 
-A rank that dies breaks its neighbours' collectives and is seen by the process that started the ranks (launch.py).
+A rank that dies breaks its neighbours' collectives and is seen by the process that started them (launch/monitor.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RankLost(AirError):
     """Another rank is gone or late. The cause is with that rank; this one only noticed."""
 
 
-class World:
+class Ranks:
     """One process: it is the first rank, has all of the work, and nobody to wait for."""
 
     rank = 0
@@ -78,7 +78,7 @@ class World:
     def close(self) -> None: ...
 
 
-class Ranks(World):
+class DistributedRanks(Ranks):
     """One of several processes on this machine. `store` is a file that all of them can reach."""
 
     def __init__(self, rank: int, size: int, store: Path, device: str) -> None:

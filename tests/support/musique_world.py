@@ -16,7 +16,7 @@ from airloop_envs.musique.args import MusiqueArgs
 from airloop_envs.musique.env import MusiqueEnv
 from airloop_envs.musique.tools import as_text
 
-DATA = Path(os.environ.get("AIR_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")
+DATA = Path(os.environ.get("AIR_TEST_DATA") or Path(__file__).parents[3] / "shared" / "data")
 genuine = pytest.mark.skipif(
     not (DATA / "musique_dev_100.jsonl.gz").is_file(), reason="needs genuine rows: set AIR_TEST_DATA"
 )

@@ -1,0 +1,1 @@
+"""Where the processes of a run are started: on this machine (local.py); another place is one more file."""
