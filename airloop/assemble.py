@@ -125,7 +125,7 @@ def load_model(config: Config, say: Say) -> Loaded:
     loaded = loading.load(
         config.model.name, device=device, dtype=dtype, chat_template=config.model.chat_template, say=say
     )
-    checks.check_context(loaded.model.config, config.context, config.model.name)
+    checks.check_context(loaded.model.config, config.seq_len, config.model.name)
     return loaded
 
 
@@ -273,15 +273,15 @@ async def check_prompts(parts: Components, tasks: list[Task], watcher: Watcher) 
         length = len(tokenizer.encode(text))
         if length > longest:
             longest, worst = length, task.id
-    room = parts.config.context - longest
+    room = parts.config.seq_len - longest
     wanted = parts.config.orchestrator.sampling.max_tokens
     if room >= wanted:
         return longest
     seen = (
         f"The prompt of task {worst!r} has {longest} tokens: with max_tokens = {wanted} that is more than the "
-        f"context of {parts.config.context}"
+        f"context of {parts.config.seq_len}"
     )
-    fix = f"set orchestrator.seq_len (and trainer.model.seq_len) to at least {longest + wanted}"
+    fix = f"set seq_len to at least {longest + wanted}"
     if room < 1:
         raise AirError(f"{seen}, and leaves no room for a reply.", f"{fix}.")
     watcher.say(

@@ -140,7 +140,7 @@ def size_of_demonstrations(rows: Sequence[Trajectory]) -> EpisodeSize:
 
 def size_by_config(config: Config, prompt: int, turns: int) -> EpisodeSize:
     """Without any episode to look at: half of what a reply and an episode may be."""
-    room = max(1, config.context - prompt)
+    room = max(1, config.seq_len - prompt)
     sampled = min(turns * config.orchestrator.sampling.max_tokens, room) / 2
     return EpisodeSize(prompt, sampled, min(sampled / 2, room - sampled))
 

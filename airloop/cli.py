@@ -321,7 +321,7 @@ def plan_memory(
     with Display(quiet=as_json) as display:
         display.phase("reading the model's shape")
         size = available(gpu_memory, config.gpu)
-        shape = find_shape(config.model.name, context=config.context, say=display.say)
+        shape = find_shape(config.model.name, context=config.seq_len, say=display.say)
     report = make_report(config, shape, size)
     text = report.pop("text")
     print_json(report) if as_json else print(text)

@@ -19,10 +19,14 @@ class Watcher(Protocol):
     def advance(self, detail: str = "") -> None:
         """One more piece of the phase is done. `detail` is shown beside how far it is: a loss, say."""
 
-    def step(self, metrics: dict[str, Any]) -> None: ...
+    def step(self, metrics: dict[str, Any]) -> None:
+        """A step was accepted; its line of metrics.jsonl."""
 
-    def evaluated(self, metrics: dict[str, Any]) -> None: ...
+    def evaluated(self, metrics: dict[str, Any]) -> None:
+        """Held-out tasks were played; the evaluation's line of metrics.jsonl."""
 
-    def alarm(self, alarm: Alarm) -> None: ...
+    def alarm(self, alarm: Alarm) -> None:
+        """An alarm was raised or cleared."""
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str) -> None:
+        """A sentence for whoever watches."""

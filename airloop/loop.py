@@ -169,7 +169,7 @@ def _shaped(parts: Components, collected: Collected) -> Collected:
     if loss.overlong == "off":
         return collected
     assert loss.overlong_share is not None and loss.overlong_penalty is not None
-    limit = config.orchestrator.sampling.max_tokens if loss.overlong == "reply" else config.context
+    limit = config.orchestrator.sampling.max_tokens if loss.overlong == "reply" else config.seq_len
     overlong = Overlong(loss.overlong, limit, loss.overlong_share, loss.overlong_penalty)
     return replace(collected, groups=shape_overlong(collected.groups, overlong))
 
@@ -181,7 +181,7 @@ def _advantages(parts: Components, collected: Collected) -> Batch:
         collected.groups,
         loss=loss.type,
         scale_rewards=loss.scale_rewards,
-        token_constant=parts.config.context,
+        token_constant=parts.config.seq_len,
         keep_zero=loss.kl_beta > 0,
         scale_by=loss.scale_by or "group",
         turn_weights=by_turn if loss.credit == "turn" else None,

@@ -77,7 +77,7 @@ async def measure_speed(parts: Components) -> Speed:
 
 async def _prompt_speed(parts: Components, rng: random.Random, groups: int) -> float:
     """Of so many prompts at once as a step has, or as take long enough."""
-    length = min(PROMPT, parts.config.context // 2)
+    length = min(PROMPT, parts.config.seq_len // 2)
     for count in _sizes(1, groups):
         seconds = await _best(parts, lambda: _sample(parts, rng, length, 1, count, prompts=count))  # noqa: B023 - at once
         if seconds >= LONG_ENOUGH_S:
@@ -89,7 +89,7 @@ async def _decode_speed(parts: Components, rng: random.Random, replies: int) -> 
     """Without what comes before the second token of each: one prompt for all, so that it is computed once, and the time
     of replies of one token is taken off."""
     begin_s = await _best(parts, lambda: _sample(parts, rng, WARM_UP, 1, replies))
-    for tokens in _sizes(DECODED, min(MOST_DECODED, parts.config.context // 2)):
+    for tokens in _sizes(DECODED, min(MOST_DECODED, parts.config.seq_len // 2)):
         seconds = await _best(parts, lambda: _sample(parts, rng, WARM_UP, 1 + tokens, replies)) - begin_s  # noqa: B023
         if seconds >= LONG_ENOUGH_S:
             break
@@ -132,7 +132,7 @@ async def _sample(
 ) -> float:
     from airloop.engine.base import Sampling
 
-    length = max(1, min(length, parts.config.context - tokens - 1))
+    length = max(1, min(length, parts.config.seq_len - tokens - 1))
     asked = [rng.choices(range(parts.loaded.tokenizer.vocab_size), k=length) for _ in range(prompts)]
     began = time.perf_counter()
     generate = parts.engine.generate
@@ -144,7 +144,7 @@ def _train(parts: Components, rng: random.Random, tokens: int) -> float:
     """Rows of which the second half is trained, as in an episode."""
     from airloop.learn.batches import Row
 
-    length = min(tokens, parts.config.context)
+    length = min(tokens, parts.config.seq_len)
     rows = []
     for i in range(-(-tokens // length)):
         ids = tuple(rng.choices(range(parts.loaded.tokenizer.vocab_size), k=length))

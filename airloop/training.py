@@ -294,7 +294,7 @@ def _opening(config: Config, parts: Any, schedule: TaskSchedule, longest: int) -
     ranks = f", {parts.ranks.size} processes" if parts.ranks.size > 1 else ""
     return (
         f"{config.model.name} on {parts.policy.device}{ranks} in {str(parts.policy.dtype).removeprefix('torch.')}, "
-        f"{trained / 1e6:.1f} M parameters trained; context {config.context}, longest prompt {longest}, "
+        f"{trained / 1e6:.1f} M parameters trained; context {config.seq_len}, longest prompt {longest}, "
         f"key/value memory {limits.memory_bytes / 2**20:.0f} MiB\n"
         + schedule.describe(o.batch_size, o.rollouts_per_example, config.max_steps)
     )

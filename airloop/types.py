@@ -26,6 +26,12 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Task:
+    """What an episode is about. `payload` is the environment's own: a question
+    and its answer, say.
+
+        Task("arith", "17", "train", {"question": "3 + 4", "answer": 7})
+    """
+
     env: str  # in a run: the name that its config gives the environment
     id: str
     split: str

@@ -73,7 +73,7 @@ def warmstart_directory(config: Config, files: bool = True) -> Path:
         "lora": {**_as_written(trainer.lora), "dropout": 0.0},  # as earlier versions wrote it
         "env": [e.model_dump() | _file_of(e.id) for e in config.orchestrator.env],
         "warmstart": _as_written(config.warmstart) if config.warmstart else None,
-        "seq_len": config.context,
+        "seq_len": config.seq_len,
         "seed": config.seed,
     }
     named = [config.model.name, config.model.adapter, config.warmstart.source if config.warmstart else None]

@@ -167,6 +167,7 @@ def said(tree: dict[str, Any]) -> dict[str, Any]:
     lora = at(tree, "trainer", "model", "lora") or at(tree, "trainer", "model", "experimental", "lora")
     o = tree.get("orchestrator", {})
     group = o.get("group_size", o.get("rollouts_per_example"))
+    lengths = [n for n in (o.get("seq_len", tree.get("seq_len")), at(tree, "inference", "model", "max_model_len")) if n]
     sampling = {**(at(o, "sampling") or {}), **(at(o, "train", "sampling") or {})}
     return {
         "model": at(tree, "model", "name") or at(tree, "trainer", "model", "name"),
@@ -180,8 +181,7 @@ def said(tree: dict[str, Any]) -> dict[str, Any]:
         "max_tokens": sampling.get("max_completion_tokens", sampling.get("max_tokens")),
         "temperature": sampling.get("temperature", 1.0),
         "weight_decay": at(tree, "trainer", "optim", "weight_decay") if at(tree, "trainer", "optim") else 0.01,
-        "seq_len": o.get("seq_len", tree.get("seq_len")),
-        "trained_len": at(tree, "trainer", "model", "seq_len"),
+        "seq_len": min(lengths) if lengths else None,
         "checkpoints": at(tree, "ckpt", "interval"),
         "evaluations": at(o, "eval", "interval"),
     }
@@ -201,8 +201,7 @@ def loaded(config: Config) -> dict[str, Any]:
         "max_tokens": o.sampling.max_tokens,
         "temperature": o.sampling.temperature,
         "weight_decay": t.optim.weight_decay,
-        "seq_len": o.seq_len,
-        "trained_len": t.model.seq_len,
+        "seq_len": config.seq_len,
         "checkpoints": config.ckpt.interval,
         "evaluations": o.eval.interval,
     }

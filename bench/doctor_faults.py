@@ -111,7 +111,7 @@ def _stale_engine(case: Case) -> Iterator[None]:
 def _own_engine(case: Case, policy: Any, **options: Any) -> Iterator[None]:
     _ = case.replies
     engine = case.parts.engine
-    case.parts.engine = EmbeddedEngine(policy, context=case.config.context, max_batch=16, **options)
+    case.parts.engine = EmbeddedEngine(policy, context=case.config.seq_len, max_batch=16, **options)
     try:
         yield
     finally:
@@ -348,7 +348,7 @@ FAULTS = [
         "prompts do not fit the context",
         ("A4",),
         _config,
-        {"orchestrator.seq_len": "20", "orchestrator.sampling.max_tokens": "8"},
+        {"seq_len": "20", "orchestrator.sampling.max_tokens": "8"},
         only=("replies_fit",),
     ),
 ]

@@ -42,23 +42,23 @@ NAMES = {
     "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
 }
 ENVIRONMENTS: dict[str, dict[str, str]] = {
-    "arith": {"orchestrator.seq_len": "256"},
-    "gsm8k": {"orchestrator.seq_len": "1024"},
-    "gsm8k-calculator": {"orchestrator.seq_len": "3072", "orchestrator.env.0.args.max_turns": "2"},
+    "arith": {"seq_len": "256"},
+    "gsm8k": {"seq_len": "1024"},
+    "gsm8k-calculator": {"seq_len": "3072", "orchestrator.env.0.args.max_turns": "2"},
     "tune": {
-        "orchestrator.seq_len": "2048",
+        "seq_len": "2048",
         "orchestrator.env.0.args.workers": "1",
         "orchestrator.env.0.args.max_turns": "2",
     },
     "musique": {
-        "orchestrator.seq_len": "6144",
+        "seq_len": "6144",
         "orchestrator.env.0.args.max_turns": "2",
         "orchestrator.env.0.args.datasets": '"generated,,train"',
         "orchestrator.env.0.args.test_datasets": '"generated,,test"',
     },
-    "soup": {"orchestrator.seq_len": "6144", "orchestrator.env.0.args.max_turns": "2"},
+    "soup": {"seq_len": "6144", "orchestrator.env.0.args.max_turns": "2"},
     "mlgym": {
-        "orchestrator.seq_len": "8192",
+        "seq_len": "8192",
         "orchestrator.env.0.args.max_turns": "2",
         "orchestrator.env.0.args.task_configs": '["titanic.yaml"]',
     },

@@ -71,7 +71,7 @@ def make_config(name: str, options: argparse.Namespace) -> Config:
 
 def full_batch(parts: Parts) -> Batch:
     """Rows that fill a micro-batch to the last token, three quarters of it trained."""
-    length, rng = parts.config.context, random.Random(0)
+    length, rng = parts.config.seq_len, random.Random(0)
     count = parts.plan.tokens // length
     train = tuple(i >= length // 4 for i in range(length))
     rows = [
@@ -91,7 +91,7 @@ def full_batch(parts: Parts) -> Batch:
 def sample(parts: Parts) -> None:
     """A whole batch of prompts, long enough to fill the engine's largest step, and a few tokens of each."""
     rng = random.Random(1)
-    length = parts.config.context // 2
+    length = parts.config.seq_len // 2
     prompts = [
         [rng.randrange(2, parts.shape.vocabulary) for _ in range(length)]
         for _ in range(parts.config.inference.max_batch)

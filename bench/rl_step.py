@@ -106,7 +106,7 @@ def set_up(config: Config, name: str, device: str) -> Parts:
     made = plan(config, shape, gpu_bytes(device))
     engine = EmbeddedEngine(
         policy,
-        context=config.context,
+        context=config.seq_len,
         max_batch=config.inference.max_batch,
         kv_tokens=made.kv_tokens,
         page_size=config.inference.page_size,
@@ -156,7 +156,7 @@ async def run_step(parts: Parts, work: Work, step: int) -> Step:
     began, before = time.perf_counter(), phases(engine)
     played = await asyncio.gather(*[play(engine, work, i, step, clock) for i, clock in enumerate(clocks)])
     sampled, after = time.perf_counter(), phases(engine)
-    batch = advantages(played, work, parts.config.context)
+    batch = advantages(played, work, parts.config.seq_len)
     async with engine.paused():
         trained = time.perf_counter()
         learner.update(batch)

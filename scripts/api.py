@@ -75,7 +75,11 @@ def find(module: str, name: str) -> tuple[ast.stmt, list[str]]:
 
 def doc(node: Definition) -> list[str]:
     text = ast.get_docstring(node) or ""
-    return [" ".join(part.split()) if "\n    " not in part else part for part in text.split("\n\n") if part]
+    return [part if is_code(part) else " ".join(part.split()) for part in text.split("\n\n") if part]
+
+
+def is_code(part: str) -> bool:
+    return part.startswith("    ") or "\n    " in part
 
 
 def comment(node: ast.stmt, lines: list[str]) -> str:
@@ -142,7 +146,10 @@ def entry(module: str, written: str) -> list[str]:
     if not isinstance(node, ast.ClassDef):
         said += [f"    {call(node)}", ""]
     for index, part in enumerate(doc(node)):
-        said += [*([""] if index else []), *(part.splitlines() if "\n    " in part else textwrap.wrap(part, 120))]
+        said += [
+            *([""] if index else []),
+            *(part.splitlines() if part.startswith("    ") or "\n    " in part else textwrap.wrap(part, 120)),
+        ]
     return said + (members(node, lines, only) if isinstance(node, ast.ClassDef) else [])
 
 

@@ -108,7 +108,7 @@ TUNE = {
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
 def test_engine_and_trainer_agree_on_multi_turn_episodes(kind: str, strategy: str) -> None:
     flags = {"model.name": f"tiny:{kind}", "orchestrator.trajectory_strategy": strategy}
-    found = compare({**TUNE, **flags, "orchestrator.seq_len": "1500", "inference.page_size": "16"})
+    found = compare({**TUNE, **flags, "seq_len": "1500", "inference.page_size": "16"})
     assert max(len(t.turns) for t in found.trajectories) > 1 and found.tokens > 200
     assert found.worst < 1e-4
 
@@ -127,7 +127,7 @@ def test_engine_and_trainer_agree_when_the_environment_shortens_what_was_seen(
 
     monkeypatch.setattr(TuneSession, "view", view)
     flags = {"model.name": "tiny:llama", "orchestrator.trajectory_strategy": strategy}
-    found = compare({**TUNE, **flags, "orchestrator.seq_len": "1500", "inference.page_size": "16"})
+    found = compare({**TUNE, **flags, "seq_len": "1500", "inference.page_size": "16"})
     trajectories = found.trajectories
     assert max(len(t.branches) for t in trajectories) > 2
     assert found.tokens == sum(len(turn.sampled.token_ids) for t in trajectories for turn in t.turns if turn.sampled)
@@ -141,7 +141,7 @@ def test_engine_and_trainer_agree_on_the_default_model(episodes: int) -> None:
     """A wrong position, mask or adapter is 1e-2 and more. What is less is rounding only if each side is as near to
     float64 as transformers' own layers are in float32: in the mean, and where the two differ most."""
     fewer = {"orchestrator.batch_size": str(episodes), "orchestrator.rollouts_per_example": "2"}  # 15 s each on an N1
-    found = compare({**TUNE, **fewer, "orchestrator.seq_len": "768"})
+    found = compare({**TUNE, **fewer, "seq_len": "768"})
     assert max(len(t.turns) for t in found.trajectories) > 1 and found.tokens > 50 * episodes
     assert found.worst < 3e-4
     at = max(range(len(found.rows)), key=lambda i: found.gaps[i].max().item())

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import inspect
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from support.tiny_runs import write_config
 
 import airloop
+from airloop.envs.base import load_environment
 from airloop.shipped import shipped
 
 LIGHT = """
@@ -31,9 +36,37 @@ def test_every_public_name_is_there_with_a_docstring() -> None:
     assert set(airloop.__all__) <= set(dir(airloop))
     for name in airloop.__all__:
         assert getattr(airloop, name) is not None, name
-    assert airloop.train.__doc__ and airloop.evaluate.__doc__
+        assert inspect.getdoc(getattr(airloop, name)), name
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = airloop.trian  # type: ignore[attr-defined]
+
+
+def example(thing: object) -> str:
+    """The indented lines of a docstring."""
+    lines = (inspect.getdoc(thing) or "").splitlines()
+    return textwrap.dedent("\n".join(line for line in lines if line.startswith("    ")))
+
+
+def test_examples_of_docstrings_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from airloop.config import with_changes
+    from airloop.doctor import base
+
+    (tmp_path / "my.toml").write_text("max_steps = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(base, "_CHECKS", dict(base._CHECKS))
+    names = {**vars(base), **{name: getattr(airloop, name) for name in airloop.__all__}, "with_changes": with_changes}
+    exec(example(airloop.load_config) + "\n" + example(with_changes), names)
+    assert names["config"].max_steps == 200 and names["longer"].trainer.optim.lr == 1e-5
+    exec(example(base.check), names)
+    assert base.checks(["my-data"])[0].run(None).verdict == "pass"  # type: ignore[arg-type, union-attr]
+    names["load_environment"] = load_environment
+    exec(example(load_environment), names)
+    lines = example(airloop.Session).replace("\n", "\n    ")
+    exec(f"async def play(env, task):\n    {lines}\n    return score", names)
+    task = next(t for t in names["env"].tasks("train") if t.payload["answer"] == 7)
+    assert asyncio.run(names["play"](names["env"], task)).rewards["correct"] == 1.0
+    for thing in (airloop.train, airloop.evaluate, airloop.Task, airloop.Run, airloop.Environment, airloop.Engine):
+        compile(example(thing), "example", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_a_script_is_evaluated_by_name_by_words_and_by_config(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def refusal(*argv: str) -> str:
 
 def test_the_single_gpu_toml_of_the_seeds_loads_unchanged(tmp_path: Path):
     config = load_config(["@", write(tmp_path, "v5.toml", H100_V5 + ENV)])
-    assert config.context == 2048 and config.gpu == 0
+    assert config.seq_len == 2048 and config.gpu == 0
     assert config.trainer.model.ac is not None and config.trainer.model.ac.freq == 1
     assert config.orchestrator.env == [EnvConfig(id="soup", args={"split": "train", "timeout_s": 30.0})]
     assert 'id = "soup"' in to_toml(config)
@@ -150,7 +150,7 @@ def test_a_later_list_of_environments_replaces_the_earlier(tmp_path: Path):
         (["--warmstart.min_reward", "-0.5"], "warmstart.min_reward", -0.5),
         (["--trainer.model.ac.freq", "2"], "trainer.model.ac.freq", 2),
         (["--trainer_gpu_ids", "[0]"], "trainer_gpu_ids", [0]),
-        (["--inference.model.max_model_len", "none"], "inference.model.max_model_len", None),
+        (["--model.adapter", "none"], "model.adapter", None),
     ],
 )
 def test_flags(flags: list[str], key: str, value: object):
@@ -190,7 +190,7 @@ def test_flags_into_environments(tmp_path: Path):
         (["--max_steps"], ["--max_steps needs a value"]),
         (["--max_steps", "many"], ["--max_steps many", "a valid integer", "--max_steps 20"]),
         (["--deterministic", "yes"], ["--deterministic yes", "--deterministic true"]),
-        (["--trainer.modell.seq_len", "64"], ["--trainer.modell.seq_len 64", "--trainer.model.seq_len 64"]),
+        (["--trainer.modell.impl", "hf"], ["--trainer.modell.impl hf", "--trainer.model.impl hf"]),
         (["--max_steps", "1", "--max_steps.x", "1"], ["--max_steps.x 1", "not a section"]),
         (["--orchestrator.env.4.id", "x"], ["1 elements"]),
         (["--orchestrator.env.1.args.x", "1"], ["orchestrator.env.1.id is missing"]),
@@ -327,16 +327,6 @@ def test_files_that_are_not_text_or_not_there(tmp_path: Path):
     assert "not UTF-8" in refusal("@", str(tmp_path / "latin.toml"))
     assert "is a folder" in refusal("@", str(tmp_path))
     assert f"did you mean @ {tmp_path / 'latin.toml'}" in refusal("@", str(tmp_path / "latn.toml"))
-
-
-def test_seq_len_at_top_level():
-    config = load_config(["--seq_len", "4096"])
-    assert (config.trainer.model.seq_len, config.orchestrator.seq_len) == (4096, 4096)
-    config = load_config(["--seq_len", "4096", "--orchestrator.seq_len", "1024"])
-    assert (config.trainer.model.seq_len, config.orchestrator.seq_len) == (4096, 1024)
-    assert load_config(["--orchestrator.seq_len", "8192"]).trainer.model.seq_len == 8192
-    assert load_config(["--orchestrator.seq_len", "8192", "--inference.model.max_model_len", "512"]).context == 512
-    assert Config(seq_len=512, trainer=Config().trainer).trainer.model.seq_len == 512
 
 
 def test_keys_with_one_value_are_taken_with_it_and_say_nothing(tmp_path: Path):

@@ -217,7 +217,7 @@ def test_a_newer_file_is_corrected_in_one_round_to_the_run_that_it_says(tmp_path
     assert [env.id for env in config.orchestrator.env] == ["gsm8k"] and config.orchestrator.env[0].title == "sums"
     assert config.orchestrator.rollouts_per_example == 16 and config.orchestrator.sampling.max_tokens == 128
     assert config.trainer.model.train == "full" and config.trainer.optim.lr == 3e-6 and config.gpus == [0, 1, 2, 3]
-    assert config.trainer.optim.weight_decay == 0.01 and config.inference.model.max_model_len == 2048
+    assert config.trainer.optim.weight_decay == 0.01 and config.seq_len == 2048
 
 
 def test_an_environment_that_is_not_known_is_refused_beside_everything_else(tmp_path: Path):
@@ -288,7 +288,7 @@ def test_the_two_gpu_file_of_the_seeds_keeps_its_meaning(tmp_path: Path):
     own = "max_steps = 1000\n[orchestrator]\nbatch_size = 128\nrollouts_per_example = 8\nseq_len = 8192\n"
     config = pasted(tmp_path, found, own + '[[orchestrator.env]]\nid = "soup"\n')
     assert config.gpus == [0, 1] and config.trainer.model.train == "lora" and config.trainer.model.lora.rank == 8
-    assert config.trainer.optim.lr == 1e-6 and config.context == 8192
+    assert config.trainer.optim.lr == 1e-6 and config.seq_len == 8192
     assert "no environment" in str(found)
 
 

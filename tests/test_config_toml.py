@@ -90,7 +90,6 @@ def configs(draw: st.DrawFn) -> Config:
     orchestrator |= {
         "batch_size": group * draw(st.integers(1, 9)),
         "rollouts_per_example": group,
-        "seq_len": length,
     }
     tree = maybe(
         seed=st.integers(0, 1 << 64),

@@ -23,4 +23,4 @@ def test_a_shipped_config_loads_with_its_environments(name: str) -> None:
         assert examples * config.orchestrator.rollouts_per_example == config.orchestrator.batch_size
         env.abandon()
     # Without a hub the text of a 4B model's tokenizer is not here: lengths are checked when a run starts.
-    assert config.context >= 1024 or name in ("arith", "quickstart")
+    assert config.seq_len >= 1024 or name in ("arith", "quickstart")

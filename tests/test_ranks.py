@@ -33,7 +33,7 @@ FLAGS = {
     "orchestrator.env.0.args.split_by": "none",
     "orchestrator.batch_size": "20",
     "orchestrator.rollouts_per_example": "4",
-    "orchestrator.seq_len": "48",
+    "seq_len": "48",
     "orchestrator.sampling.max_tokens": "3",
     "orchestrator.eval.num_examples": "5",
     "orchestrator.eval.interval": "2",

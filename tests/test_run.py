@@ -38,7 +38,7 @@ FLAGS = {
     "orchestrator.env.0.args.split_by": "none",
     "orchestrator.batch_size": "16",
     "orchestrator.rollouts_per_example": "4",
-    "orchestrator.seq_len": "48",
+    "seq_len": "48",
     "orchestrator.sampling.max_tokens": "3",
     "orchestrator.eval.num_examples": "6",
     "orchestrator.eval.interval": "3",
@@ -382,9 +382,7 @@ def test_what_is_refused_before_the_start_leaves_no_run_behind(tmp_path: Path) -
 
 def test_a_prompt_longer_than_the_context_is_refused_with_the_length_it_needs(tmp_path: Path) -> None:
     with pytest.raises(AirError, match=r"has \d+ tokens.*more than the context of 20") as error:
-        run_here(
-            tmp_path, **{"orchestrator.seq_len": "20", "warmstart": "none", "orchestrator.sampling.max_tokens": "9"}
-        )
+        run_here(tmp_path, **{"seq_len": "20", "warmstart": "none", "orchestrator.sampling.max_tokens": "9"})
     assert "to at least" in error.value.fix
 
 

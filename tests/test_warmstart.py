@@ -34,7 +34,7 @@ from airloop.watch.display.display import Display
 FLAGS = {
     "model.name": "tiny:llama",
     "orchestrator.env.0.id": "arith",
-    "orchestrator.seq_len": "64",
+    "seq_len": "64",
     "orchestrator.sampling.max_tokens": "4",
     "warmstart.steps": "30",
     "warmstart.episodes": "32",

@@ -91,7 +91,11 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The config with some keys replaced, by their dotted names."""
+    """The config with some keys replaced, by their dotted names. They are not checked again: what comes from people is
+    for load_config.
+
+        longer = with_changes(config, {"max_steps": 200, "trainer.optim.lr": 1e-5})
+    """
     for name, value in changes.items():
         config = _with(config, name.split("."), value)
     return config
@@ -108,6 +112,8 @@ def load_config(argv: Sequence[str], *, environments: bool = True) -> Config:
 
     All mistakes are reported in one AirError (Refused). Without `environments` their ids and arguments are taken as
     they are: a run is read also where its environment is not installed, and reading one must not run its code.
+
+        config = load_config(["@", "my.toml", "--max_steps", "200"])
     """
     settings = read_sources(argv, foreign=list(ALIASES))
     config, mistakes = review(settings, environments=environments)

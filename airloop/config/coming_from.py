@@ -13,6 +13,7 @@ from airloop.config.foreign import ALIASES, FOREIGN_KEYS, FOREIGN_VALUES, Alias,
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.foreign_prime import PRIME
 from airloop.config.foreign_verl import VERL
+from airloop.config.lengths import ENGINE, SAMPLED, TRAINED
 from airloop.config.orchestrator import ENV_SYNONYMS
 from airloop.config.sources import leaves
 from airloop.config.toml import toml_value
@@ -34,6 +35,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "_gpu_count": (2,),
     "_dropout": (0.0, 0.1),
     "_tool_choice": (True, False),
+    "_context": (4096,),
     "_per_prompt": (16,),
     "adam_beta1": (0.9,),
     "adam_beta2": (0.99,),
@@ -91,6 +93,8 @@ def _sentence(*parts: str) -> str:
 def said_of(name: str) -> str:
     """What is known of another trainer's key, for `air train --help`; empty for none."""
     plain = name.strip("-[] ").replace("-", "_")
+    if plain in (SAMPLED, ENGINE, TRAINED):
+        return f"{plain} is read as seq_len, the one length that an episode has: as it is sampled, held and trained."
     alias = ALIASES.get(plain) or FOREIGN_KEYS.get(plain) or foreign_at(tuple(plain.split(".")))
     if alias is None:
         return ""
@@ -161,7 +165,9 @@ PRIME_RL = """\
 
 Versions 0.3 to 0.8 and later. The sections are the same here, and a key that is not in this table and that
 `air train --help` lists means the same in both. What a file of prime-rl leaves to its defaults is asked to be written
-down, since air's defaults are others.
+down, since air's defaults are others. `orchestrator.seq_len`, `trainer.model.seq_len` and
+`inference.model.max_model_len` are read as the one length that an episode has here, `seq_len`: the shorter of what is
+sampled and what the engine holds. Where they contradict each other they are refused.
 """
 
 VERL_HEAD = """\

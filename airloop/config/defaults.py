@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
 from airloop.learn.losses import LOSSES
 
 # Steps of a run that has a budget of time and no max_steps of its own: more than any such run will have.
@@ -28,37 +26,8 @@ def fill_loss(data: dict[str, Any]) -> dict[str, Any]:
     return filled | {key: value for key, value in data.items() if value is not None or key not in filled}
 
 
-def spread_seq_len(data: dict[str, Any]) -> dict[str, Any]:
-    """Fill in a seq_len that is not given: from the top level, and the trainer's from the sampler's."""
-    data = dict(data)
-    orchestrator, trainer = _given(data.get("orchestrator")), _given(data.get("trainer"))
-    model = _given(trainer.get("model")) if trainer is not None else None
-    if orchestrator is None or trainer is None or model is None:
-        return data  # a section of the wrong type: the schema refuses it
-    if data.get("seq_len") is not None:
-        orchestrator.setdefault("seq_len", data["seq_len"])
-        model.setdefault("seq_len", data["seq_len"])
-    if "seq_len" in orchestrator:
-        model.setdefault("seq_len", orchestrator["seq_len"])
-    for name, section, parent in (
-        ("model", model, trainer),
-        ("trainer", trainer, data),
-        ("orchestrator", orchestrator, data),
-    ):
-        if section:
-            parent[name] = section
-    return data
-
-
 def fill_budget(data: dict[str, Any]) -> dict[str, Any]:
     """A run that is given minutes and no number of steps has as many as fit."""
     if isinstance(budget := data.get("budget"), dict) and budget.get("minutes") is not None:
         return {"max_steps": MOST_STEPS, **data}
     return data
-
-
-def _given(section: Any) -> dict[str, Any] | None:
-    """The keys that were given in a section, as a dict of our own; None if it is no section at all."""
-    if isinstance(section, BaseModel):
-        return section.model_dump(exclude_unset=True)
-    return dict(section or {}) if section is None or isinstance(section, dict) else None

@@ -176,6 +176,16 @@ def _tool_choice(given: Any, _: Mapping[str, Any]) -> Answer:
 
 
 tool_choice = Alias(read=_tool_choice)
+
+
+def _context(given: Any, tree: Mapping[str, Any]) -> Answer:
+    length, said = typed("seq_len", given), tree.get("seq_len")
+    if isinstance(length, int) and isinstance(said, int) and said <= length:
+        return Answer("the engine's context is seq_len, which is given")
+    return Answer("the engine's context is seq_len", {"seq_len": length})
+
+
+context = Alias("seq_len", read=_context)
 # Keys with one value that can be used: it is taken, in files and in the configs of earlier runs, any other refused.
 SETTLED: dict[str, Alias] = {
     "trainer.model.lora.dropout": dropout,
@@ -236,7 +246,7 @@ ALIASES: dict[str, Alias] = {
     "save_total_limit": to("ckpt.keep_last"),
     "eval_steps": to("orchestrator.eval.interval"),
     "vllm_gpu_memory_utilization": to("inference.gpu_memory_utilization"),
-    "vllm_max_model_length": to("inference.model.max_model_len"),
+    "vllm_max_model_length": context,
     "use_vllm": drop(f"{ONE_COPY}, in an engine of air's own"),
     "vllm_mode": drop(f"{ONE_COPY}, in the same process"),
     "vllm_tensor_parallel_size": drop(f"{ONE_COPY}: {OWN_RANKS}"),
@@ -264,7 +274,7 @@ ALIASES: dict[str, Alias] = {
     ),
     "num_train_epochs": none("a run is counted in steps", "write max_steps"),
     "warmup_ratio": when_off("warming up is counted in steps", "write trainer.optim.warmup_steps"),
-    "max_prompt_length": drop("a prompt is never cut: prompt and reply share orchestrator.seq_len"),
+    "max_prompt_length": drop("a prompt is never cut: prompt and reply share seq_len"),
     "steps_per_generation": none("every batch is sampled from the newest weights", "see trainer.loss.passes"),
     "generation_batch_size": none("every batch is sampled from the newest weights", "see orchestrator.batch_size"),
     "repetition_penalty": none("log-probs of what is sampled are the model's own", "leave sampling as it is"),
@@ -294,6 +304,7 @@ FOREIGN_KEYS: dict[str, Alias] = {
         "C3",
     ),
     "enable_auto_tool_choice": tool_choice,
+    "max_model_len": context,
     "lora_name": drop("there is one adapter, and it is always the served one"),
     "env_worker_logs": drop("worker errors always reach the main log"),
     "max_async_level": _ON_POLICY,

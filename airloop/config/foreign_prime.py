@@ -12,6 +12,7 @@ from airloop.config.foreign import (
     Alias,
     Answer,
     beta,
+    context,
     drop,
     group,
     is_on,
@@ -234,7 +235,7 @@ PRIME: dict[str, Alias] = {
             *("mask_ratio_high", "teacher_tau", "import_path", "kwargs.**", "clip_ratio"),
         )
     },
-    "inference.vllm.max_model_len": to("inference.model.max_model_len"),
+    "inference.vllm.max_model_len": context,
     "inference.vllm.tool_call_parser": to("inference.model.tool_call_parser"),
     "inference.vllm.enforce_eager": to("inference.model.enforce_eager"),
     "inference.vllm.enable_auto_tool_choice": tool_choice,
@@ -244,7 +245,7 @@ PRIME: dict[str, Alias] = {
     "inference.model.chat_template": to("model.chat_template"),
     "inference.model.dtype": to("model.dtype"),
     "inference.model.trust_remote_code": HOW,
-    "inference.model.rope_scaling": none("a stretched context has no equivalent here", "see orchestrator.seq_len"),
+    "inference.model.rope_scaling": none("a stretched context has no equivalent here", "see seq_len"),
     **{
         f"inference.{name}": _SERVER
         for name in (
@@ -290,7 +291,7 @@ PRIME: dict[str, Alias] = {
     "orchestrator.pool_size": drop("orchestrator.max_concurrent is the most that are under way"),
     "orchestrator.num_train_workers": drop(OWN_RANKS),
     "orchestrator.max_steps": to("max_steps"),
-    "max_model_len": to("inference.model.max_model_len"),
+    "max_model_len": context,
     "file_monitor.**": drop("metrics.jsonl is always written"),
     "orchestrator.renderer.**": drop(
         "the model's own chat template is used, and sampled tokens are never rendered again"

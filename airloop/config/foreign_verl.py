@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airloop.config.foreign import ALIASES, Alias, Answer, drop, group, none, number, to
+from airloop.config.foreign import ALIASES, Alias, Answer, context, drop, group, none, number, to
 from airloop.config.foreign import when_off as off
 from airloop.config.foreign_prime import HOW, RESUME, only
 from airloop.config.sources import at
@@ -72,7 +72,7 @@ VERL: dict[str, Alias] = {
     f"{_ROLLOUT}.top_p": to("orchestrator.sampling.top_p"),
     f"{_ROLLOUT}.top_k": to("orchestrator.sampling.top_k"),
     f"{_ROLLOUT}.gpu_memory_utilization": to("inference.gpu_memory_utilization"),
-    f"{_ROLLOUT}.max_model_len": to("inference.model.max_model_len"),
+    f"{_ROLLOUT}.max_model_len": context,
     "actor_rollout_ref.**": HOW,
     "algorithm.adv_estimator": Alias(read=_estimator),
     "algorithm.norm_adv_by_std_in_grpo": to("trainer.loss.scale_rewards"),

@@ -86,7 +86,6 @@ def not_toml(value: Any) -> object | None:
 class OrchestratorConfig(Section):
     batch_size: int = Field(default=32, ge=2, description="Trajectories per step.")
     rollouts_per_example: int = Field(default=8, ge=1, description="Trajectories per task: the group of the baseline.")
-    seq_len: int = Field(default=2048, ge=16, description="The longest trajectory, in tokens.")
     trajectory_strategy: Literal["interleaved", "branching"] = Field(
         default="interleaved",
         description="One sequence per trajectory, or one per turn; the loss weights are the same.",

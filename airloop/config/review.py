@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from airloop.config.config import Config
 from airloop.config.environments import check_environments, none_named
 from airloop.config.foreign_flags import foreign_flags
+from airloop.config.lengths import fold_lengths
 from airloop.config.losses import check_losses
 from airloop.config.mistakes import explain, explain_conflict, missing_template
 from airloop.config.rules import Conflict
@@ -25,7 +26,7 @@ def review(settings: Settings, *, environments: bool) -> tuple[Config | None, li
     """The config, if it has no mistakes, and these. The settings are corrected on the way."""
     # A file that only names a model is a part of others; one that says how to train it, too, is a run.
     whole = is_whole(settings.tree) and bool({"max_steps", "trainer", "orchestrator"} & settings.tree.keys())
-    found = list(settings.mistakes)
+    found = [*settings.mistakes, *fold_lengths(settings)]
     for mistake in itertools.chain(foreign_flags(settings), missing_template(settings)):
         found.append(mistake)
         settings.correct(mistake)

@@ -24,7 +24,7 @@ class Conflict:
 
 
 def conflicts(config: RunConfig) -> list[Conflict]:
-    rules = (_groups, _lengths, _loss, _gpus, _budget, _not_in_this_version)
+    rules = (_groups, _loss, _gpus, _budget, _not_in_this_version)
     return [conflict for rule in rules for conflict in rule(config)]
 
 
@@ -58,26 +58,6 @@ def _groups(config: RunConfig) -> Iterator[Conflict]:
             f"rollouts_per_example = {group}: {batch} / {group} leaves {batch % group}",
             {"orchestrator.batch_size": max(group, round(batch / group) * group)},
             "A5",
-        )
-
-
-def _lengths(config: RunConfig) -> Iterator[Conflict]:
-    trainer = config.trainer.model.seq_len
-    given = config.seq_len
-    if given is not None and given not in (trainer, config.orchestrator.seq_len):
-        yield Conflict(
-            ("seq_len", "trainer.model.seq_len", "orchestrator.seq_len"),
-            f"seq_len = {given} at top level would have no effect, as trainer.model.seq_len = {trainer} "
-            f"and orchestrator.seq_len = {config.orchestrator.seq_len} are both given",
-            {"trainer.model.seq_len": given, "orchestrator.seq_len": given},
-        )
-    elif config.context > trainer:
-        yield Conflict(
-            ("trainer.model.seq_len", "orchestrator.seq_len", "inference.model.max_model_len"),
-            f"trajectories may grow to {config.context} tokens, "
-            f"but trainer.model.seq_len = {trainer} is the longest that is trained on",
-            {"trainer.model.seq_len": config.context},
-            "A4",
         )
 
 

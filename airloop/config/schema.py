@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from airloop.config.defaults import fill_budget, spread_seq_len
+from airloop.config.defaults import fill_budget
 from airloop.config.orchestrator import OrchestratorConfig
 from airloop.config.section import Section
 from airloop.config.trainer import TrainerConfig
@@ -58,11 +58,6 @@ class CkptConfig(Section):
 
 
 class InferenceModelConfig(Section):
-    max_model_len: int | None = Field(
-        default=None,
-        ge=16,
-        description="The sampler's context is the smaller of this and orchestrator.seq_len.",
-    )
     enforce_eager: bool | None = Field(default=None, description="No decode graphs on CUDA (the CPU has none).")
     tool_call_parser: Literal["auto", "hermes", "json"] = Field(
         default="auto", description="How tool calls are read from a reply; auto takes both forms."
@@ -120,6 +115,9 @@ class LogbookConfig(Section):
     major: int = Field(default=1, ge=0, le=9999, description="The series in the run's name: exp{major}.{minor}-….")
 
 
+SEQ_LEN = 2048
+
+
 class RunConfig(Section):
     """One run, resolved: every key has its value, each right by itself."""
 
@@ -132,10 +130,8 @@ class RunConfig(Section):
     run_name: str | None = Field(
         default=None, min_length=1, description="What the run is called after; by default its environments."
     )
-    seq_len: int | None = Field(
-        default=None,
-        ge=16,
-        description="Sets trainer.model.seq_len and orchestrator.seq_len where these are not given.",
+    seq_len: int = Field(
+        default=SEQ_LEN, ge=16, description="What an episode may grow to, prompt and replies, in tokens."
     )
     inference_gpu_ids: list[int] | None = Field(default=None, min_length=1, description="Same as trainer_gpu_ids.")
     trainer_gpu_ids: list[int] | None = Field(
@@ -155,12 +151,6 @@ class RunConfig(Section):
     warmstart: WarmstartConfig | None = Field(
         default=None, description="A supervised start before the first step; none without this table."
     )
-
-    @property
-    def context(self) -> int:
-        """The sampler's context: prompt and replies of one episode, in tokens."""
-        limit = self.inference.model.max_model_len
-        return min(self.orchestrator.seq_len, limit) if limit else self.orchestrator.seq_len
 
     @property
     def gpus(self) -> list[int]:
@@ -190,5 +180,5 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _spread(cls, data: Any) -> Any:
-        return fill_budget(spread_seq_len(data)) if isinstance(data, dict) else data
+    def _fill(cls, data: Any) -> Any:
+        return fill_budget(data) if isinstance(data, dict) else data

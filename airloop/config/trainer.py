@@ -49,11 +49,6 @@ class LoraConfig(Section):
 
 
 class TrainerModelConfig(Section):
-    seq_len: int = Field(
-        default=2048,
-        ge=16,
-        description="The longest sequence trained on; follows orchestrator.seq_len where not given.",
-    )
     impl: Literal["auto", "hf"] = Field(
         default="auto",
         description="What training runs: our forward pass where the architecture is known, or transformers' layers.",

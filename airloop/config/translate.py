@@ -337,7 +337,7 @@ def _defaults(said: Mapping[str, Any], settings: Settings) -> list[Mistake]:
     if at(now, "trainer", "model", "lora") is None and at(now, "trainer", "model", "train") is None:
         missing["trainer.model.train"] = "full"
     if at(now, "orchestrator", "sampling", "max_tokens") is None:
-        length = at(now, "orchestrator", "seq_len") or at(now, "seq_len") or 2048
+        length = at(now, "seq_len") or 2048
         missing["orchestrator.sampling.max_tokens"] = length
     name = settings.files[-1]
     found: list[Mistake] = []

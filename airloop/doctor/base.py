@@ -51,10 +51,12 @@ class Finding:
 
 
 def passed(seen: str, detail: str = "") -> Finding:
+    """All is well; `seen` says what was looked at, with numbers."""
     return Finding("pass", seen, detail=detail)
 
 
 def not_judged(seen: str, fix: str) -> Finding:
+    """The evidence could not be had here, which is no failure; `fix` says how it could."""
     return Finding("not judged", seen, NO_EVIDENCE, fix)
 
 
@@ -80,7 +82,13 @@ _CHECKS: dict[str, Check] = {}
 
 
 def check(*ids: str, stage: Stage, title: str) -> Callable[[Callable[[Case], Answer]], Callable[[Case], Answer]]:
-    """Registers the function under its own name."""
+    """Registers the function under its own name. `ids` are lines of the failure catalogue, or names of your own;
+    `title` says in a few words what is right when it passes.
+
+        @check("my-data", stage="fast", title="the data has no duplicates")
+        def no_duplicates(case: Case) -> Finding:
+            return passed("8,000 rows, all different")
+    """
 
     def register(function: Callable[[Case], Answer]) -> Callable[[Case], Answer]:
         _CHECKS[function.__name__] = Check(function.__name__, ids, stage, title, function)

@@ -34,7 +34,7 @@ def config_is_understood(case: Case) -> Iterator[Finding]:
         o = case.config.orchestrator
         groups = o.batch_size // o.rollouts_per_example
         yield passed(
-            f"every key is used; {groups} groups of {o.rollouts_per_example} a step, context {case.config.context}"
+            f"every key is used; {groups} groups of {o.rollouts_per_example} a step, context {case.config.seq_len}"
         )
 
 
@@ -74,21 +74,21 @@ def replies_fit(case: Case) -> Finding:
     from airloop.models.checks import check_context
 
     config = case.config
-    check_context(case.model_config, config.context, config.model.name)
+    check_context(case.model_config, config.seq_len, config.model.name)
     if not case.prompts:
         return not_judged(
             f"no task was open within {OPENING_S:.0f} s, so no prompt could be measured",
             "nothing need be changed: `air train` measures prompts before its first step, however long they take",
         )
     longest = max(case.prompts, key=lambda prompt: prompt.tokens)
-    wanted, room = config.orchestrator.sampling.max_tokens, config.context - longest.tokens
+    wanted, room = config.orchestrator.sampling.max_tokens, config.seq_len - longest.tokens
     seen = (
         f"the longest of {len(case.prompts)} prompts ({longest.task.id}) has {longest.tokens} tokens: with max_tokens "
         f"= {wanted} that is {longest.tokens + wanted}"
     )
     if room >= wanted:
-        return passed(f"{seen} of a context of {config.context}")
-    return _too_long(case, f"{seen}, more than the context of {config.context}", longest.tokens, wanted)
+        return passed(f"{seen} of a context of {config.seq_len}")
+    return _too_long(case, f"{seen}, more than the context of {config.seq_len}", longest.tokens, wanted)
 
 
 def _too_long(case: Case, seen: str, prompt: int, wanted: int) -> Finding:
@@ -96,16 +96,14 @@ def _too_long(case: Case, seen: str, prompt: int, wanted: int) -> Finding:
     stops nothing unless the prompt alone fills it."""
     config, needed = case.config, prompt + wanted
     limit = case.model_config.get("max_position_embeddings")
-    room = config.context - prompt
+    room = config.seq_len - prompt
     if isinstance(limit, int) and needed > limit and room > 0:
         fix, lines = "shorten the replies", {"orchestrator.sampling.max_tokens": room}
     else:
         # A round number: prompts differ a little from task to task.
         length = min(-(-needed // 256) * 256, limit if isinstance(limit, int) and limit >= needed else needed + 256)
         fix = f"set the context to at least {needed}" + (f", or max_tokens to at most {room}" if room > 0 else "")
-        lines = {"orchestrator.seq_len": length, "trainer.model.seq_len": length}
-        if config.inference.model.max_model_len:
-            lines["inference.model.max_model_len"] = length
+        lines = {"seq_len": length}
     if room > 0:
         return Finding("warn", seen, f"after such a prompt a reply is cut off at {room} of {wanted} tokens", fix, lines)
     return Finding("fail", seen, "the prompt leaves no room for a reply: no episode would get beyond it", fix, lines)

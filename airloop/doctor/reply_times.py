@@ -64,7 +64,7 @@ async def _prompt(parts: Components, task: Task) -> list[int]:
     except Exception:  # whatever it is: a first episode meets it too, and its error is told with the place
         return []
     prompt: list[int] = tokenizer.encode(tokenizer.render(list(opening.messages), list(opening.tools), True))
-    return prompt if len(prompt) + 1 + TOKENS <= parts.config.context else []
+    return prompt if len(prompt) + 1 + TOKENS <= parts.config.seq_len else []
 
 
 async def _generate(parts: Components, prompts: Sequence[list[int]], at_once: int) -> tuple[float, float]:

@@ -107,7 +107,7 @@ def episode_bytes(case: Case) -> int:
     evaluations = 2 + (case.config.max_steps // o.eval.interval if o.eval.interval else 0)
     episodes = case.config.max_steps * o.batch_size * o.oversampling_factor
     episodes += evaluations * o.eval.num_examples * o.eval.rollouts_per_example
-    return int(episodes * case.config.context * BYTES_PER_TOKEN)
+    return int(episodes * case.config.seq_len * BYTES_PER_TOKEN)
 
 
 def _nearest(path: Path) -> Path:

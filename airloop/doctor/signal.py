@@ -267,10 +267,10 @@ def context_holds_episode(case: Case) -> Finding:
     # Where every episode submits by itself, the turns it takes are the turns it needs.
     free = all(t.ending == "done" for t in played)
     turns = max(len(t.turns) for t in played) if free else max(limits.values())
-    needed, holds = prompt + turns * a_turn, (config.context - prompt) / max(a_turn, 1.0)
+    needed, holds = prompt + turns * a_turn, (config.seq_len - prompt) / max(a_turn, 1.0)
     seen = (
         f"a prompt of {prompt:.0f} tokens and {a_turn:.0f} a turn: {needed:.0f} tokens at turn {turns}, "
-        f"in a context of {config.context}"
+        f"in a context of {config.seq_len}"
     )
     full = sum(t.ending == "context_full" for t in played)
     if holds >= turns and full <= FULL * len(played):
@@ -283,7 +283,7 @@ def context_holds_episode(case: Case) -> Finding:
         seen,
         f"episodes will be cut at about turn {max(1, min(turns, int(holds)))} of {turns}, before they can submit",
         "a longer context, shorter observations, or fewer turns.",
-        {"orchestrator.seq_len": room, "trainer.model.seq_len": room},
+        {"seq_len": room},
     )
 
 

@@ -30,6 +30,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
+    """One reply: its tokens exactly as they were drawn."""
+
     token_ids: tuple[int, ...]  # the stop token is included
     logprobs: tuple[float, ...]
     stop: StopReason
@@ -42,6 +44,8 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """What an engine can hold: tokens of one request, requests at once, bytes that it takes."""
+
     context: int
     batch: int
     memory_bytes: int
@@ -74,12 +78,20 @@ class Counters:
 
 
 class Engine(Protocol):
-    """`counters` only grow. `fallback_reason`: why it runs slower than it could; empty if it does not."""
+    """Samples from the policy under training.
+
+        reply = await engine.generate(tokenizer.encode("Hello"), Sampling(max_tokens=32))
+        reply.token_ids, reply.logprobs, reply.version
+
+    `counters` only grow. `fallback_reason`: why it runs slower than it could; empty if it does not.
+    """
 
     counters: Counters
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """Of the policy that is served."""
+        ...
 
     @property
     def fallback_reason(self) -> str: ...
@@ -104,4 +116,6 @@ class Engine(Protocol):
 
     def describe(self) -> Limits: ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Whoever waits for a reply is told; nothing is sampled any more."""
+        ...

@@ -16,7 +16,7 @@ def make_engine(
 
     return EmbeddedEngine(
         policy,
-        context=config.context,
+        context=config.seq_len,
         max_batch=config.inference.max_batch,
         kv_tokens=config.inference.kv_tokens if kv_tokens is None else kv_tokens,
         page_size=config.inference.page_size,

@@ -50,7 +50,13 @@ class Opening:
 
 class Session(ABC):
     """One episode's world. `finish` is called exactly once, whatever ended the episode, except after
-    InfraError. Anything but InfraError raised here is a defect and stops the run with its trajectory."""
+    InfraError. Anything but InfraError raised here is a defect and stops the run with its trajectory.
+
+        async with env.open(task, seed=0) as session:
+            opening = await session.begin()
+            observation = await session.act(Action("text", "7"))
+            score = await session.finish()
+    """
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,7 +103,9 @@ class Environment(ABC, Generic[A]):
                 return [Task(self.name, str(i), split) for i in range(self.args.count)]
     """
 
+    # Its id: what a config says in [[orchestrator.env]].
     name: ClassVar[str]
+    # How a reply becomes actions.
     action_format: ClassVar[ActionFormat]
     # What a config may set in `args = { … }`: the class in the brackets, unless it is named here.
     Args: ClassVar[type[EnvArgs]] = EnvArgs
@@ -220,6 +228,7 @@ class Environment(ABC, Generic[A]):
         return None
 
     async def close(self) -> None:
+        """The run is over: end workers, sandboxes and servers."""
         self.abandon()
 
 
@@ -235,7 +244,12 @@ def check_components(env: str, weights: Mapping[str, float], known: Collection[s
 
 
 def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Environment:
-    """The environment registered under `env_id`, with its checked arguments."""
+    """The environment registered under `env_id`, or of one file, with its checked arguments. AirError for an unknown id
+    or argument, with the nearest known one.
+
+        env = load_environment("arith", {"max_number": 9})
+        env.tasks("eval")[0].payload
+    """
     kind = find_environment(env_id)()
     return kind(check_args(env_id, kind.Args, args or {}))
 

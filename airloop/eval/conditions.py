@@ -17,7 +17,7 @@ from airloop.envs.base import Environment
 
 FLAGS = {
     "sampling.temperature": "--temperature",
-    "mode.context": "--orchestrator.seq_len",
+    "mode.context": "--seq_len",
     "mode.strategy": "--orchestrator.trajectory_strategy",
     "mode.parser": "--inference.model.tool_call_parser",
     "mode.episode_timeout_s": "--orchestrator.episode_timeout_s",
@@ -55,7 +55,7 @@ def conditions(
         "env": {e.title: _env(e.id, envs[e.title]) for e in o.env},
         "parser": config.inference.model.tool_call_parser,
         "episode_timeout_s": o.episode_timeout_s,
-        "context": config.context if policy else None,
+        "context": config.seq_len if policy else None,
         "strategy": o.trajectory_strategy if policy else None,
     }
     # through JSON, so that what was saved and what was just made are equal

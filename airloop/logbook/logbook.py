@@ -32,7 +32,7 @@ SETTINGS = (
     "trainer.loss.kl_beta",
     "orchestrator.batch_size",
     "orchestrator.rollouts_per_example",
-    "orchestrator.seq_len",
+    "seq_len",
     "orchestrator.sampling.max_tokens",
     "orchestrator.sampling.temperature",
 )

@@ -103,4 +103,4 @@ def _kv_tokens(config: Config, sizes: Sizes, room: int) -> int:
     if config.inference.kv_tokens:
         return config.inference.kv_tokens
     share = int(max(0, room) * config.inference.gpu_memory_utilization) // (sizes.shape.kv_values * sizes.item)
-    return max(config.context, min(sizes.batch * config.context, share))
+    return max(config.seq_len, min(sizes.batch * config.seq_len, share))

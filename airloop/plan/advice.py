@@ -15,7 +15,6 @@ Remedy = Callable[[Config], Iterator[Changes]]
 WORTH = 0.01  # a change that saves less of the peak is not worth a line
 LEAST_RANK = 8
 MOST_GPUS = 8
-LENGTHS = ("orchestrator.seq_len", "trainer.model.seq_len")
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,8 @@ def _merged(chosen: dict[str, Changes]) -> Changes:
 
 
 def apply(config: Config, changes: Changes) -> Config | None:
-    """The config with other values, or None if a rule refuses them. A `seq_len` at top level sets both below it."""
+    """The config with other values, or None if a rule refuses them."""
     tree: dict[str, Any] = config.model_dump(exclude_none=True)
-    if length := changes.get("seq_len"):
-        changes = {**dict.fromkeys(LENGTHS, length), **changes}
     for key, value in changes.items():
         node = tree
         *sections, leaf = key.split(".")
@@ -100,7 +97,7 @@ def _halves(value: int, least: int) -> Iterator[int]:
 
 def _kv_tokens(config: Config) -> Iterator[Changes]:
     if config.inference.kv_tokens:
-        for tokens in _halves(config.inference.kv_tokens, config.context):
+        for tokens in _halves(config.inference.kv_tokens, config.seq_len):
             yield {"inference.kv_tokens": tokens}
 
 
@@ -110,7 +107,7 @@ def _checkpointing(config: Config) -> Iterator[Changes]:
 
 
 def _token_budget(config: Config) -> Iterator[Changes]:
-    for tokens in _halves(config.trainer.token_budget, config.context):
+    for tokens in _halves(config.trainer.token_budget, config.seq_len):
         yield {"trainer.token_budget": tokens}
 
 
@@ -140,9 +137,8 @@ def _lora(config: Config) -> Iterator[Changes]:
 
 def _context(config: Config) -> Iterator[Changes]:
     """Last, because it changes what episodes can be."""
-    keys = ("seq_len",) if config.seq_len else LENGTHS
-    for length in _halves(config.context, 2 * config.orchestrator.sampling.max_tokens):
-        yield {**dict.fromkeys(keys, length), "trainer.token_budget": min(config.trainer.token_budget, length)}
+    for length in _halves(config.seq_len, 2 * config.orchestrator.sampling.max_tokens):
+        yield {"seq_len": length, "trainer.token_budget": min(config.trainer.token_budget, length)}
 
 
 MILD: tuple[Remedy, ...] = (_kv_tokens, _checkpointing, _token_budget, _offload, _rank)

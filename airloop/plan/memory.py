@@ -97,7 +97,7 @@ def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
     batch = min(config.inference.max_batch, max(1, config.orchestrator.max_concurrent // ranks))
     # A sequence longer than the budget still goes, alone; a step may have fewer tokens than the budget.
     rows = -(-config.orchestrator.batch_size // ranks)
-    tokens = min(max(config.trainer.token_budget, config.context), rows * config.context)
+    tokens = min(max(config.trainer.token_budget, config.seq_len), rows * config.seq_len)
     own_forward = shape.own_forward and model.impl == "auto" and not (full and ranks > 1)  # FSDP runs modules
     step = step_tokens("cuda", shape.hidden, own_forward and not config.deterministic)
     return Sizes(
@@ -107,13 +107,13 @@ def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
         ranks=ranks,
         item=4 if config.deterministic or config.model.dtype == "float32" else 2,
         tokens=tokens,
-        longest=config.context,
+        longest=config.seq_len,
         checkpointed=-(-shape.layers // model.ac.freq) if model.ac else 0,
         rank=0 if full else lora.rank,
         adapters=0 if full else sum(name.rsplit(".", 1)[-1] in lora.target_modules for name in blocks),
         own_forward=own_forward,
         batch=batch,
-        prefill=min(step, batch * config.context),
+        prefill=min(step, batch * config.seq_len),
         offload=config.trainer.optim.offload,
         reference=config.trainer.loss.kl_beta > 0,
     )

@@ -58,6 +58,13 @@ LOCK_S = 0.2
 
 
 class Run:
+    """A run's directory, which `create` makes and `open` opens. One that is there already may be read while it is being
+    written.
+
+        run = Run.open(Path("outputs/exp1.0-arith-1117"))
+        [line["reward"] for line in run.metrics("train")]
+    """
+
     def __init__(self, path: Path, config: Config) -> None:
         self.path = path
         self.config = config
@@ -112,13 +119,14 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """An existing run, to be resumed or read."""
+        """An existing run, to be resumed or read; AirError if the directory is none."""
         if not (path / "config.toml").is_file():
             raise AirError(f"{path} is not a run: it has no config.toml.", "name a directory that `air train` made.")
         return cls(path.resolve(), load_config(["@", str(path / "config.toml")], environments=False))
 
     @property
     def name(self) -> str:
+        """As in `air log`: exp1.3-tune-1115."""
         return self.path.name
 
     def resume(self, step: int) -> None:
@@ -178,6 +186,7 @@ class Run:
             write_json(self.path / "status.json", {**self.status(), **facts})
 
     def status(self) -> dict[str, Any]:
+        """What status.json says: `status` (running, completed, stopped …), `why`, `sessions`."""
         path = self.path / "status.json"
         return read_object(path) if path.is_file() else {"status": "unknown", "why": ""}
 
@@ -227,6 +236,7 @@ class Run:
         return [with_run_name(t, names) for t in read_trajectories(directory)]
 
     def evaluation(self, name: str) -> list[Trajectory]:
+        """Scored episodes of "before", "after" or "step_0010"."""
         return list(self.evaluated(name).values())
 
     def accept(self, step: int, made: StepRecord) -> None:
@@ -266,6 +276,7 @@ class Run:
             append_line(self.path / "alarms.jsonl", {"event": event, "time": time.time(), **asdict(alarm)})
 
     def alarms(self) -> list[dict[str, Any]]:
+        """Lines of alarms.jsonl: each was raised or cleared (`event`)."""
         return read_lines(self.path / "alarms.jsonl")
 
     def record_evaluation(self, step: int, name: str, metrics: Mapping[str, Any]) -> None:
@@ -273,6 +284,7 @@ class Run:
             append_line(self.path / "metrics.jsonl", {"kind": "eval", "step": step, "name": name, **metrics})
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl, of steps ("train") or of evaluations ("eval"); docs/metrics.md has their names."""
         return [m for m in read_lines(self.path / "metrics.jsonl") if kind is None or m["kind"] == kind]
 
     def evaluations(self) -> list[dict[str, Any]]:

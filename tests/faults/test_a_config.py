@@ -48,7 +48,7 @@ def test_A1_batch_size_at_top_level(refuse):
         ("[orchestrator]\nmax_tokens = 64\n", "[orchestrator.sampling]\n    max_tokens = 64"),
         ("[lora]\nrank = 4\nalpha = 8\n", "[trainer.model.lora]\n    rank = 4\n    alpha = 8"),
         ("[orchestrator]\nid = 'arith'\n", '[[orchestrator.env]]\n    id = "arith"'),
-        ("[trainer.model]\nmax_model_len = 64\n", "[inference.model]\n    max_model_len = 64"),
+        ("[trainer.model]\nmax_model_len = 64\n", "above the first [section] instead\n    seq_len = 64"),
         ("[trainer.optim]\nmax_steps = 5\n", "above the first [section] instead\n    max_steps = 5"),
         ("[orchestrator]\nmax_turns = 5\n", "[[orchestrator.env]]\n    args = { max_turns = 5 }"),
     ],
@@ -146,7 +146,7 @@ def test_A3_single_brackets_for_an_environment(refuse):
 
 def test_A4_trajectories_longer_than_the_trainer_takes(refuse):
     answer = refuse("[trainer.model]\nseq_len = 1024\n[orchestrator]\nseq_len = 4096\n")
-    assert "run.toml:2" in answer and "[trainer.model]\n    seq_len = 4096" in answer
+    assert "run.toml:2" in answer and "write above the first [section] instead\n    seq_len = 4096" in answer
 
 
 def test_A5_batch_not_divisible(refuse):
@@ -241,11 +241,6 @@ def test_A11_no_key_is_silently_ignored(section: str, key: str, value: object):
     with pytest.raises(AirError) as caught:
         load_config([f"--{name}={value}"])
     assert key.replace("_", "-") in str(caught.value).replace("_", "-")
-
-
-def test_A11_top_level_seq_len_that_would_change_nothing(refuse):
-    answer = refuse("[trainer.model]\nseq_len = 4096\n[orchestrator]\nseq_len = 4096\n", "--seq_len", "8192")
-    assert "--seq_len 8192" in answer and "no effect" in answer
 
 
 @pytest.mark.parametrize(

@@ -70,29 +70,26 @@ def test_A3_a_file_that_is_no_toml_is_a_finding(toml):
 
 
 def test_A4_the_longest_real_prompt_is_measured():
-    argv = ["--model.name", "tiny:llama", "--orchestrator.seq_len", "500", "--orchestrator.sampling.max_tokens", "100"]
+    argv = ["--model.name", "tiny:llama", "--seq_len", "500", "--orchestrator.sampling.max_tokens", "100"]
     ids, finding = trouble(argv, "replies_fit")
     assert ids == ("A4",) and finding.verdict == "warn"
     assert finding.why == "after such a prompt a reply is cut off at 49 of 100 tokens"
     assert "has 451 tokens: with max_tokens = 100 that is 551, more than the context of 500" in finding.seen
-    assert fix_text(finding) == (
-        "set the context to at least 551, or max_tokens to at most 49:\n"
-        "    [orchestrator]\n    seq_len = 768\n    [trainer.model]\n    seq_len = 768"
-    )
-    corrected = ["--orchestrator.seq_len", "768", "--trainer.model.seq_len", "768"]
+    assert fix_text(finding) == ("set the context to at least 551, or max_tokens to at most 49:\n    seq_len = 768")
+    corrected = ["--seq_len", "768"]
     assert silent(["--model.name", "tiny:llama", *corrected, "--orchestrator.sampling.max_tokens", "100"], "A4")
 
 
 def test_A4_a_prompt_that_leaves_no_room_is_refused():
-    argv = ["--model.name", "tiny:llama", "--orchestrator.seq_len", "451", "--orchestrator.sampling.max_tokens", "100"]
+    argv = ["--model.name", "tiny:llama", "--seq_len", "451", "--orchestrator.sampling.max_tokens", "100"]
     ids, finding = trouble(argv, "replies_fit")
     assert ids == ("A4",) and finding.verdict == "fail" and "leaves no room for a reply" in finding.why
-    assert finding.lines == {"orchestrator.seq_len": 768, "trainer.model.seq_len": 768}
+    assert finding.lines == {"seq_len": 768}
 
 
 def test_A4_what_is_warned_of_works(air, tmp_path: Path):
     """A reply is cut to the room that is left; `air train` says so and goes on."""
-    flags = ["--orchestrator.seq_len", "28", "--orchestrator.sampling.max_tokens", "20", "--max_steps", "1"]
+    flags = ["--seq_len", "28", "--orchestrator.sampling.max_tokens", "20", "--max_steps", "1"]
     flags += ["--orchestrator.batch_size", "4", "--orchestrator.rollouts_per_example", "2"]
     flags += ["--orchestrator.eval.num_examples", "2", "--output_dir", str(tmp_path), "--skip-proofs"]
     code, _, said = air("train", *TINY, *flags)

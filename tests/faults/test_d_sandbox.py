@@ -27,7 +27,7 @@ FLAGS = {
     "orchestrator.batch_size": "10",
     "orchestrator.rollouts_per_example": "5",
     "orchestrator.retries": "1",
-    "orchestrator.seq_len": "48",
+    "seq_len": "48",
     "orchestrator.sampling.max_tokens": "3",
     "orchestrator.eval.num_examples": "2",
     "max_steps": "2",

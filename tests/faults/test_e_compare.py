@@ -61,7 +61,7 @@ def test_E6_other_mode_is_refused_even_on_equal_rows(tmp_path: Path) -> None:
     there = measured(
         tmp_path,
         "there",
-        "--orchestrator.seq_len",
+        "--seq_len",
         "64",
         "--orchestrator.env",
         '[{id = "arith", args = {demo_accuracy = 0.9}}]',
@@ -70,7 +70,7 @@ def test_E6_other_mode_is_refused_even_on_equal_rows(tmp_path: Path) -> None:
     error = refused(here, there)
     assert "mode.context is 128 in A and 64 in B" in error.problem
     assert "mode.env.arith.args.demo_accuracy is 0.5 in A and 0.9 in B" in error.problem
-    assert "--orchestrator.env.0.args.demo_accuracy 0.5" in error.fix and "--orchestrator.seq_len 128" in error.fix
+    assert "--orchestrator.env.0.args.demo_accuracy 0.5" in error.fix and "--seq_len 128" in error.fix
 
 
 @pytest.mark.slow

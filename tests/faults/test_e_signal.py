@@ -186,15 +186,15 @@ def test_D19_is_silent_where_every_component_is_seen(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 @pytest.mark.parametrize(("context", "verdict"), [("1500", "pass"), ("680", "warn"), ("540", "fail")])
 def test_A6_the_transcripts_length_is_projected_to_the_last_turn(context: str, verdict: str) -> None:
-    with case_of(TUNE, orchestrator__seq_len=context) as case:
+    with case_of(TUNE, seq_len=context) as case:
         (finding,) = ask(case, "context_holds_episode")
         assert finding.verdict == verdict and f"tokens at turn 4, in a context of {context}" in finding.seen
         if verdict == "pass":
             return
         endings = [t.ending for t in case.probe.trajectories]
     assert "context_full" in endings and "episodes will be cut at about turn" in finding.why
-    room = str(finding.lines["orchestrator.seq_len"])
-    with case_of(TUNE, orchestrator__seq_len=room) as case:
+    room = str(finding.lines["seq_len"])
+    with case_of(TUNE, seq_len=room) as case:
         assert ask(case, "context_holds_episode")[0].verdict == "pass"
         assert "context_full" not in [t.ending for t in case.probe.trajectories]
 

@@ -86,7 +86,7 @@ def test_F6_logprobs_are_recorded_with_every_sampled_token_and_used_in_every_pas
         "model.name": "tiny:llama",
         "model.dtype": "float32",
         "orchestrator.env.0.id": "arith",
-        "orchestrator.seq_len": "48",
+        "seq_len": "48",
         "orchestrator.batch_size": "8",
         "orchestrator.rollouts_per_example": "4",
         "orchestrator.sampling.max_tokens": "4",

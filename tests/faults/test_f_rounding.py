@@ -53,7 +53,7 @@ def deep_case(
         patch.setattr(tiny, "tiny_settings", settings)
         with case_of({**ARITH, **flags, "model.name": "tiny:qwen2"}) as case:
             case.parts.engine = EmbeddedEngine(
-                case.parts.policy, context=case.config.context, max_batch=16, own_forward=True
+                case.parts.policy, context=case.config.seq_len, max_batch=16, own_forward=True
             )
             yield case
 

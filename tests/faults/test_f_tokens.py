@@ -131,7 +131,7 @@ def test_F1_an_engine_that_forgets_the_prompt_is_caught(tune: Case, monkeypatch:
 
 
 def engine_of(parts: Components, policy: Policy, **options: Any) -> EmbeddedEngine:
-    return EmbeddedEngine(policy, context=parts.config.context, max_batch=16, **options)
+    return EmbeddedEngine(policy, context=parts.config.seq_len, max_batch=16, **options)
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_F1_F2_the_famous_ones_are_caught_on_the_default_model_within_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each from the loaded model to the finding; in seconds of the processor, as others may use it too."""
-    flags = {**TUNE, "model.name": "HuggingFaceTB/SmolLM2-135M-Instruct", "orchestrator.seq_len": "768"}
+    flags = {**TUNE, "model.name": "HuggingFaceTB/SmolLM2-135M-Instruct", "seq_len": "768"}
     with case_of(flags) as case:
         _ = case.parts
         with blindfold():

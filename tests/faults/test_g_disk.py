@@ -36,7 +36,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def test_G4_checkpoints_that_do_not_fit_are_a_failure_and_episodes_a_warning(small: Path) -> None:
     argv = [*TINY, "--output_dir", str(small / "runs")]
-    assert silent([*argv, "--max_steps", "1", "--orchestrator.seq_len", "128"], "G4")
+    assert silent([*argv, "--max_steps", "1", "--seq_len", "128"], "G4")
     ids, finding = trouble([*argv, "--max_steps", "50"], "G4")
     assert ids == ("G4",) and finding.verdict == "warn" and "4 MiB free" in finding.seen
     assert "output_dir" in finding.lines

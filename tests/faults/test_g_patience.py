@@ -81,7 +81,7 @@ def test_G10_an_engine_too_slow_to_be_waited_for_is_not_judged_and_forecast(monk
 
     monkeypatch.setattr(EmbeddedEngine, "_run", step)
     monkeypatch.setattr(probe, "LONGEST_S", 12.0)
-    with case_of(ARITH, orchestrator__sampling__max_tokens="500", orchestrator__seq_len="600") as case:
+    with case_of(ARITH, orchestrator__sampling__max_tokens="500", seq_len="600") as case:
         found = examined(case)
     results = list(found.values())
     assert judged(found) <= {"pass", "not judged", "warn", None}

@@ -28,7 +28,7 @@ FRESH = {  # random weights, four groups of four, nothing learned
     "warmstart.steps": "0",
     "orchestrator.batch_size": "16",
     "orchestrator.rollouts_per_example": "4",
-    "orchestrator.seq_len": "160",
+    "seq_len": "160",
     "orchestrator.sampling.max_tokens": "4",
     "orchestrator.retries": "0",
     "orchestrator.eval.num_examples": "1",
@@ -70,7 +70,7 @@ def small_run(directory: Path) -> Config:
         "orchestrator.env.0.args.split_by": "none",
         "orchestrator.batch_size": "8",
         "orchestrator.rollouts_per_example": "4",
-        "orchestrator.seq_len": "48",
+        "seq_len": "48",
         "orchestrator.sampling.max_tokens": "3",
         "orchestrator.eval.num_examples": "2",
         "trainer.loss.kl_beta": "0.01",  # so that every step trains, also where all scored alike

@@ -57,12 +57,12 @@ def test_a_healthy_run_raises_nothing(healthy: tuple[Run, Witness, Any]) -> None
 @pytest.mark.slow
 def test_A6_episodes_that_fill_the_context_are_named_with_their_share(tmp_path: Path) -> None:
     talk = Talk(coin, turns=20, answer="a long answer to it " * 3)
-    changes = {"orchestrator.seq_len": "160", "max_steps": "3"}
+    changes = {"seq_len": "160", "max_steps": "3"}
     run, witness, error = run_watched(tmp_path, talking(talk), **{**FRESH, **changes})
     alarm = the(witness, "cut_by_context")
     assert error is None and (alarm.id, alarm.severity, alarm.step) == ("A6", "note", 1)
     assert "16 of 16 episodes (100%) ended because the context was full after" in alarm.seen
-    assert "raise orchestrator.seq_len" in alarm.fix
+    assert "raise seq_len" in alarm.fix
     assert [line["id"] for line in run.alarms() if line["name"] == "cut_by_context"] == ["A6"]
 
 
@@ -180,7 +180,7 @@ ROOM = {  # for replies of up to 24 tokens, and a rate that follows what is paid
     "trainer.optim.lr": "2e-2",
     "orchestrator.batch_size": "32",
     "orchestrator.rollouts_per_example": "8",
-    "orchestrator.seq_len": "64",
+    "seq_len": "64",
     "orchestrator.sampling.max_tokens": "24",
 }
 
@@ -259,7 +259,7 @@ def test_tokens_of_replies_cut_off_by_the_deadline_are_in_the_ledger(tmp_path: P
 
     changes = {
         "orchestrator.batch_size": "4",
-        "orchestrator.seq_len": "500",
+        "seq_len": "500",
         "orchestrator.sampling.max_tokens": "400",
         "orchestrator.episode_timeout_s": "1",
         "orchestrator.eval.num_examples": "1",

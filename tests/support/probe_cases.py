@@ -19,7 +19,7 @@ from airloop.types import Action, Observation, Score
 ARITH = {
     "model.name": "tiny:llama",
     "orchestrator.env.0.id": "arith",
-    "orchestrator.seq_len": "128",
+    "seq_len": "128",
     "orchestrator.batch_size": "8",
     "orchestrator.rollouts_per_example": "4",
     "orchestrator.sampling.max_tokens": "6",
@@ -29,7 +29,7 @@ TUNE = {
     "orchestrator.env.0.id": "tune",
     "orchestrator.env.0.args.datasets": '["concrete", "storms"]',
     "orchestrator.env.0.args.workers": "1",  # each imports scikit-learn
-    "orchestrator.seq_len": "1500",
+    "seq_len": "1500",
     "orchestrator.sampling.max_tokens": "12",
 }
 

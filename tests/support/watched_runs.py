@@ -25,7 +25,7 @@ FLAGS = {
     "orchestrator.env.0.args": '{ max_number = 4, split_by = "none", demo_accuracy = 0.35 }',
     "orchestrator.batch_size": "32",
     "orchestrator.rollouts_per_example": "8",
-    "orchestrator.seq_len": "48",
+    "seq_len": "48",
     "orchestrator.sampling.max_tokens": "3",
     "orchestrator.eval.num_examples": "4",
     "trainer.model.train": "full",

@@ -48,7 +48,7 @@ RUNS: dict[str, dict[str, str]] = {
     "talk_by_turn": {
         **LONG,
         "max_steps": "20",
-        "orchestrator.seq_len": "128",
+        "seq_len": "128",
         "trainer.loss.credit": "turn",
         "trainer.optim.lr": "5e-4",
     },
@@ -56,7 +56,7 @@ RUNS: dict[str, dict[str, str]] = {
     "gsm8k": {
         "orchestrator.env.0.id": "gsm8k",
         "orchestrator.env.0.args": '{ dataset = "generated", max_calculations = 1 }',
-        "orchestrator.seq_len": "1024",
+        "seq_len": "1024",
         "orchestrator.sampling.max_tokens": "96",
         "warmstart.steps": "120",
         "warmstart.episodes": "240",
@@ -68,7 +68,7 @@ RUNS: dict[str, dict[str, str]] = {
         "orchestrator.env.0.id": "tune",
         "orchestrator.env.0.args": '{ datasets = ["spam", "quakes"], max_turns = 3 }',
         "orchestrator.eval.test_split": "train",
-        "orchestrator.seq_len": "1024",
+        "seq_len": "1024",
         "orchestrator.sampling.max_tokens": "80",
         "warmstart.steps": "150",
         "warmstart.episodes": "200",

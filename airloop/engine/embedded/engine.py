@@ -59,7 +59,7 @@ class EmbeddedEngine:
         if kv_tokens < context:
             raise AirError(
                 f"The key/value memory holds {kv_tokens} tokens, less than one context of {context}.",
-                f"set inference.kv_tokens to at least {context}, or a shorter orchestrator.seq_len.",
+                f"set inference.kv_tokens to at least {context}, or a shorter seq_len.",
             )
         self.policy = policy
         self.context = context

@@ -50,8 +50,7 @@ def cut_by_context(step: Step, before: Sequence[Step]) -> Sign | None:
     return Sign(
         f"{cut:.0f} of {episodes:.0f} episodes ({cut / episodes:.0%}) ended because the context was full{after}.",
         "They are scored on what they had done by then, so the reward measures length instead of skill.",
-        "raise orchestrator.seq_len (and trainer.model.seq_len), or lower orchestrator.sampling.max_tokens or the "
-        "environment's max_turns.",
+        "raise seq_len, or lower orchestrator.sampling.max_tokens or the environment's max_turns.",
     )
 
 

@@ -41,6 +41,9 @@ def flat_line(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 class Sink(Protocol):
+    """A place for metrics besides metrics.jsonl. It is called from a thread of its own: it may take its time, and what
+    it raises is said once and stops nothing."""
+
     name: str
     url: str | None  # where a person can look at it, once it is open
 
@@ -48,13 +51,19 @@ class Sink(Protocol):
         """Returns what a person should know about it."""
         ...
 
-    def step(self, flat: dict[str, float], step: int) -> None: ...
+    def step(self, flat: dict[str, float], step: int) -> None:
+        """Metrics of an accepted step, by the names of docs/metrics.md."""
+        ...
 
-    def evaluated(self, flat: dict[str, float], step: int) -> None: ...
+    def evaluated(self, flat: dict[str, float], step: int) -> None:
+        """Metrics of an evaluation, likewise."""
+        ...
 
     def alarm(self, alarm: Alarm) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The run is over: write or send what is left."""
+        ...
 
 
 class BackgroundSink:
