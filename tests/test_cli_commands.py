@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,8 @@ def test_tasks(air: Any) -> None:
     assert code == 0 and text.count("=== ") == 2 and "<|im_start|>user" in text
     code, _, problem = air("tasks", "show", "aritm")
     assert code == 1 and "did you mean" in problem
+
+
+def test_the_package_can_be_run_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "airloop", "--version"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("air ")

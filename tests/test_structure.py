@@ -44,6 +44,7 @@ FLOORS = (
     ("api", "export", "logbook", "rank"),
     ("commands",),
     ("cli",),
+    ("__main__",),
     ("airloop_envs", "airloop_lab"),
     ("airloop_view",),
 )

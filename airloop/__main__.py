@@ -1,0 +1,6 @@
+"""`python -m airloop` is `air`."""
+
+from airloop.cli import main
+
+if __name__ == "__main__":
+    main()
