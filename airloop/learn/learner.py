@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,7 +141,7 @@ class Learner:
         for i, part in enumerate(own + self._idle(rows, own)):
             plan = PackedPlan(part, self.policy.device)
             logprobs, entropy = self._forward(plan)
-            terms = _terms(part, plan, logprobs, None, None, None)
+            terms = _terms(part, logprobs, None, None, None)
             loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
             if i < len(own):
                 looked.add(loss, terms, entropy, parts)
@@ -167,7 +168,7 @@ class Learner:
             for part in micro_batches(rows, self.settings.token_budget):
                 plan = PackedPlan(part, self.policy.device)
                 values, _ = self._forward(plan)
-                _by_row(part, plan, values, found)
+                _by_row(part, values, found)
         return found
 
     def rehearse(self, rows: Sequence[Any]) -> None:
@@ -267,14 +268,14 @@ class Learner:
     ) -> Tensor:
         plan = PackedPlan(part, self.policy.device)
         logprobs, entropy = self._forward(plan)
-        terms = _terms(part, plan, logprobs, old, reference, drift)
+        terms = _terms(part, logprobs, old, reference, drift)
         loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
         loss.backward()
         stats.add(loss, terms, entropy, parts)
         stats.find_worst(part, plan, terms)
         if report is not None:
-            _by_row(part, plan, logprobs.detach(), report.logprobs)
-            _by_row(part, plan, entropy, report.entropies)
+            _by_row(part, logprobs.detach(), report.logprobs)
+            _by_row(part, entropy, report.entropies)
         return terms.old
 
 
@@ -287,28 +288,32 @@ def give_back_memory() -> None:
 
 def _terms(
     part: MicroBatch,
-    plan: PackedPlan,
     logprobs: Tensor,
     old: Tensor | None,
     reference: Tensor | None,
     drift: dict[str, float] | None,
 ) -> LossTerms:
-    device = logprobs.device
-    sequence = None
-    if drift is not None:
-        sequence = torch.tensor([drift[trajectory_of(part.rows[r])] for r in plan.rows], device=device)
-    sampler = [lp for row in part.rows for lp in row.trained_logprobs]
+    counts = [sum(row.train) for row in part.rows]
+
+    def by_token(values: Iterable[Sequence[float] | np.ndarray]) -> Tensor:
+        flat = np.concatenate([np.zeros(0), *map(np.asarray, values)])
+        return torch.as_tensor(flat, dtype=torch.get_default_dtype(), device=logprobs.device)
+
+    def by_row(values: Iterable[float]) -> Tensor:
+        """A row's value, for each of its trained tokens."""
+        return by_token(np.full(count, value) for value, count in zip(values, counts, strict=True))
+
     return LossTerms(
         logprobs,
         logprobs.detach() if old is None else old,
-        torch.tensor(sampler, device=device),
+        by_token(row.trained_logprobs for row in part.rows),
         reference,
-        torch.tensor([a for row in part.rows for a in token_advantages(row)], device=device),
-        torch.tensor([part.rows[r].weight for r in plan.rows], device=device),
-        sequence,
+        by_token(token_advantages(row) for row in part.rows),
+        by_row(row.weight for row in part.rows),
+        None if drift is None else by_row(drift[trajectory_of(row)] for row in part.rows),
     )
 
 
-def _by_row(part: MicroBatch, plan: PackedPlan, values: Tensor, into: dict[str, list[float]]) -> None:
-    for r, value in zip(plan.rows, values.tolist(), strict=True):
-        into.setdefault(part.rows[r].key, []).append(value)
+def _by_row(part: MicroBatch, values: Tensor, into: dict[str, list[float]]) -> None:
+    counts = [sum(row.train) for row in part.rows]
+    into |= {row.key: own.tolist() for row, own in zip(part.rows, values.cpu().split(counts), strict=True)}
