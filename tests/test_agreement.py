@@ -141,7 +141,7 @@ def test_engine_and_trainer_agree_on_the_default_model(episodes: int) -> None:
     """A wrong position, mask or adapter is 1e-2 and more. What is less is rounding only if each side is as near to
     float64 as transformers' own layers are in float32: in the mean, and where the two differ most."""
     fewer = {"orchestrator.batch_size": str(episodes), "orchestrator.rollouts_per_example": "2"}  # 15 s each on an N1
-    found = compare({**TUNE, **fewer, "seq_len": "768"})
+    found = compare({**TUNE, **fewer, "seq_len": "768", "orchestrator.env.0.args.max_turns": "3"})
     assert max(len(t.turns) for t in found.trajectories) > 1 and found.tokens > 50 * episodes
     assert found.worst < 3e-4
     at = max(range(len(found.rows)), key=lambda i: found.gaps[i].max().item())

@@ -196,12 +196,19 @@ FAULTS = {
     "another version": another_version,
 }
 
+IN_BFLOAT16 = ("old weights", "scale 1.5", "one matrix of two")
+SELDOM = {("float32", "half the scale"), ("float32", "scale 1.5"), ("float32", "old weights")}
+SELDOM |= {("bfloat16", "one matrix of two")}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "name"),
-    [("float32", name) for name in FAULTS]
-    + [("bfloat16", name) for name in ("old weights", "scale 1.5", "one matrix of two")],
+    [
+        # A scale that is less wrong, and what is harder to see in bfloat16, tell of these.
+        pytest.param(dtype, name, marks=[pytest.mark.soak] if (dtype, name) in SELDOM else [])
+        for dtype, name in [("float32", name) for name in FAULTS] + [("bfloat16", name) for name in IN_BFLOAT16]
+    ],
 )
 def test_F2_weights_that_arrive_in_part_are_found(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with deep_case(dtype=dtype) as case:
