@@ -18,7 +18,7 @@ from airloop.envs.arith import ArithEnv, ArithSession
 from airloop.learn import advantages, batches, checkpoints, losses
 from airloop.learn.batches import MicroBatch, Row
 from airloop.learn.learner import Learner
-from airloop.rollout.transcript import Transcript
+from airloop.rollout.forest import Forest
 from airloop.types import Action, Branch, Observation, Score
 from airloop_lab.faults import blindfold, frozen_copy, replaced
 
@@ -74,7 +74,7 @@ def _forgetful(case: Case) -> Iterator[None]:
 
 @contextmanager
 def _trains_all(case: Case) -> Iterator[None]:
-    original = Transcript._branch
+    original = Forest._branch
 
     def greedy(self: Any, replies: Any) -> Branch:
         branch = original(self, replies)
@@ -82,7 +82,7 @@ def _trains_all(case: Case) -> Iterator[None]:
         train = tuple(i >= first - 1 for i in range(len(branch.train)))
         return Branch(branch.tokens, train, branch.logprobs, branch.turns)
 
-    with replaced(Transcript, "_branch", greedy):
+    with replaced(Forest, "_branch", greedy):
         yield
 
 

@@ -17,7 +17,7 @@ from airloop.engine.base import ContextFull
 from airloop.errors import AirError, InfraError
 from airloop.rollout.actions import JSON
 from airloop.rollout.chat_session import ChatSession
-from airloop.rollout.transcript import find_replies
+from airloop.rollout.forest import find_replies
 from airloop.types import Branch, Message, Sampled, Times
 
 if TYPE_CHECKING:

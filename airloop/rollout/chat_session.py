@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airloop.engine.base import Engine, Sampling
+from airloop.rollout.forest import Strategy, Tokenizer
 from airloop.rollout.schedule import turn_seed
-from airloop.rollout.transcript import Strategy, Tokenizer, Transcript
+from airloop.rollout.transcript import Transcript
 from airloop.types import Branch, Message, Sampled, Times
 
 

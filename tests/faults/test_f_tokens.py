@@ -29,7 +29,7 @@ from airloop.learn.batches import MicroBatch, PackedPlan, Row
 from airloop.learn.learner import Learner
 from airloop.loop import train
 from airloop.policy import Policy
-from airloop.rollout.transcript import Transcript
+from airloop.rollout.forest import Forest
 from airloop.runs.run import Run
 from airloop.types import Branch
 from airloop.watch.display.display import Display
@@ -206,15 +206,15 @@ def test_F1_F2_the_famous_ones_are_caught_on_the_default_model_within_a_minute(
 
 @pytest.mark.slow
 def test_F3_a_loss_on_tool_results_is_caught_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Transcript._branch
+    original = Forest._branch
 
-    def greedy(self: Transcript, replies: Any) -> Branch:
+    def greedy(self: Forest, replies: Any) -> Branch:
         branch = original(self, replies)
         first = branch.train.index(True)
         train = tuple(i >= first for i in range(len(branch.train)))
         return Branch(branch.tokens, train, branch.logprobs, branch.turns)
 
-    monkeypatch.setattr(Transcript, "_branch", greedy)
+    monkeypatch.setattr(Forest, "_branch", greedy)
     with case_of(TUNE) as case:
         (finding,) = ask(case, "sampled_are_trained")
         assert finding.verdict == "fail" and ids_of("sampled_are_trained", finding) == ("F3",)
