@@ -48,10 +48,13 @@ class Components:
             await env.close()
 
 
-def assemble(config: Config, say: Say, ranks: Ranks | None = None) -> Components:
+def assemble(
+    config: Config, say: Say, ranks: Ranks | None = None, envs: dict[str, Environment] | None = None
+) -> Components:
     """Cheap refusals first: environments and their tasks, then the model's small files, then its weights.
-    On several ranks, each calls it and gets parts of its own."""
-    envs = load_environments(config)
+    On several ranks, each calls it and gets parts of its own. `envs` in place of the config's: none, for a policy that
+    is only asked."""
+    envs = load_environments(config) if envs is None else envs
     for env in envs.values():
         env.warm()
     try:

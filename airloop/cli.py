@@ -16,6 +16,7 @@ from airloop.commands.help import WIDEST, Group, asks_for_help, print_help
 from airloop.commands.init import init
 from airloop.commands.log import log
 from airloop.commands.plugins import add_plugins
+from airloop.commands.serve import serve
 from airloop.commands.tasks import tasks
 from airloop.errors import AirError, Stopped
 from airloop.text.plain import begin_with_utf8, use_plain_signs
@@ -393,6 +394,7 @@ app.add_typer(
 )
 app.add_typer(log, name="log", cls=Group, help="The logbook: every run with its goal, what changed, what came of it.")
 app.add_typer(tasks, name="tasks", cls=Group, help="List environments and their tasks, look at one, try one out.")
+app.command(context_settings=WITH_CONFIG)(serve)
 app.command()(init)
 add_plugins(app, {"tasks": tasks, "log": log})
 

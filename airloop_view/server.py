@@ -74,7 +74,7 @@ class Viewer:
         """Serves until it is told to stop, by Ctrl-C or by stop()."""
         import uvicorn
 
-        from airloop_view.callers import WAITING, Caller, quiet_logs
+        from airloop.serve.callers import WAITING, Caller, quiet_logs
 
         app = Guard(make_app(self), host=self.host, port=self.port, token=self.token)
         config = uvicorn.Config(

@@ -33,6 +33,7 @@ FLOORS = (
     ("config",),
     ("engine", "plan"),
     ("rollout",),
+    ("serve",),
     ("runs",),
     ("determinism",),
     ("assemble",),

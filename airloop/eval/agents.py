@@ -163,10 +163,11 @@ class LoadedAgent:
                 await env.close()
 
 
-def load_agent(player: AgentSpec, say: Say) -> LoadedAgent:
+def load_agent(player: AgentSpec, say: Say, envs: dict[str, Environment] | None = None) -> LoadedAgent:
+    """`envs` in place of those that its config names."""
     if not player.is_policy:
-        return LoadedAgent(player, load_environments(player.config))
-    parts = assemble(player.config, say)
+        return LoadedAgent(player, load_environments(player.config) if envs is None else envs)
+    parts = assemble(player.config, say, envs=envs)
     if player.checkpoint is not None:
         from airloop.learn.checkpoints import load_weights
 

@@ -108,7 +108,7 @@ class Prompt:
     """What a reply is sampled from. Making one changes nothing: a reply that never comes leaves no trace."""
 
     line: _Line
-    messages: int  # of the conversation
+    messages: int  # of the conversation; -1: tokens were sent in their place
     base: int | None = None  # the line that it goes on from at its very end
     length: int = 0  # of that line
 
@@ -169,6 +169,16 @@ class Forest:
             found = Prompt(self._rewritten(messages, tools, own, rendered), len(messages))
         self._render_to(found.line, rendered, len(rendered))
         return found
+
+    def prompt_of_tokens(self, token_ids: Sequence[int]) -> Prompt:
+        """The same for a client that has tokens in place of messages: behind the line that they go on from, if any."""
+        for number, line in enumerate(self._lines):
+            length = len(line.tokens)
+            if length and list(token_ids[:length]) == line.tokens:
+                going_on = line.until(length, line.text)
+                going_on.add("", token_ids[length:])
+                return Prompt(going_on, -1, number, length)
+        return Prompt(_Line(tokens=list(token_ids), turns=[-1] * len(token_ids)), -1)
 
     def append(self, prompt: Prompt, sampled: Sampled, *, trained: bool = True) -> Reply:
         """Keeps a reply's tokens as they are, behind those that they were sampled from."""

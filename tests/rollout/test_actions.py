@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rollout_world import chat_tokenizer
+from support.rollout_world import chat_tokenizer
 
 from airloop.errors import AirError
 from airloop.rollout import actions

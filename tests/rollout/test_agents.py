@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from rollout_world import ScriptedEngine, ToolEnv, chat_tokenizer
+from support.rollout_world import ScriptedEngine, ToolEnv, chat_tokenizer
 
 from airloop.engine.base import ContextFull, Sampling
 from airloop.errors import AirError, InfraError

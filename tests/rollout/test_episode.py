@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, ToolEnv, chat_tokenizer, command
+from support.rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, ToolEnv, chat_tokenizer, command
 
 from airloop.engine.base import Sampling
 from airloop.errors import InfraError

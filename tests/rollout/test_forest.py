@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_world import STOP, TEMPLATES, chat_tokenizer
+from support.rollout_world import STOP, TEMPLATES, chat_tokenizer
 
 from airloop.rollout.forest import Forest, Prompt, Reply
 from airloop.types import Branch, Message, Sampled

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
+from support.rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
 
 from airloop.engine.base import Sampling
 from airloop.errors import AirError, InfraError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
+from support.rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
 
 from airloop.engine.base import Sampling
 from airloop.errors import InfraError

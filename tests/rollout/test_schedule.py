@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 
 import pytest
-from rollout_world import StubEnv
+from support.rollout_world import StubEnv
 
 from airloop.errors import AirError
 from airloop.rollout.schedule import Names, TaskSchedule, episode_seed, place_in_step, turn_seed

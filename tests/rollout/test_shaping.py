@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, StubSession, chat_tokenizer, command
+from support.rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, StubSession, chat_tokenizer, command
 
 from airloop.engine.base import Sampling
 from airloop.models.chat import ONLY_TEXT, ChatTokenizer

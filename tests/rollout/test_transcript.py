@@ -7,7 +7,7 @@ import functools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_world import STOP, TEMPLATES, chat_tokenizer
+from support.rollout_world import STOP, TEMPLATES, chat_tokenizer
 
 from airloop.models.chat import ChatTokenizer
 from airloop.rollout.transcript import Transcript

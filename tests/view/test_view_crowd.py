@@ -19,7 +19,7 @@ import pytest
 from asking import ask
 from made_runs import episode, save, start_run
 
-from airloop_view import callers
+from airloop.serve import callers
 from airloop_view.server import Options, Viewer, serving
 
 CROWD = 300

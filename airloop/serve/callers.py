@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 10.0  # for a request's head to come, and for any byte of an answer to be taken
 MOST = 256  # connections, fewer where the system gives a process few files
+MOST_AGENTS = 4096  # likewise, of agents
 WAITING = 32  # that the system may hold for us, and that are taken in one go before any is looked at
 MINUTE_S = 60.0
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 # What goes wrong when the other side hangs up, or when we do.
 GONE = (OSError, EOFError, h11.ProtocolError, asyncio.CancelledError)
 
-logger = logging.getLogger("airloop.view")
+logger = logging.getLogger("airloop.serve")
 
 
-def most_connections() -> int:
-    """A quarter of the files that this process may have open: the index, its readers and a burst need the others."""
+def most_connections(most: int = MOST) -> int:
+    """A quarter of the files that this process may have open: what it works on, and a burst, need the others."""
     try:
         import resource  # not on Windows
     except ImportError:
-        return MOST
+        return most
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST if soft == resource.RLIM_INFINITY else max(16, min(MOST, soft // 4))
+    return most if soft == resource.RLIM_INFINITY else max(16, min(most, soft // 4))
 
 
 class Caller(H11Protocol):
@@ -49,6 +50,10 @@ class Caller(H11Protocol):
     _left = 0  # bytes of an answer that were not taken yet when we last looked
     _looking: asyncio.TimerHandle | None = None
     _refused = False
+    share = 0.5  # of all connections, that one address may have
+
+    def most(self) -> int:
+        return most_connections()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -82,11 +87,11 @@ class Caller(H11Protocol):
 
     def _make_room(self) -> bool:
         """False if this one is too many, and nobody else can be asked to leave."""
-        most = most_connections()
+        most = self.most()
         here = self.client and self.client[0]
         everyone = [c for c in self.connections if isinstance(c, Caller)]
         near = [c for c in everyone if (c.client and c.client[0]) == here]
-        for crowd, bound in ((near, max(most // 2, 8)), (everyone, most)):
+        for crowd, bound in ((near, max(int(most * self.share), 8)), (everyone, most)):
             if sum(c in self.connections for c in crowd) > bound and not self._send_away(crowd):
                 return False
         return True
@@ -118,6 +123,15 @@ class Caller(H11Protocol):
             self.hang_up()
         else:
             self._look_later()
+
+
+class AgentCaller(Caller):
+    """One connection of an agent: hundreds come from one address, and none of them is a stranger."""
+
+    share = 1.0
+
+    def most(self) -> int:
+        return most_connections(MOST_AGENTS)
 
 
 class OnceAMinute(logging.Filter):

@@ -1,0 +1,1 @@
+"""The policy behind the HTTP interface that agents speak: every token that is sampled through it can be trained."""

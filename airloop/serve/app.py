@@ -1,0 +1,244 @@
+"""The endpoint: OpenAI's interface over HTTP, above any engine, in the process that trains.
+
+Every episode has an address and a key of its own. The key is derived from the episode's id, so that whoever holds one
+reaches that episode and no other, and nothing that is stored tells any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airloop.engine.base import ContextFull, EngineFailed
+from airloop.serve.chat_form import BadRequest, ChatRequest, read_request
+from airloop.serve.episode import Answer, Choice, ServedEpisode
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+LARGEST_BODY = 16 << 20  # bytes: some four million tokens
+RETRY_S = 1  # after trouble that is not the client's
+RETRIES = "x-stainless-retry-count"  # what OpenAI's clients count their attempts in
+
+
+@dataclass
+class Endpoint:
+    """Who may be reached: episodes by their ids or, where `anyone` is given,
+    a policy without any.
+
+        endpoint = Endpoint("my-model")
+        key = endpoint.open("ep-1", ServedEpisode(engine, tokenizer, sampling, seed=1))
+        app = endpoint.app()
+    """
+
+    model: str
+    anyone: Callable[[], ServedEpisode] | None = None
+    api_key: str | None = None  # of who is anyone; None: everybody
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    episodes: dict[str, ServedEpisode] = field(default_factory=dict)
+
+    def open(self, id: str, episode: ServedEpisode) -> str:
+        """The key for an episode's agent."""
+        self.episodes[id] = episode
+        return self.key(id)
+
+    def close(self, id: str) -> ServedEpisode:
+        return self.episodes.pop(id)
+
+    def key(self, id: str) -> str:
+        made = hmac.digest(self.secret, id.encode(), hashlib.sha256)
+        return "air-" + base64.urlsafe_b64encode(made).decode().rstrip("=")
+
+    def app(self) -> Starlette:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        posts = {"/v1/chat/completions": self._chat, "/inference/v1/generate": self._generate}
+        gets = {"/v1/models": self._models}
+        routes = [
+            Route(front + path, _guarded(answer), methods=[method])
+            for method, answers in (("POST", posts), ("GET", gets))
+            for path, answer in answers.items()
+            for front in ("/e/{episode}", "")
+        ]
+        return Starlette(routes=routes)
+
+    # --- answers ----------------------------------------------------------------------------------------------
+
+    def _episode(self, request: Request) -> ServedEpisode:
+        """Of an address, if the key is its own. Whether there is such an episode is nobody's business but its own."""
+        id = request.path_params.get("episode")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        given = given or request.headers.get("x-api-key", "")
+        if id is None:
+            if self.anyone is not None and (self.api_key is None or _same(given, self.api_key)):
+                return self.anyone()
+        elif _same(given, self.key(id)) and id in self.episodes:
+            return self.episodes[id]
+        raise BadRequest("Incorrect API key provided, or there is no such episode.", code="invalid_api_key", status=401)
+
+    async def _models(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        self._episode(request)
+        known = {"id": self.model, "object": "model", "created": 0, "owned_by": "airloop"}
+        return JSONResponse({"object": "list", "data": [known]})
+
+    async def _chat(self, request: Request) -> Response:
+        from starlette.background import BackgroundTask
+        from starlette.responses import JSONResponse, StreamingResponse
+
+        episode = self._episode(request)
+        asked = read_request(await _body(request))
+        answer = episode.undelivered.get(asked.digest) if request.headers.get(RETRIES, "0") != "0" else None
+        if answer is None:
+            answer = await _unless_gone(request, episode.chat(asked))
+        # Until it is on its way it is kept for a client that asks again; sent, the same body is a second question.
+        episode.undelivered[asked.digest] = answer
+        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
+        if not asked.stream:
+            response: Response = JSONResponse(_completion(head, answer, asked, episode))
+        else:
+            response = StreamingResponse(_stream(head, answer, asked, episode), media_type="text/event-stream")
+        response.background = BackgroundTask(episode.undelivered.pop, asked.digest, None)  # run when all of it was sent
+        return response
+
+    async def _generate(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        episode, body = self._episode(request), await _body(request)
+        ids = body.get("token_ids") if isinstance(body, dict) else None
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
+        wanted = body.get("sampling_params") or {}
+        most, seed = wanted.get("max_tokens"), wanted.get("seed")
+        if not all(value is None or type(value) is int for value in (most, seed)):
+            raise BadRequest("max_tokens and seed must be whole numbers.", param="sampling_params")
+        reply, stop = await _unless_gone(request, episode.generate(ids, most, seed))
+        logprobs = [
+            {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
+            for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True)
+        ]
+        choice = {"index": 0, "token_ids": list(reply.token_ids), "finish_reason": stop}
+        name = body.get("request_id") or secrets.token_hex(8)
+        return JSONResponse({"request_id": name, "choices": [{**choice, "logprobs": {"content": logprobs}}]})
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+async def _body(request: Request) -> Any:
+    held = bytearray()
+    async for chunk in request.stream():
+        held += chunk
+        if len(held) > LARGEST_BODY:
+            raise BadRequest(f"The body has more than {LARGEST_BODY >> 20} MiB.", code="request_too_large", status=413)
+    try:
+        return json.loads(bytes(held))
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
+
+
+async def _unless_gone(request: Request, work: Any) -> Any:
+    """The work's result; a client that hangs up ends it."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise BadRequest("The client has hung up.", code="client_closed_request", status=499)
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """What goes wrong is said in the form that clients know: the client's fault, or that it may ask again."""
+    from starlette.responses import JSONResponse
+
+    async def guarded(request: Request) -> Response:
+        headers: Mapping[str, str] | None = None
+        try:
+            return await answer(request)
+        except BadRequest as error:
+            refused = error
+        except ContextFull as error:
+            refused = BadRequest(str(error), param="messages", code="context_length_exceeded")
+        except EngineFailed as error:
+            refused = BadRequest(error.problem, code="engine_failed", status=503)
+            headers = {"Retry-After": str(RETRY_S)}
+        return JSONResponse(refused.as_json(), status_code=refused.status, headers=dict(headers or {}))
+
+    return guarded
+
+
+# --- forms -------------------------------------------------------------------------------------------------
+
+
+def _completion(head: Mapping[str, Any], answer: Answer, asked: ChatRequest, episode: ServedEpisode) -> dict[str, Any]:
+    choices = [
+        {
+            "index": i,
+            "message": choice.message,
+            "finish_reason": choice.finish,
+            "logprobs": _logprobs(choice, episode) if asked.logprobs else None,
+        }
+        for i, choice in enumerate(answer.choices)
+    ]
+    return {**head, "object": "chat.completion", "choices": choices, "usage": _usage(answer)}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    sampled = sum(choice.tokens for choice in answer.choices)
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": answer.prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
+
+
+def _logprobs(choice: Choice, episode: ServedEpisode) -> dict[str, Any]:
+    content = []
+    for token, logprob in zip(choice.reply.token_ids, choice.reply.logprobs, strict=True):
+        text = episode.tokenizer.decode([token])
+        content.append(
+            {"token": text, "token_id": token, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        )
+    return {"content": content, "refusal": None}
+
+
+async def _stream(
+    head: Mapping[str, Any], answer: Answer, asked: ChatRequest, episode: ServedEpisode
+) -> AsyncIterator[str]:
+    """Server-sent events. A reply is sent when it is whole: what it says (content or calls) is known only then."""
+    chunk = {**head, "object": "chat.completion.chunk"}
+    for i, choice in enumerate(answer.choices):
+        message = dict(choice.message)
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        logprobs = _logprobs(choice, episode) if asked.logprobs else None
+        for delta, finish in ((message, None), ({}, choice.finish)):
+            piece = {"index": i, "delta": delta, "finish_reason": finish, "logprobs": logprobs if delta else None}
+            yield f"data: {json.dumps({**chunk, 'choices': [piece]}, ensure_ascii=False)}\n\n"
+    if asked.usage_in_stream:
+        yield f"data: {json.dumps({**chunk, 'choices': [], 'usage': _usage(answer)})}\n\n"
+    yield "data: [DONE]\n\n"

@@ -1,0 +1,247 @@
+"""Chat completions as OpenAI's clients write them: what may be asked for, and what messages are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airloop.rollout.actions import parse
+from airloop.types import Action
+
+MOST_REPLIES = 16  # to one request
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+class BadRequest(Exception):
+    """What is wrong with a request, for who sent it; `status` and `code` as OpenAI's servers have them."""
+
+    def __init__(self, message: str, *, param: str = "", code: str = "invalid_value", status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+    def as_json(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param or None, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    n: int = 1
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    usage_in_stream: bool = False
+    logprobs: bool = False
+    asked: Mapping[str, Any] = field(default_factory=dict)  # what the run decides, as it was asked for
+    digest: str = ""  # of the whole body
+
+
+# --- what may be asked for ---------------------------------------------------------------------------------
+
+# Of who asks, or of how the answer is stored: they say nothing of what is sampled.
+_SILENT = {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+_SILENT |= {"top_logprobs", "parallel_tool_calls", "verbosity", "prompt_cache_retention"}
+# The run's own values are used: with others it would be another policy that is trained.
+_DECIDED: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (0, 1 << 31),
+    "min_p": (0.0, 1.0),
+}
+_READ = {"messages", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stop", "stream", "stream_options"}
+_READ |= {"logprobs", "tool_choice"}
+# What would change the distribution that is sampled from, unless it has one of these values.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "logit_bias": (None, {}),
+    "response_format": (None, {"type": "text"}),
+    "presence_penalty": (None, 0, 0.0),
+    "frequency_penalty": (None, 0, 0.0),
+    "repetition_penalty": (None, 1, 1.0),
+    "reasoning_effort": (None,),
+    "modalities": (None, ["text"]),
+    "functions": (None, []),
+    "function_call": (None,),
+    "prediction": (None,),
+    "audio": (None,),
+    "web_search_options": (None,),
+}
+
+
+def read_request(body: Any) -> ChatRequest:
+    """A chat completion's request; BadRequest says what of it cannot be had."""
+    if not isinstance(body, dict):
+        raise BadRequest("The body must be a JSON object.")
+    for name, value in body.items():
+        if name in _OFF and value not in _OFF[name]:
+            why = "it would change the distribution that is sampled from, and so what is trained"
+            raise BadRequest(f"{name} is not supported here: {why}.", param=name, code="unsupported_parameter")
+        if name not in _OFF and name not in _SILENT | _DECIDED.keys() | _READ:
+            raise BadRequest(f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        why = "the policy chooses by itself when to call a tool, and that choice is what is trained"
+        raise BadRequest(f"tool_choice = {json.dumps(choice)} is not supported here: {why}.", param="tool_choice")
+    stop = body.get("stop") or ()
+    options = body.get("stream_options") or {}
+    return ChatRequest(
+        messages=tuple(read_messages(body.get("messages"))),
+        tools=tuple(_tools(body.get("tools"))) if choice != "none" else (),
+        n=_whole(body, "n", 1, MOST_REPLIES) or 1,
+        max_tokens=_whole(body, "max_completion_tokens", 1) or _whole(body, "max_tokens", 1),
+        seed=_whole(body, "seed"),
+        stop=tuple(_texts([stop] if isinstance(stop, str) else stop, "stop")),
+        stream=bool(body.get("stream")),
+        usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
+        logprobs=bool(body.get("logprobs")),
+        asked={name: _number(body, name) for name in sorted(_DECIDED) if body.get(name) is not None},
+        digest=hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest(),
+    )
+
+
+def read_messages(given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list) or not given:
+        raise BadRequest("messages must be a list with at least one message.", param="messages")
+    return [_message(message, f"messages.{i}") for i, message in enumerate(given)]
+
+
+def _message(given: Any, at: str) -> dict[str, Any]:
+    if not isinstance(given, dict) or given.get("role") not in ROLES:
+        raise BadRequest(f"{at} must be an object whose role is one of {', '.join(ROLES)}.", param=at)
+    message: dict[str, Any] = {"role": ROLES[given["role"]], "content": text_of(given.get("content"), at)}
+    if given.get("tool_calls"):
+        message["tool_calls"] = [_call(call, f"{at}.tool_calls.{i}") for i, call in enumerate(given["tool_calls"])]
+    for name in ("name", "tool_call_id"):
+        if isinstance(given.get(name), str):
+            message[name] = given[name]
+    return message
+
+
+def text_of(content: Any, at: str = "content") -> str:
+    """Text, or parts that are all text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [None]
+    texts = [part.get("text", part.get("refusal")) if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise BadRequest(f"{at}: only text can be read here.", param=at)
+    return "".join(texts)  # type: ignore[arg-type]
+
+
+def _call(given: Any, at: str) -> dict[str, Any]:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"{at} must have a function with a name.", param=at)
+    arguments = function.get("arguments") or "{}"
+    try:
+        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        read = arguments
+    call = {"type": "function", "function": {"name": function["name"], "arguments": read}}
+    return {**call, "id": given["id"]} if isinstance(given.get("id"), str) else call
+
+
+def _tools(given: Any) -> list[Mapping[str, Any]]:
+    tools = given or []
+    if not isinstance(tools, list) or not all(
+        isinstance(tool, dict) and isinstance(tool.get("function"), dict) and tool["function"].get("name")
+        for tool in tools
+    ):
+        raise BadRequest('tools must be a list of {"type": "function", "function": {…}}.', param="tools")
+    return tools
+
+
+def _whole(body: Mapping[str, Any], name: str, least: int | None = None, most: int | None = None) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not (least or value) <= value <= (most or value):
+        limits = f" from {least}" * (least is not None) + f" to {most}" * (most is not None)
+        raise BadRequest(f"{name} must be a whole number{limits}.", param=name)
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str) -> float:
+    value, (least, most) = body[name], _DECIDED[name]
+    kinds = int if name == "top_k" else int | float
+    if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= most:
+        raise BadRequest(f"{name} must be a number from {least:g} to {most:g}.", param=name)
+    return value
+
+
+def _texts(given: Any, name: str) -> list[str]:
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) and text for text in given):
+        raise BadRequest(f"{name} must be text, or a list of texts.", param=name)
+    return list(given)
+
+
+# --- what a reply says -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A reply's text, read: the thought before it, what it says, and the tools that it calls."""
+
+    content: str
+    thought: str = ""
+    calls: tuple[Action, ...] = ()
+
+    def message(self, mint: Callable[[int], str]) -> dict[str, Any]:
+        """As a client gets it; calls have ids of ours."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.calls else "")}
+        if self.thought:
+            message["reasoning_content"] = self.thought
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    "id": mint(i),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+                }
+                for i, call in enumerate(self.calls)
+            ]
+        return message
+
+
+def read_reply(text: str, *, tools: bool, parser: str, cut: bool, thinking: bool) -> Spoken:
+    """A reply with a call that cannot be read is content, as it was said."""
+    thought, rest = _without_thought(text, thinking)
+    if not tools:
+        return Spoken(rest, thought)
+    actions, _ = parse(text, "tools", parser, cut=cut, thinking=thinking)
+    if not all(action.kind == "tool" for action in actions):
+        return Spoken(rest, thought)
+    said = rest.partition("<tool_call>")[0] if "<tool_call>" in rest else ""
+    return Spoken(said.strip(), thought, tuple(actions))
+
+
+def _without_thought(text: str, thinking: bool) -> tuple[str, str]:
+    opened = thinking or text.lstrip().startswith("<think>")
+    if not opened or "</think>" not in text:
+        return "", text
+    thought, _, rest = text.partition("</think>")
+    return thought.removeprefix("<think>").strip(), rest.strip()
+
+
+def form_of(message: Mapping[str, Any]) -> str:
+    """What a message says, whoever wrote it down: content, and calls as names and arguments. Ids and thoughts, which
+    clients leave out or make anew, are not part of it."""
+    calls = message.get("tool_calls") or []
+    said = [[call["function"]["name"], _read(call["function"]["arguments"])] for call in calls]
+    return json.dumps([text_of(message.get("content")), said], sort_keys=True, ensure_ascii=False)
+
+
+def _read(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def call_ids(message: Mapping[str, Any]) -> Sequence[str]:
+    return [call["id"] for call in message.get("tool_calls") or [] if "id" in call]

@@ -1,0 +1,81 @@
+"""The endpoint's server, in the event loop of who trains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from airloop.errors import AirError
+
+QUEUED = 512  # connections that the system holds while the loop is busy
+CLOSE_S = 5.0  # for answers that are under way when it ends
+
+
+@asynccontextmanager
+async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """The address, while the application is served in this event loop.
+
+        async with serving(endpoint.app()) as url:
+            print(f"{url}/v1")
+
+    AirError where the address cannot be had.
+    """
+    import uvicorn
+
+    from airloop.serve.callers import WAITING, AgentCaller, quiet_logs
+
+    ready = asyncio.Event()
+
+    class Server(uvicorn.Server):
+        def capture_signals(self) -> Any:
+            return contextlib.nullcontext()  # they are the run's
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            listening.listen(QUEUED)
+            ready.set()
+
+    listening = bound(host, port)
+    config = uvicorn.Config(
+        app,
+        http=AgentCaller,
+        ws="none",
+        backlog=WAITING,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(CLOSE_S),
+        server_header=False,
+        lifespan="off",
+    )
+    server = Server(config)
+    with quiet_logs(), listening:
+        task = asyncio.ensure_future(server.serve(sockets=[listening]))
+        try:
+            await ready.wait()
+            yield _address(listening, host)
+        finally:
+            server.should_exit = True
+            await task
+
+
+def bound(host: str, port: int) -> socket.socket:
+    bare = host.strip("[]")
+    made = socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((bare, port))
+    except OSError as error:
+        made.close()
+        raise AirError(f"{host}:{port} cannot be listened on: {error}.", "name another --port, or --host.") from None
+    return made
+
+
+def _address(listening: socket.socket, host: str) -> str:
+    """As a program on this machine reaches it."""
+    bare = host.strip("[]")
+    named = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(bare, bare)
+    return f"http://{f'[{named}]' if ':' in named else named}:{listening.getsockname()[1]}"

@@ -1,0 +1,454 @@
+"""The policy behind OpenAI's interface: what comes back is what was sampled, and what is trained is what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.rollout_world import STOP, ScriptedEngine, chat_tokenizer
+
+from airloop.engine.base import EngineFailed, Sampling
+from airloop.serve.app import LARGEST_BODY, RETRIES, Endpoint
+from airloop.serve.chat_form import read_request
+from airloop.serve.episode import ServedEpisode
+
+CHAT = chat_tokenizer("chatml")
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+class Recorded(ScriptedEngine):
+    """Keeps what was sent and what came back."""
+
+    def __init__(self, speak: Callable[[str, int], str] = lambda prompt, seed: f"yes {seed % 97}", **more: Any) -> None:
+        super().__init__(CHAT, speak, **more)
+        self.pairs: list[tuple[list[int], list[int]]] = []
+
+    async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
+        sent = list(token_ids)
+        found = await super().generate(token_ids, sampling, order)
+        self.pairs.append((sent, list(found.token_ids)))
+        return found
+
+
+def episode_of(engine: Any, **more: Any) -> ServedEpisode:
+    return ServedEpisode(engine, CHAT, Sampling(max_tokens=200), seed=5, order="0-0", **more)
+
+
+class Client:
+    def __init__(self, endpoint: Endpoint, id: str = "one", key: str | None = None) -> None:
+        self.front = f"/e/{id}" if id else ""
+        key = endpoint.key(id) if key is None else key
+        transport = httpx.ASGITransport(app=endpoint.app())
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://policy", headers=headers)
+
+    async def post(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.http.post(self.front + path, content=content, headers=headers)
+
+    async def ask(self, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+        answer = await self.post({"model": "m", "messages": list(messages), **more})
+        assert answer.status_code == 200, answer.text
+        return answer.json()  # type: ignore[no-any-return]
+
+    async def say(self, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return (await self.ask(*messages, **more))["choices"][0]["message"]  # type: ignore[no-any-return]
+
+
+def play(work: Callable[[Client], Any], engine: Any = None, **more: Any) -> ServedEpisode:
+    endpoint = Endpoint("tiny")
+    episode = episode_of(engine or Recorded(), **more)
+    endpoint.open("one", episode)
+    asyncio.run(work(Client(endpoint)))
+    return episode
+
+
+def trained_pairs(episode: ServedEpisode) -> list[tuple[list[int], list[int]]]:
+    """Of each trained reply: the tokens before it and its own, in the order of replies."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for branch in episode.branches():
+        for turn in dict.fromkeys(t for t, train in zip(branch.turns, branch.train, strict=True) if train):
+            places = [i for i, (t, own) in enumerate(zip(branch.turns, branch.train, strict=True)) if own and t == turn]
+            assert turn not in found
+            found[turn] = (list(branch.tokens[: places[0]]), [branch.tokens[i] for i in places])
+    return [found[turn] for turn in sorted(found)]
+
+
+def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> None:
+    engine = Recorded()
+
+    async def work(client: Client) -> None:
+        first = await client.say(user("a"))
+        second = await client.say(user("a"), first, user("b"))
+        await client.say(user("a"), first, user("b"), second, user("c"))
+
+    episode = play(work, engine)
+    assert len(episode.branches()) == 1 and trained_pairs(episode) == engine.pairs
+    sent, came = zip(*engine.pairs, strict=True)
+    assert sent[1][: len(sent[0]) + len(came[0])] == sent[0] + came[0] and sent[2][: len(sent[1])] == sent[1]
+
+
+def test_calls_of_tools_come_back_as_calls_and_are_recognised() -> None:
+    engine = Recorded(lambda prompt, seed: CALL if "tool_response" not in prompt else "It is there.")
+
+    async def work(client: Client) -> None:
+        answer = (await client.ask(user("where?"), tools=[TOOL]))["choices"][0]
+        (call,) = answer["message"]["tool_calls"]
+        assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
+        assert call["function"] == {"name": "look", "arguments": '{"at": "é"}'} and call["id"].startswith("call_")
+        echo = {**answer["message"], "content": "", "refusal": None}  # as clients send it back
+        echo["tool_calls"] = [{**call, "function": {"name": "look", "arguments": '{ "at" : "\\u00e9" }'}}]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "here"}
+        end = await client.say(user("where?"), echo, result, tools=[TOOL])
+        assert end == {"role": "assistant", "content": "It is there."}
+
+    episode = play(work, engine)
+    assert len(episode.branches()) == 1 and trained_pairs(episode) == engine.pairs
+
+
+def test_a_malformed_call_is_content() -> None:
+    async def work(client: Client) -> None:
+        answer = (await client.ask(user("x"), tools=[TOOL]))["choices"][0]
+        assert answer["message"]["content"] == '<tool_call>{"name": "look", ' and answer["finish_reason"] == "stop"
+        assert "tool_calls" not in answer["message"]
+
+    play(work, Recorded(lambda prompt, seed: '<tool_call>{"name": "look", '))
+
+
+def test_a_thought_is_told_apart_and_the_tokens_stay() -> None:
+    engine = Recorded(lambda prompt, seed: "<think>\nhm\n</think>\n\nfour")
+
+    async def work(client: Client) -> None:
+        first = await client.say(user("2+2"))
+        assert first == {"role": "assistant", "content": "four", "reasoning_content": "hm"}
+        await client.say(user("2+2"), {"role": "assistant", "content": "four"}, user("sure?"))
+
+    episode = play(work, engine)
+    assert trained_pairs(episode) == engine.pairs and len(episode.branches()) == 1
+
+
+def test_sub_agents_side_by_side_and_several_replies_are_lines_of_their_own() -> None:
+    engine = Recorded()
+
+    async def work(client: Client) -> None:
+        first = await client.say(user("a"))
+        both = [client.ask(user("a"), first, user(f"part {i}"), n=2) for i in range(3)]
+        for answer in await asyncio.gather(*both):
+            assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+
+    episode = play(work, engine)
+    assert sorted(trained_pairs(episode)) == sorted(engine.pairs) and len(engine.pairs) == 7
+
+
+def test_an_edited_reply_is_foreign_text_on_a_line_of_its_own() -> None:
+    engine = Recorded()
+
+    async def work(client: Client) -> None:
+        first = await client.say(user("a"))
+        await client.say(user("a"), {**first, "content": first["content"] + "!"}, user("b"))
+
+    episode = play(work, engine)
+    one, two = episode.branches()
+    assert trained_pairs(episode) == engine.pairs and set(two.turns) == {-1, 1} and sum(one.train) == one.turns.count(0)
+
+
+def test_texts_that_end_a_reply_end_what_is_trained() -> None:
+    engine = Recorded(lambda prompt, seed: "look\nObservation: made up")
+
+    async def work(client: Client) -> None:
+        answer = (await client.ask(user("a"), stop=["Observation:"]))["choices"][0]
+        assert answer["message"]["content"] == "look\n" and answer["finish_reason"] == "stop"
+        await client.say(user("a"), answer["message"], user("it is 3"), stop="never")
+
+    episode = play(work, engine)
+    said = [CHAT.decode(own) for _, own in trained_pairs(episode)]
+    assert said[0] == "look\nObservation:" and said[1].endswith("made up<|im_end|>")
+    (branch,) = episode.branches()
+    assert CHAT.decode(branch.tokens).count("made up") == 1
+
+
+def test_tokens_in_and_tokens_out() -> None:
+    engine = Recorded()
+
+    async def work(client: Client) -> None:
+        prompt = CHAT.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+        path = "/inference/v1/generate"
+        body = {"token_ids": prompt, "sampling_params": {"max_tokens": 50}, "request_id": "r1"}
+        said = (await client.post(body, path)).json()
+        (choice,) = said["choices"]
+        assert said["request_id"] == "r1" and choice["finish_reason"] == "stop" and choice["token_ids"][-1] == STOP
+        first = choice["logprobs"]["content"][0]
+        assert first["token"] == f"token_id:{choice['token_ids'][0]}" and first["token_id"] == choice["token_ids"][0]
+        longer = [*prompt, *choice["token_ids"], *CHAT.encode("\nmore")]
+        assert (await client.post({"token_ids": longer}, path)).status_code == 200
+        for wrong in ({}, {"token_ids": []}, {"token_ids": ["a"]}, {"token_ids": [True]}, []):
+            assert (await client.post(wrong, path)).status_code == 400
+
+    episode = play(work, engine)
+    assert trained_pairs(episode) == engine.pairs and len(episode.branches()) == 1
+
+
+def test_a_stream_says_the_same() -> None:
+    engine = Recorded(lambda prompt, seed: f"I look.\n{CALL}")
+
+    async def work(client: Client) -> None:
+        body = {"messages": [user("a")], "tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}}
+        answer = await client.post({**body, "logprobs": True})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+        assert lines[-1] == "[DONE]"
+        chunks = [json.loads(line) for line in lines[:-1]]
+        deltas = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert deltas[0]["delta"]["content"] == "I look." and deltas[0]["delta"]["tool_calls"][0]["index"] == 0
+        assert deltas[-1]["finish_reason"] == "tool_calls"
+        usage = chunks[-1]["usage"]
+        assert usage["completion_tokens"] == len(deltas[0]["logprobs"]["content"]) == len(engine.pairs[0][1])
+
+    play(work, engine)
+
+
+def test_a_client_that_asks_again_gets_the_reply_that_never_came_and_else_a_second_one() -> None:
+    engine = Recorded()
+
+    async def work(client: Client) -> None:
+        body = {"messages": [user("a")]}
+        first = (await client.post(body)).json()["choices"][0]["message"]
+        second = (await client.post(body)).json()["choices"][0]["message"]  # it was delivered: a second sample
+        assert first != second and len(engine.pairs) == 2
+        third = (await client.post(body, **{RETRIES: "1"})).json()["choices"][0]["message"]
+        assert len(engine.pairs) == 3  # all earlier ones were delivered
+        assert third not in (first, second)
+
+    episode = play(work, engine)
+    assert not episode.undelivered
+
+    async def lost(client: Client) -> None:
+        body = {"messages": [user("b")]}
+        request = read_request(body)
+        answer = await episode_lost.chat(request)
+        episode_lost.undelivered[request.digest] = answer  # it was sampled, and the connection broke
+        again = (await client.post(body, **{RETRIES: "1"})).json()["choices"][0]["message"]
+        assert again == answer.choices[0].message and not episode_lost.undelivered
+
+    endpoint = Endpoint("tiny")
+    episode_lost = episode_of(Recorded())
+    endpoint.open("one", episode_lost)
+    asyncio.run(lost(Client(endpoint)))
+    assert len(episode_lost.engine.pairs) == 1  # type: ignore[attr-defined]
+
+
+def test_a_client_that_hangs_up_ends_the_sampling_and_is_counted() -> None:
+    class Slow(Recorded):
+        cancelled = 0
+
+        async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+
+    engine = Slow()
+    endpoint = Endpoint("tiny")
+    episode = episode_of(engine)
+    endpoint.open("one", episode)
+
+    async def work() -> None:
+        body = json.dumps({"messages": [user("a")]}).encode()
+        events = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            if events:
+                return events.pop(0)
+            await asyncio.sleep(0.05)
+            return {"type": "http.disconnect"}
+
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        key = endpoint.key("one").encode()
+        scope = {"type": "http", "method": "POST", "path": "/e/one/v1/chat/completions", "query_string": b""}
+        scope |= {"headers": [(b"authorization", b"Bearer " + key)], "http_version": "1.1", "root_path": ""}
+        await asyncio.wait_for(endpoint.app()(scope, receive, send), 10)
+        assert sent[0]["status"] == 499
+
+    asyncio.run(work())
+    assert engine.cancelled == 1 and episode.abandoned == 1 and not episode.forest.replies
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0", "invalid_value"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0", "invalid_value"),
+        ({"messages": [user("a")], "logit_bias": {"1": 5}}, "logit_bias", "unsupported_parameter"),
+        ({"messages": [user("a")], "response_format": {"type": "json_object"}}, "response_format", None),
+        ({"messages": [user("a")], "tool_choice": "required"}, "tool_choice", None),
+        ({"messages": [user("a")], "frequency_penalty": 0.5}, "frequency_penalty", None),
+        ({"messages": [user("a")], "guided_json": {}}, "guided_json", "unknown_parameter"),
+        ({"messages": [user("a")], "n": 99}, "n", None),
+        ({"messages": [user("a")], "max_tokens": 0}, "max_tokens", None),
+        ({"messages": [user("a")], "tools": [{"name": "x"}]}, "tools", None),
+        ({"messages": [user("a")], "stop": [""]}, "stop", None),
+        ({"messages": [user("a")], "temperature": -1}, "temperature", None),
+        ({"messages": [user("a")], "top_k": 1.5}, "top_k", None),
+        ([], "", None),
+        (b"{", "", "invalid_json"),
+        (b"[" * 100_000, "", "invalid_json"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_reason(body: Any, param: str, code: str | None) -> None:
+    async def work(client: Client) -> None:
+        answer = await client.post(body)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and (error["param"] or "") == param and error["message"], error
+        assert code is None or error["code"] == code
+
+    assert not play(work).forest.replies
+
+
+def test_the_runs_sampling_wins_and_what_was_asked_is_noted() -> None:
+    engine = Recorded(lambda prompt, seed: "x" * 500)
+
+    async def work(client: Client) -> None:
+        long = await client.ask(user("a"), temperature=0.0, top_p=0.5, seed=7, max_tokens=9999)
+        short = await client.ask(user("a"), max_completion_tokens=10, temperature=0.3)
+        assert long["usage"]["completion_tokens"] == 200 and short["usage"]["completion_tokens"] == 10
+        assert long["choices"][0]["finish_reason"] == short["choices"][0]["finish_reason"] == "length"
+
+    assert play(work, engine).asked == {"temperature": [0.0, 0.3], "top_p": [0.5]}
+
+
+def test_a_full_context_and_a_broken_engine_are_told_apart() -> None:
+    class Broken(Recorded):
+        async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
+            raise EngineFailed("The engine cannot go on.", "resume the run")
+
+    async def full(client: Client) -> None:
+        answer = await client.post({"messages": [user("word " * 50)]})
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+    async def broken(client: Client) -> None:
+        answer = await client.post({"messages": [user("a")]})
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+
+    assert not play(full, Recorded(context=100)).forest.replies
+    assert not play(broken, Broken()).forest.replies
+
+
+def test_nobody_reaches_another_episode() -> None:
+    endpoint = Endpoint("tiny")
+    for id in ("one", "two"):
+        endpoint.open(id, episode_of(Recorded()))
+
+    async def work() -> None:
+        body = {"messages": [user("a")]}
+        assert (await Client(endpoint, "one").post(body)).status_code == 200
+        for id, key in (
+            ("two", endpoint.key("one")),
+            ("three", endpoint.key("three")),  # a right key of nobody
+            ("one", "air-forged"),
+            ("one", ""),
+            ("", endpoint.key("one")),  # without an episode
+            ("one/../two", endpoint.key("one")),
+            ("%6fne", endpoint.key("two")),
+        ):
+            answer = await Client(endpoint, id, key).post(body)
+            assert answer.status_code in (401, 404), (id, answer.status_code)
+            other = await Client(endpoint, id, key).http.get(f"/e/{id}/v1/models" if id else "/v1/models")
+            assert other.status_code in (401, 404)
+
+    asyncio.run(work())
+    assert len(endpoint.episodes["one"].forest.replies) == 1 and not endpoint.episodes["two"].forest.replies
+    assert endpoint.key("one") not in repr(endpoint) and endpoint.secret.hex() not in repr(endpoint)
+
+
+def test_a_body_without_end_is_not_held() -> None:
+    async def work(client: Client) -> None:
+        answer = await client.post(b" " * (LARGEST_BODY + 2))
+        assert answer.status_code == 413
+
+    play(work)
+
+
+def test_without_an_episode_anybody_or_the_holder_of_the_key_is_answered() -> None:
+    def served(key: str | None) -> Endpoint:
+        return Endpoint("tiny", anyone=lambda: episode_of(Recorded(), training=False), api_key=key)
+
+    async def work() -> None:
+        anybody = Client(served(None), "", "")
+        models = (await anybody.http.get("/v1/models")).json()
+        assert [model["id"] for model in models["data"]] == ["tiny"]
+        one, two = [await anybody.say(user("a"), seed=3) for _ in range(2)]
+        assert one == two  # outside of training a seed is what it is
+        endpoint, body = served("mine"), {"messages": [user("a")]}
+        assert [(await Client(endpoint, "", key).post(body)).status_code for key in ("", "mine")] == [401, 200]
+
+    asyncio.run(work())
+
+
+def test_a_seed_of_the_client_does_not_make_episodes_alike() -> None:
+    said = []
+    for seed in (1, 2):
+        endpoint = Endpoint("tiny")
+        episode = ServedEpisode(Recorded(), CHAT, Sampling(max_tokens=50), seed=seed)
+        endpoint.open("one", episode)
+        said.append(asyncio.run(Client(endpoint).say(user("a"), seed=42)))
+    assert said[0] != said[1]
+
+
+@pytest.mark.slow
+def test_air_serve_answers_over_http_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "airloop", "serve", "--agent", "tiny:llama", "--port", "0", "--seq_len", "256"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said = ""
+        while "/v1 (Ctrl-C" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        url = re.search(r"http://127\.0\.0\.1:\d+/v1", said.replace("\n", ""))
+        assert url is not None, said
+        body = {"model": "x", "messages": [user("hello")], "max_tokens": 8, "temperature": 0}
+        one, two = [httpx.post(f"{url[0]}/chat/completions", json=body, timeout=60).json() for _ in range(2)]
+        assert one["choices"][0]["message"] == two["choices"][0]["message"]  # greedy, as was asked
+        assert one["usage"]["completion_tokens"] <= 8
+        full = httpx.post(f"{url[0]}/chat/completions", json={"messages": [user("word " * 200)]}, timeout=60)
+        assert full.status_code == 400 and full.json()["error"]["code"] == "context_length_exceeded"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--agent", "scripted:oracle"], "has no weights"),
+        (["--agent", "tiny:llama", "--host", "0.0.0.0"], "--api-key"),
+        (["--agent", "run:nowhere"], "is not a run"),
+    ],
+)
+def test_what_cannot_be_served_is_said(air: Any, words: list[str], problem: str) -> None:
+    code, printed, errors = air("serve", *words)
+    assert code == 1 and problem in printed + errors
