@@ -21,9 +21,9 @@ from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
+from airloop.rollout.forest import Tokenizer
 from airloop.rollout.schedule import Names, TaskSchedule, episode_seed
 from airloop.rollout.task_pool import TaskPool
-from airloop.rollout.transcript import Tokenizer
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
 

@@ -1,5 +1,5 @@
-"""Agents that echo, drop, reorder, summarise and edit what was said, ask side by side and hang up: every trained row is a
-request and its reply, token for token; nothing is lost and nothing is trained twice."""
+"""Agents that echo, drop, reorder, summarise and edit what was said, ask side by side and hang up: every trained row is
+a request and its reply, token for token; nothing is lost and nothing is trained twice."""
 
 from __future__ import annotations
 
