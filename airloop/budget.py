@@ -190,7 +190,8 @@ class Budget:
         self._steps: list[float] = []  # seconds of those that were sampled, not replayed
         self._evaluation_s = 0.0
         self._mark = time.monotonic()
-        self._planned: tuple[Amounts, Amounts, Costs] | None = None  # asked for, chosen, and at which costs
+        self._planned: tuple[Amounts, Costs] | None = None  # asked for, and at which costs
+        self._pace = 1.0  # of training, by the supervised steps: as many times the seconds that were forecast
 
     @classmethod
     def of(cls, run: Run) -> Budget | None:
@@ -226,7 +227,7 @@ class Budget:
         asked = asked_for(config, warmstart=demonstration_tokens is not None)
         group = config.orchestrator.rollouts_per_example
         chosen = fit(asked, costs, self.left_s * (1 - MARGIN), group)
-        self._planned = asked, chosen, costs
+        self._planned = asked, costs
         for line in self._explain(speed, asked, chosen, costs):
             watcher.say(line)
         return changes_of(config, chosen)
@@ -236,15 +237,34 @@ class Budget:
         this pace, none while it is about the one that was forecast. The first step warms up and says little."""
         if self._planned is None or len(seconds) < 3 or sum(seconds) < SETTLED_S:
             return {}
-        asked, _, costs = self._planned
+        asked, costs = self._planned
         pace = statistics.median(seconds[1:][-RECENT:]) / costs.warmstart_step
-        if ANOTHER_PACE[1] <= pace <= ANOTHER_PACE[0]:
-            pace = 1.0
-        costs, made = costs.times(pace), len(seconds)
+        self._pace = 1.0 if ANOTHER_PACE[1] <= pace <= ANOTHER_PACE[0] else pace
+        costs, made = costs.times(self._pace), len(seconds)
         # As if all of it were still to be made, so that the same things become smaller first.
         whole = self.left_s * (1 - MARGIN) + made * costs.warmstart_step
         found = fit(asked, costs, whole, config.orchestrator.rollouts_per_example)
         return changes_of(config, replace(found, warmstart_steps=max(found.warmstart_steps, made)))
+
+    def plan_steps(self, config: Config) -> dict[str, Any]:
+        """When the evaluation before the first step has shown how long episodes take: how many steps, and episodes a
+        step, fit into what is left. The machine was measured for some seconds, in which others may have used it."""
+        if self._planned is None or not self._evaluation_s:
+            return {}
+        asked, costs = self._planned
+        tasks = config.orchestrator.eval.num_examples
+        played = self._evaluation_s / (tasks * costs.evaluated_task)
+        costs = replace(
+            costs,
+            episode=played * costs.episode,
+            trained_episode=self._pace * costs.trained_episode,
+            evaluated_task=played * costs.evaluated_task,
+            fixed=ENDING_S,
+        )
+        left = self.left_s * (1 - MARGIN) + self._evaluation_s  # as if the first evaluation were still to be made
+        wanted = replace(asked, warmstart_steps=0, num_examples=tasks)
+        found = fit(wanted, costs, left, config.orchestrator.rollouts_per_example)
+        return {"max_steps": found.steps, "orchestrator.batch_size": found.batch_size}
 
     def _explain(self, speed: Speed, asked: Amounts, chosen: Amounts, costs: Costs) -> list[str]:
         spent = 60 * self.minutes - self.left_s
@@ -300,6 +320,22 @@ class Budget:
         self.asked = int(facts["asked"])
         self._steps = [float(s) for s in facts.get("steps_s", ())]
         self._evaluation_s = float(facts.get("evaluation_s", 0.0))
+
+
+async def plan_steps(budget: Budget | None, parts: Components, run: Run, watcher: Watcher) -> None:
+    """Before the first step: what the seconds of measuring got wrong is put right, on every rank alike."""
+    if budget is None:
+        return
+    planned = (await parts.ranks.gather(budget.plan_steps(parts.config), "the steps that fit the budget"))[0]
+    before = parts.config.max_steps, parts.config.orchestrator.batch_size
+    if planned and (planned["max_steps"], planned["orchestrator.batch_size"]) != before:
+        parts.config = with_changes(parts.config, planned)
+        run.change(planned)
+        steps, episodes = planned["max_steps"], planned["orchestrator.batch_size"]
+        watcher.say(
+            f"        budget: {_span(max(0.0, budget.left_s))} left; by the pace of that evaluation {steps} steps of "
+            f"{episodes} episodes fit, not {before[0]} of {before[1]}"
+        )
 
 
 async def keep_to_budget(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airloop.assemble import Components
-from airloop.budget import Budget, keep_to_budget
+from airloop.budget import Budget, keep_to_budget, plan_steps
 from airloop.errors import AirError
 from airloop.evaluation import evaluate_policy
 from airloop.events import Watcher
@@ -64,10 +64,8 @@ async def _train(
 ) -> Outcome:
     """sample → advantages → update → publish → accept, with held-out evaluation before, during and after. A step that
     is refused comes again, with other seeds."""
-    config, policy, learner, engine = parts.config, parts.policy, parts.learner, parts.engine
-    evaluation = config.orchestrator.eval
-    schedule = TaskSchedule(parts.envs, "train", config.seed)
-    groups = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+    policy, learner, engine, evaluation = parts.policy, parts.learner, parts.engine, parts.config.orchestrator.eval
+    schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
 
     def save(trajectory: Trajectory, step: int) -> None:
         run.save_trajectory(trajectory, step)
@@ -77,7 +75,10 @@ async def _train(
     before = run.evaluation("before") if run.first_step else []
     before = before or await _evaluate(parts, run, watcher, 0, "before", evaluation.test_split, budget)
     if budget:
+        await plan_steps(budget, parts, run, watcher)
         budget.begin_steps()
+    config = parts.config
+    groups = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
     for step in run.remaining_steps():
         clock = StepClock(engine.counters)
         replayed = run.recorded(step)

@@ -95,6 +95,27 @@ def test_the_number_of_steps_follows_the_clock_and_leaves_room_for_the_last_eval
     assert recalled.asked == 100 and recalled.steps_in_all(23) == 23
 
 
+def test_what_was_measured_while_others_used_the_machine_is_put_right_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen on two cores: prompts were measured at a fifth of their speed, half of the episodes were planned, and the
+    run ended after 17 of 22 minutes."""
+    now = [0.0]
+    monkeypatch.setattr(budgets.time, "monotonic", lambda: now[0])
+    planned = {"max_steps": 8, "orchestrator.batch_size": 16, "orchestrator.eval.num_examples": 24}
+    config = with_changes(load_config([]), planned)
+    budget = Budget(minutes=20, spent_s=0, asked=12)
+    budget._planned = Amounts(20, 12, 32, 36), Costs(15.0, episode=4.0, trained_episode=0.5, evaluated_task=5.0)
+    assert budget.plan_steps(config) == {}  # nothing is known yet
+    now[0] = 500.0
+    budget.evaluated(24.0)  # a second a task, in place of five
+    assert budget.plan_steps(config) == {"max_steps": 12, "orchestrator.batch_size": 32}
+    budget.evaluated(240.0)  # and if it is slower than was measured
+    slower = budget.plan_steps(config)
+    assert slower["max_steps"] < 8 or slower["orchestrator.batch_size"] < 16
+    assert Budget(minutes=20, spent_s=0, asked=12).plan_steps(config) == {}  # one that goes on keeps its own
+
+
 def test_steps_that_are_read_back_after_a_restart_say_nothing_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(budgets.time, "monotonic", lambda: now[0])
@@ -232,7 +253,7 @@ def test_the_supervised_start_follows_the_pace_that_it_has(tmp_path: Path) -> No
 
     def after(*seconds: float) -> dict[str, Any]:
         budget = Budget(10, sum(seconds), 12)
-        budget._planned = asked, chosen, costs
+        budget._planned = asked, costs
         return budget.plan_again(config, seconds)
 
     chosen = fit(asked, costs, 600 * 0.92, config.orchestrator.rollouts_per_example)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 SERVE_HELP = """air serve --agent run:DIR [options] [@ config.toml --key value …]
 
-A trained policy, or any model, behind OpenAI's interface: /v1/chat/completions, /v1/models, /inference/v1/generate.
+A trained policy, or any model, behind the interfaces that agents speak: OpenAI's /v1/chat/completions, /v1/responses and
+/v1/models, Anthropic's /v1/messages, and /inference/v1/generate, which takes and gives token ids.
 
   --agent WHO      run:DIR[@STEP|@best] (a run's policy), a model's name or file, or model (the config's)
   --host HOST      default: 127.0.0.1, which only this machine reaches; others need --api-key

@@ -13,13 +13,16 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airloop.engine.base import ContextFull, EngineFailed
+from airloop.serve.anthropic_form import messages_answer, messages_events, read_messages_request
+from airloop.serve.chat_answer import chunks, completion
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request
-from airloop.serve.episode import Answer, Choice, ServedEpisode
+from airloop.serve.episode import Answer, ServedEpisode
+from airloop.serve.responses_form import read_responses_request, response_answer, response_events
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 16 << 20  # bytes: some four million tokens
 RETRY_S = 1  # after trouble that is not the client's
-RETRIES = "x-stainless-retry-count"  # what OpenAI's clients count their attempts in
+RETRIES = "x-stainless-retry-count"  # what OpenAI's and Anthropic's clients count their attempts in
+Read = Callable[[Any], ChatRequest]
+Form = Callable[[ChatRequest, Answer, ServedEpisode], Any]
 
 
 @dataclass
@@ -63,7 +68,12 @@ class Endpoint:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        posts = {"/v1/chat/completions": self._chat, "/inference/v1/generate": self._generate}
+        posts = {
+            "/v1/chat/completions": self._chat,
+            "/v1/responses": self._responses,
+            "/v1/messages": self._messages,
+            "/inference/v1/generate": self._generate,
+        }
         gets = {"/v1/models": self._models}
         routes = [
             Route(front + path, _guarded(answer), methods=[method])
@@ -95,21 +105,58 @@ class Endpoint:
         return JSONResponse({"object": "list", "data": [known]})
 
     async def _chat(self, request: Request) -> Response:
+        def whole(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Any:
+            return completion(self._head("chatcmpl-"), answer, asked, episode.tokenizer)
+
+        def events(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Iterator[str]:
+            return (_event(said) for said in chunks(self._head("chatcmpl-"), answer, asked, episode.tokenizer))
+
+        return await self._answer(request, read_request, whole, events, "data: [DONE]\n\n")
+
+    async def _messages(self, request: Request) -> Response:
+        id = f"msg_{secrets.token_hex(12)}"
+
+        def whole(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Any:
+            return messages_answer(id, self.model, answer)
+
+        def events(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Iterator[str]:
+            return (_event({"type": name, **said}, name) for name, said in messages_events(id, self.model, answer))
+
+        return await self._answer(request, read_messages_request, whole, events)
+
+    async def _responses(self, request: Request) -> Response:
+        id, created = secrets.token_hex(12), int(time.time())
+
+        def whole(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Any:
+            return response_answer(id, created, self.model, answer)
+
+        def events(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Iterator[str]:
+            found = response_events(id, created, self.model, answer)
+            return (_event({"type": name, **said}, name) for name, said in found)
+
+        return await self._answer(request, read_responses_request, whole, events)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": kind + secrets.token_hex(12), "created": int(time.time()), "model": self.model}
+
+    async def _answer(self, request: Request, read: Read, whole: Form, events: Form, end: str = "") -> Response:
+        """Reads a request, has it answered, and writes the answer down, each in the client's own form."""
         from starlette.background import BackgroundTask
         from starlette.responses import JSONResponse, StreamingResponse
 
         episode = self._episode(request)
-        asked = read_request(await _body(request))
-        answer = episode.undelivered.get(asked.digest) if request.headers.get(RETRIES, "0") != "0" else None
+        asked = read(await _body(request))
+        again = request.headers.get(RETRIES, "0") != "0"
+        answer = episode.undelivered.get(asked.digest) if again else None
         if answer is None:
             answer = await _unless_gone(request, episode.chat(asked))
         # Until it is on its way it is kept for a client that asks again; sent, the same body is a second question.
         episode.undelivered[asked.digest] = answer
-        head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
-        if not asked.stream:
-            response: Response = JSONResponse(_completion(head, answer, asked, episode))
+        if asked.stream:
+            said = [*events(asked, answer, episode), *([end] if end else [])]
+            response: Response = StreamingResponse(_in_turn(said), media_type="text/event-stream")
         else:
-            response = StreamingResponse(_stream(head, answer, asked, episode), media_type="text/event-stream")
+            response = JSONResponse(whole(asked, answer, episode))
         response.background = BackgroundTask(episode.undelivered.pop, asked.digest, None)  # run when all of it was sent
         return response
 
@@ -190,55 +237,12 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
     return guarded
 
 
-# --- forms -------------------------------------------------------------------------------------------------
+def _event(said: Mapping[str, Any], name: str = "") -> str:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(said, ensure_ascii=False)}\n\n"
 
 
-def _completion(head: Mapping[str, Any], answer: Answer, asked: ChatRequest, episode: ServedEpisode) -> dict[str, Any]:
-    choices = [
-        {
-            "index": i,
-            "message": choice.message,
-            "finish_reason": choice.finish,
-            "logprobs": _logprobs(choice, episode) if asked.logprobs else None,
-        }
-        for i, choice in enumerate(answer.choices)
-    ]
-    return {**head, "object": "chat.completion", "choices": choices, "usage": _usage(answer)}
-
-
-def _usage(answer: Answer) -> dict[str, Any]:
-    sampled = sum(choice.tokens for choice in answer.choices)
-    return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": answer.prompt_tokens + sampled,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-    }
-
-
-def _logprobs(choice: Choice, episode: ServedEpisode) -> dict[str, Any]:
-    content = []
-    for token, logprob in zip(choice.reply.token_ids, choice.reply.logprobs, strict=True):
-        text = episode.tokenizer.decode([token])
-        content.append(
-            {"token": text, "token_id": token, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        )
-    return {"content": content, "refusal": None}
-
-
-async def _stream(
-    head: Mapping[str, Any], answer: Answer, asked: ChatRequest, episode: ServedEpisode
-) -> AsyncIterator[str]:
-    """Server-sent events. A reply is sent when it is whole: what it says (content or calls) is known only then."""
-    chunk = {**head, "object": "chat.completion.chunk"}
-    for i, choice in enumerate(answer.choices):
-        message = dict(choice.message)
-        if calls := message.get("tool_calls"):
-            message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
-        logprobs = _logprobs(choice, episode) if asked.logprobs else None
-        for delta, finish in ((message, None), ({}, choice.finish)):
-            piece = {"index": i, "delta": delta, "finish_reason": finish, "logprobs": logprobs if delta else None}
-            yield f"data: {json.dumps({**chunk, 'choices': [piece]}, ensure_ascii=False)}\n\n"
-    if asked.usage_in_stream:
-        yield f"data: {json.dumps({**chunk, 'choices': [], 'usage': _usage(answer)})}\n\n"
-    yield "data: [DONE]\n\n"
+async def _in_turn(said: Sequence[str]) -> AsyncIterator[str]:
+    """Server-sent events. A reply is sent when it is whole: what of it is content, what a call, is known only then."""
+    for event in said:
+        yield event

@@ -8,84 +8,18 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.rollout_world import STOP, ScriptedEngine, chat_tokenizer
+from support.endpoint_world import CALL, CHAT, TOOL, Client, Recorded, episode_of, play, trained_pairs, user
+from support.rollout_world import STOP
 
 from airloop.engine.base import EngineFailed, Sampling
 from airloop.serve.app import LARGEST_BODY, RETRIES, Endpoint
 from airloop.serve.chat_form import read_request
 from airloop.serve.episode import ServedEpisode
-
-CHAT = chat_tokenizer("chatml")
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-class Recorded(ScriptedEngine):
-    """Keeps what was sent and what came back."""
-
-    def __init__(self, speak: Callable[[str, int], str] = lambda prompt, seed: f"yes {seed % 97}", **more: Any) -> None:
-        super().__init__(CHAT, speak, **more)
-        self.pairs: list[tuple[list[int], list[int]]] = []
-
-    async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
-        sent = list(token_ids)
-        found = await super().generate(token_ids, sampling, order)
-        self.pairs.append((sent, list(found.token_ids)))
-        return found
-
-
-def episode_of(engine: Any, **more: Any) -> ServedEpisode:
-    return ServedEpisode(engine, CHAT, Sampling(max_tokens=200), seed=5, order="0-0", **more)
-
-
-class Client:
-    def __init__(self, endpoint: Endpoint, id: str = "one", key: str | None = None) -> None:
-        self.front = f"/e/{id}" if id else ""
-        key = endpoint.key(id) if key is None else key
-        transport = httpx.ASGITransport(app=endpoint.app())
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://policy", headers=headers)
-
-    async def post(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.http.post(self.front + path, content=content, headers=headers)
-
-    async def ask(self, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-        answer = await self.post({"model": "m", "messages": list(messages), **more})
-        assert answer.status_code == 200, answer.text
-        return answer.json()  # type: ignore[no-any-return]
-
-    async def say(self, *messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-        return (await self.ask(*messages, **more))["choices"][0]["message"]  # type: ignore[no-any-return]
-
-
-def play(work: Callable[[Client], Any], engine: Any = None, **more: Any) -> ServedEpisode:
-    endpoint = Endpoint("tiny")
-    episode = episode_of(engine or Recorded(), **more)
-    endpoint.open("one", episode)
-    asyncio.run(work(Client(endpoint)))
-    return episode
-
-
-def trained_pairs(episode: ServedEpisode) -> list[tuple[list[int], list[int]]]:
-    """Of each trained reply: the tokens before it and its own, in the order of replies."""
-    found: dict[int, tuple[list[int], list[int]]] = {}
-    for branch in episode.branches():
-        for turn in dict.fromkeys(t for t, train in zip(branch.turns, branch.train, strict=True) if train):
-            places = [i for i, (t, own) in enumerate(zip(branch.turns, branch.train, strict=True)) if own and t == turn]
-            assert turn not in found
-            found[turn] = (list(branch.tokens[: places[0]]), [branch.tokens[i] for i in places])
-    return [found[turn] for turn in sorted(found)]
 
 
 def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> None:
