@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SERVE_HELP = """air serve --agent run:DIR [options] [@ config.toml --key value …]
 
-A trained policy, or any model, behind the interfaces that agents speak: OpenAI's /v1/chat/completions, /v1/responses and
-/v1/models, Anthropic's /v1/messages, and /inference/v1/generate, which takes and gives token ids.
+A trained policy, or any model, behind the interfaces that agents speak: OpenAI's /v1/chat/completions, /v1/responses
+and /v1/models, Anthropic's /v1/messages, and /inference/v1/generate, which takes and gives token ids.
 
   --agent WHO      run:DIR[@STEP|@best] (a run's policy), a model's name or file, or model (the config's)
   --host HOST      default: 127.0.0.1, which only this machine reaches; others need --api-key
@@ -38,7 +38,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AIR_API_KEY")] = None,
 ) -> None:
-    """Serve a trained policy or a model to OpenAI's clients: air serve --agent run:DIR"""
+    """Serve a trained policy or a model to OpenAI's clients: air serve --agent run:DIR."""
     if asks_for_help(context.args):
         print_help(SERVE_HELP, context.args)
     if not api_key and not _only_here(host):
