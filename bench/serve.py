@@ -97,10 +97,11 @@ async def measure(options: argparse.Namespace) -> None:
         busy = time.process_time() - busy
         process.join()
     more = sorted(1000 * (seconds - options.engine) for seconds in times)
+    what = f"{options.clients} clients, {options.turns} turns, think {options.think:g} s, engine {options.engine:g} s"
+    high = more[int(0.99 * len(more))]
     print(
-        f"{options.clients} clients, {options.turns} turns, think {options.think:g} s, engine "
-        f"{1000 * options.engine:g} ms on {platform.machine()}: {len(more)} requests, p50 +{statistics.median(more):.1f} ms, "
-        f"p99 +{more[int(0.99 * len(more))]:.1f} ms, {1000 * busy / len(more):.2f} ms of a processor each"
+        f"{what} on {platform.machine()}: {len(more)} requests, p50 +{statistics.median(more):.1f} ms, "
+        f"p99 +{high:.1f} ms, {1000 * busy / len(more):.2f} ms of a processor each"
     )
 
 
