@@ -188,7 +188,7 @@ class Budget:
         self.asked = asked  # steps, before the machine was measured
         self._until = time.monotonic() + 60 * minutes - spent_s
         self._steps: list[float] = []  # seconds of those that were sampled, not replayed
-        self._evaluation_s = 0.0
+        self._evaluation_s, self._evaluated_tasks = 0.0, 1
         self._mark = time.monotonic()
         self._planned: tuple[Amounts, Costs] | None = None  # asked for, and at which costs
         self._pace = 1.0  # of training, by the supervised steps: as many times the seconds that were forecast
@@ -252,17 +252,16 @@ class Budget:
         if self._planned is None or not self._evaluation_s:
             return {}
         asked, costs = self._planned
-        tasks = config.orchestrator.eval.num_examples
-        played = self._evaluation_s / (tasks * costs.evaluated_task)
+        played = self._evaluation_s / (self._evaluated_tasks * costs.evaluated_task)
         costs = replace(
             costs,
             episode=played * costs.episode,
             trained_episode=self._pace * costs.trained_episode,
-            evaluated_task=played * costs.evaluated_task,
+            evaluated_task=self._evaluation_s,  # all of them are one: what was evaluated before is evaluated after
             fixed=ENDING_S,
         )
         left = self.left_s * (1 - MARGIN) + self._evaluation_s  # as if the first evaluation were still to be made
-        wanted = replace(asked, warmstart_steps=0, num_examples=tasks)
+        wanted = replace(asked, warmstart_steps=0, num_examples=1)
         found = fit(wanted, costs, left, config.orchestrator.rollouts_per_example)
         return {"max_steps": found.steps, "orchestrator.batch_size": found.batch_size}
 
@@ -290,9 +289,10 @@ class Budget:
             f"{_span(costs.step(chosen))} each; {kept}",
         ]
 
-    def evaluated(self, seconds: float) -> None:
-        """The evaluation before the first step took so long, or would have, had none of it been there already."""
-        self._evaluation_s = seconds
+    def evaluated(self, seconds: float, tasks: int) -> None:
+        """The evaluation before the first step took so long for so many tasks, or would have, had none of it been there
+        already."""
+        self._evaluation_s, self._evaluated_tasks = seconds, max(1, tasks)
 
     def begin_steps(self) -> None:
         """What came before the first step of this session, loading and evaluating, is no step's time."""
@@ -327,6 +327,8 @@ async def plan_steps(budget: Budget | None, parts: Components, run: Run, watcher
     if budget is None:
         return
     planned = (await parts.ranks.gather(budget.plan_steps(parts.config), "the steps that fit the budget"))[0]
+    if run.writes:  # how long the evaluation took, for a session that finds it made
+        run.note(budget=budget.facts())
     before = parts.config.max_steps, parts.config.orchestrator.batch_size
     if planned and (planned["max_steps"], planned["orchestrator.batch_size"]) != before:
         parts.config = with_changes(parts.config, planned)

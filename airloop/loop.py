@@ -201,7 +201,8 @@ async def _evaluate(
     watcher.evaluated(run.evaluations()[-1])
     new = len(trajectories) - found
     if budget and new > 0:  # as long as if none of it had been there already
-        budget.evaluated((time.monotonic() - began) * len(trajectories) / new)
+        tasks = len(trajectories) // parts.config.orchestrator.eval.rollouts_per_example
+        budget.evaluated((time.monotonic() - began) * len(trajectories) / new, tasks)
     return trajectories
 
 

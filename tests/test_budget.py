@@ -80,7 +80,7 @@ def test_the_number_of_steps_follows_the_clock_and_leaves_room_for_the_last_eval
     monkeypatch.setattr(budgets.time, "monotonic", lambda: now[0])
     budget = Budget(minutes=10, spent_s=60, asked=100)
     now[0] = 30
-    budget.evaluated(30)
+    budget.evaluated(30, 24)
     budget.begin_steps()
     for _ in range(3):
         now[0] += 20
@@ -108,9 +108,9 @@ def test_what_was_measured_while_others_used_the_machine_is_put_right_before_the
     budget._planned = Amounts(20, 12, 32, 36), Costs(15.0, episode=4.0, trained_episode=0.5, evaluated_task=5.0)
     assert budget.plan_steps(config) == {}  # nothing is known yet
     now[0] = 500.0
-    budget.evaluated(24.0)  # a second a task, in place of five
+    budget.evaluated(24.0, 24)  # a second a task, in place of five
     assert budget.plan_steps(config) == {"max_steps": 12, "orchestrator.batch_size": 32}
-    budget.evaluated(240.0)  # and if it is slower than was measured
+    budget.evaluated(240.0, 24)  # and if it is slower than was measured
     slower = budget.plan_steps(config)
     assert slower["max_steps"] < 8 or slower["orchestrator.batch_size"] < 16
     assert Budget(minutes=20, spent_s=0, asked=12).plan_steps(config) == {}  # one that goes on keeps its own

@@ -66,6 +66,22 @@ def test_a_flag_replaces_what_the_file_says_by_whichever_name(key: str, flag: st
     assert load_config(["@", file, f"--{flag}", "512"], environments=False).seq_len == 512
 
 
+@pytest.mark.parametrize(
+    ("in_file", "flag", "length"),
+    [
+        ({OURS: 4096}, {ENGINE: 8192}, 4096),  # what the engine could hold makes no episode shorter or longer
+        ({OURS: 4096}, {ENGINE: 1024}, 1024),
+        ({SAMPLED: 1024}, {TRAINED: 1024}, 1024),
+        ({ENGINE: 1024}, {TRAINED: 4096}, 2048),
+    ],
+)
+def test_a_flag_that_only_bounds_the_length_bounds_what_the_file_says(
+    in_file: dict[str, int], flag: dict[str, int], length: int, tmp_path: Path
+) -> None:
+    file = str(write(tmp_path, in_file))
+    assert load_config(["@", file, *flags(flag)], environments=False).seq_len == length
+
+
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", ['"long"', "8", "true", "-3", "20.5"])
 def test_what_is_no_length_is_refused_at_its_line(key: str, value: str, tmp_path: Path) -> None:

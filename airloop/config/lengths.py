@@ -29,9 +29,9 @@ def fold_lengths(settings: Settings) -> list[Mistake]:
         return []
     given = {key: value for key, path in paths.items() if (value := at(settings.tree, *path)) is not None}
     said = {key: value for key, value in given.items() if _is_flag(paths[key], settings)} or given
-    key, length = _governing(said)
+    key, length = _governing(said, given)
     found = _contradictions(said, length, paths, settings)
-    origin = settings.origin(paths[key]) if key in said else None
+    origin = settings.origin(paths[key]) if key in given else None
     for path in present:
         settings.forget(path)
         take_out(settings.tree, path)
@@ -51,13 +51,17 @@ def _is_flag(path: KeyPath, settings: Settings) -> bool:
     return origin is not None and bool(origin.flag)
 
 
-def _governing(said: dict[str, Any]) -> tuple[str, Any]:
-    """The key that says how long an episode may be sampled, and its value; what is no number is left to the schema."""
+def _governing(said: dict[str, Any], given: dict[str, Any]) -> tuple[str, Any]:
+    """The key that says how long an episode may be sampled, and its value; what is no number is left to the schema.
+    A flag that only bounds it bounds what the files say."""
     for key, value in said.items():
         if not _is_number(value):
             return key, value
-    key = SAMPLED if SAMPLED in said else OURS
-    length = said.get(key, SEQ_LEN)
+    base = said if {SAMPLED, OURS} & said.keys() else given
+    key = SAMPLED if SAMPLED in base else OURS
+    length = base.get(key, SEQ_LEN)
+    if not _is_number(length):
+        return key, length
     return (ENGINE, said[ENGINE]) if said.get(ENGINE, length) < length else (key, length)
 
 

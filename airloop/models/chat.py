@@ -139,11 +139,22 @@ class ChatTokenizer:
             ) from error
 
     def _guarded(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A tool's `name` is guarded too: it is whatever the agent called."""
-        if message.get("role") == "assistant" or not self._special:
-            return dict(message)
-        words = {key: message[key] for key in ("content", "name") if isinstance(message.get(key), str)}
-        return {**message, **{key: self._special.sub(rf"\g<0>{ONLY_TEXT}", word) for key, word in words.items()}}
+        """A tool's `name` is guarded too: it is whatever the agent called. An assistant's words are, where they are
+        `foreign`: put into its mouth by whoever sends the conversation."""
+        own = {key: value for key, value in message.items() if key != "foreign"}
+        if (message.get("role") == "assistant" and not message.get("foreign")) or not self._special:
+            return own
+        kinds = ("content", "name", "tool_calls", "reasoning_content")
+        return {**own, **{key: self._only_text(own[key]) for key in kinds if key in own}}
+
+    def _only_text(self, value: Any) -> Any:
+        """The value with what would be special tokens in it marked as text."""
+        assert self._special is not None
+        if isinstance(value, str):
+            return self._special.sub(rf"\g<0>{ONLY_TEXT}", value)
+        if isinstance(value, dict):
+            return {key: self._only_text(inner) for key, inner in value.items()}
+        return [self._only_text(inner) for inner in value] if isinstance(value, list) else value
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:

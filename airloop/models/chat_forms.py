@@ -3,6 +3,7 @@ that can do less."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -94,7 +95,8 @@ def calls_as_text(message: Mapping[str, Any]) -> str:
         function = call["function"]
         arguments = function["arguments"]
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            with contextlib.suppress(ValueError, RecursionError):  # what cannot be read is shown as it is
+                arguments = json.loads(arguments)
         body = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
         parts.append(f"<tool_call>\n{body}\n</tool_call>")
     return "\n".join(parts)

@@ -28,13 +28,16 @@ Strategy = Literal["interleaved", "branching"]
 
 # Stands for a reply's text while we look where the template puts it. U+FDD1 is a non-character: no text has it.
 _STAND_IN = "\ufdd1{}\ufdd1"
-_STAND_INS = re.compile("\ufdd1([0-9]+)\ufdd1")
+_STAND_INS = re.compile("\ufdd1([0-9]{1,9})\ufdd1")
 
 
 class Tokenizer(Protocol):
     """What a forest needs of airloop.models.chat.ChatTokenizer."""
 
     stop_ids: tuple[int, ...]
+
+    @property
+    def vocab_size(self) -> int: ...
 
     def encode(self, text: str) -> list[int]: ...
 

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airloop.serve.chat_form import BadRequest, ChatRequest, read_request
+from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_request
 from airloop.serve.episode import Answer, Choice
 
-_SILENT = {"model", "metadata", "service_tier", "container", "betas", "context_management"}
+_SILENT = {"model", "metadata", "service_tier", "container", "betas", "context_management", "cache_control"}
+_SILENT |= {"inference_geo"}
 _SAME = {"temperature", "top_p", "top_k", "max_tokens", "stream"}
 FINISHED = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -19,19 +20,25 @@ def read_messages_request(body: Any) -> ChatRequest:
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.")
     for name in body.keys() - _SILENT - _SAME - {"system", "messages", "tools", "tool_choice", "stop_sequences"}:
-        if name == "thinking" and (body[name] or {}).get("type") in (None, "disabled", "adaptive"):
+        if name == "thinking" and _kind(body[name]) in (None, "disabled", "adaptive"):
             continue  # the policy thinks or does not, as it has learned to
         raise BadRequest(f"{name} is not supported here.", param=name, code="unsupported_parameter")
-    choice = str((body.get("tool_choice") or {"type": "auto"}).get("type"))
+    choice = _kind(body.get("tool_choice") or {"type": "auto"})
     chat = {
         **{name: body[name] for name in _SAME if body.get(name) is not None},
         "messages": [*_system(body.get("system")), *_messages(body.get("messages"))],
-        "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.get("tools") or [])],
-        "tool_choice": {"auto": "auto", "none": "none"}.get(choice, "required"),
+        "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(listed(body.get("tools"), "tools"))],
+        "tool_choice": choice if choice in ("auto", "none") else "required",
     }
+    if chat["messages"][-1]["role"] == "assistant":
+        raise BadRequest("A reply that is begun by the client cannot be had here.", param="messages")
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
     return read_request(chat)
+
+
+def _kind(given: Any) -> Any:
+    return given.get("type") if isinstance(given, dict) else given
 
 
 def _system(given: Any) -> list[dict[str, Any]]:
@@ -68,6 +75,10 @@ def _said(blocks: list[dict[str, Any]], at: str) -> Iterator[dict[str, Any]]:
     if others:
         raise BadRequest(f"{at}: {', '.join(sorted(others))} cannot be read here.", param=at)
     made: dict[str, Any] = {"role": "assistant", "content": _plain(texts, at)}
+    if thoughts := [
+        b["thinking"] for b in blocks if b.get("type") == "thinking" and isinstance(b.get("thinking"), str)
+    ]:
+        made["reasoning_content"] = "\n".join(thoughts)
     if calls:
         made["tool_calls"] = [
             {
@@ -125,8 +136,8 @@ def messages_answer(id: str, model: str, answer: Answer) -> dict[str, Any]:
         "role": "assistant",
         "model": model,
         "content": blocks_of(choice),
-        "stop_reason": FINISHED[choice.finish],
-        "stop_sequence": None,
+        "stop_reason": "stop_sequence" if choice.halted else FINISHED[choice.finish],
+        "stop_sequence": choice.halted or None,
         "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": choice.tokens},
     }
 
@@ -141,7 +152,7 @@ def messages_events(id: str, model: str, answer: Answer) -> Iterator[tuple[str, 
         yield "content_block_start", {"index": index, "content_block": empty}
         yield "content_block_delta", {"index": index, "delta": delta}
         yield "content_block_stop", {"index": index}
-    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
     yield "message_delta", {"delta": ending, "usage": {"output_tokens": whole["usage"]["output_tokens"]}}
     yield "message_stop", {}
 

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airloop.engine.base import ContextFull, EngineFailed
+from airloop.errors import AirError
 from airloop.serve.anthropic_form import messages_answer, messages_events, read_messages_request
 from airloop.serve.chat_answer import chunks, completion
-from airloop.serve.chat_form import BadRequest, ChatRequest, read_request
+from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
 from airloop.serve.episode import Answer, ServedEpisode
 from airloop.serve.responses_form import read_responses_request, response_answer, response_events
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+log = logging.getLogger(__name__)
 LARGEST_BODY = 16 << 20  # bytes: some four million tokens
 RETRY_S = 1  # after trouble that is not the client's
 RETRIES = "x-stainless-retry-count"  # what OpenAI's and Anthropic's clients count their attempts in
@@ -141,23 +144,21 @@ class Endpoint:
 
     async def _answer(self, request: Request, read: Read, whole: Form, events: Form, end: str = "") -> Response:
         """Reads a request, has it answered, and writes the answer down, each in the client's own form."""
-        from starlette.background import BackgroundTask
         from starlette.responses import JSONResponse, StreamingResponse
 
         episode = self._episode(request)
         asked = read(await _body(request))
+        # A client that says that it asks again never got its answer. The same question asked anew is a second sample.
         again = request.headers.get(RETRIES, "0") != "0"
-        answer = episode.undelivered.get(asked.digest) if again else None
-        if answer is None:
+        answer = episode.answers.pop(asked.digest, None)
+        if answer is None or not again:
             answer = await _unless_gone(request, episode.chat(asked))
-        # Until it is on its way it is kept for a client that asks again; sent, the same body is a second question.
-        episode.undelivered[asked.digest] = answer
+        episode.keep_answer(asked.digest, answer)
         if asked.stream:
             said = [*events(asked, answer, episode), *([end] if end else [])]
             response: Response = StreamingResponse(_in_turn(said), media_type="text/event-stream")
         else:
             response = JSONResponse(whole(asked, answer, episode))
-        response.background = BackgroundTask(episode.undelivered.pop, asked.digest, None)  # run when all of it was sent
         return response
 
     async def _generate(self, request: Request) -> Response:
@@ -167,17 +168,14 @@ class Endpoint:
         ids = body.get("token_ids") if isinstance(body, dict) else None
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
-        wanted = body.get("sampling_params") or {}
-        most, seed = wanted.get("max_tokens"), wanted.get("seed")
-        if not all(value is None or type(value) is int for value in (most, seed)):
-            raise BadRequest("max_tokens and seed must be whole numbers.", param="sampling_params")
-        reply, stop = await _unless_gone(request, episode.generate(ids, most, seed))
+        most, seed, asked = read_sampling(body.get("sampling_params") or {})
+        reply, stop = await _unless_gone(request, episode.generate(ids, most, seed, asked))
         logprobs = [
             {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True)
         ]
         choice = {"index": 0, "token_ids": list(reply.token_ids), "finish_reason": stop}
-        name = body.get("request_id") or secrets.token_hex(8)
+        name = str(body.get("request_id") or secrets.token_hex(8))
         return JSONResponse({"request_id": name, "choices": [{**choice, "logprobs": {"content": logprobs}}]})
 
 
@@ -192,9 +190,11 @@ async def _body(request: Request) -> Any:
         if len(held) > LARGEST_BODY:
             raise BadRequest(f"The body has more than {LARGEST_BODY >> 20} MiB.", code="request_too_large", status=413)
     try:
-        return json.loads(bytes(held))
+        body = json.loads(bytes(held))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
+    # Half a character, as clients send that cut a text in the middle of one.
+    return whole_characters(body) if b"\\u" in held else body
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
@@ -230,8 +230,13 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
         except ContextFull as error:
             refused = BadRequest(str(error), param="messages", code="context_length_exceeded")
         except EngineFailed as error:
-            refused = BadRequest(error.problem, code="engine_failed", status=503)
+            refused = BadRequest(error.problem.splitlines()[0], code="engine_failed", status=503)
             headers = {"Retry-After": str(RETRY_S)}
+        except AirError as error:  # of a chat template that cannot have such a conversation
+            refused = BadRequest(error.problem, param="messages", code="invalid_conversation")
+        except Exception:
+            log.exception("an answer of the endpoint")
+            refused = BadRequest("Something went wrong here: see the log.", code="internal_error", status=500)
         return JSONResponse(refused.as_json(), status_code=refused.status, headers=dict(headers or {}))
 
     return guarded
@@ -239,7 +244,7 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
 
 def _event(said: Mapping[str, Any], name: str = "") -> str:
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(said, ensure_ascii=False)}\n\n"
+    return f"{head}data: {json.dumps(said)}\n\n"  # in ASCII: some clients end lines where Unicode does
 
 
 async def _in_turn(said: Sequence[str]) -> AsyncIterator[str]:

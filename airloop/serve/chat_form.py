@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airloop.rollout.actions import parse
+from airloop.rollout.actions import JSON, parse
 from airloop.types import Action
 
 MOST_REPLIES = 16  # to one request
@@ -51,7 +51,7 @@ _SILENT |= {"top_logprobs", "parallel_tool_calls", "verbosity", "prompt_cache_re
 _DECIDED: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (1e-6, 1.0),
-    "top_k": (0, 1 << 31),
+    "top_k": (-1, 1 << 31),  # -1 and 0: off
     "min_p": (0.0, 1.0),
 }
 _READ = {"messages", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stop", "stream", "stream_options"}
@@ -111,12 +111,14 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
 
 
 def _message(given: Any, at: str) -> dict[str, Any]:
-    if not isinstance(given, dict) or given.get("role") not in ROLES:
+    if not isinstance(given, dict) or str(given.get("role")) not in ROLES:
         raise BadRequest(f"{at} must be an object whose role is one of {', '.join(ROLES)}.", param=at)
-    message: dict[str, Any] = {"role": ROLES[given["role"]], "content": text_of(given.get("content"), at)}
-    if given.get("tool_calls"):
-        message["tool_calls"] = [_call(call, f"{at}.tool_calls.{i}") for i, call in enumerate(given["tool_calls"])]
-    for name in ("name", "tool_call_id"):
+    message: dict[str, Any] = {"role": ROLES[str(given["role"])], "content": text_of(given.get("content"), at)}
+    if calls := given.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise BadRequest(f"{at}.tool_calls must be a list.", param=at)
+        message["tool_calls"] = [_call(call, f"{at}.tool_calls.{i}") for i, call in enumerate(calls)]
+    for name in ("name", "tool_call_id", "reasoning_content"):
         if isinstance(given.get(name), str):
             message[name] = given[name]
     return message
@@ -137,18 +139,20 @@ def _call(given: Any, at: str) -> dict[str, Any]:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequest(f"{at} must have a function with a name.", param=at)
-    arguments = function.get("arguments") or "{}"
-    try:
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        read = arguments
-    call = {"type": "function", "function": {"name": function["name"], "arguments": read}}
+    arguments = _read(function.get("arguments") or "{}")
+    call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {**call, "id": given["id"]} if isinstance(given.get("id"), str) else call
 
 
+def listed(given: Any, name: str) -> list[Any]:
+    if given is not None and not isinstance(given, list):
+        raise BadRequest(f"{name} must be a list.", param=name)
+    return given or []
+
+
 def _tools(given: Any) -> list[Mapping[str, Any]]:
-    tools = given or []
-    if not isinstance(tools, list) or not all(
+    tools = listed(given, "tools")
+    if not all(
         isinstance(tool, dict) and isinstance(tool.get("function"), dict) and tool["function"].get("name")
         for tool in tools
     ):
@@ -171,7 +175,28 @@ def _number(body: Mapping[str, Any], name: str) -> float:
     kinds = int if name == "top_k" else int | float
     if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= most:
         raise BadRequest(f"{name} must be a number from {least:g} to {most:g}.", param=name)
-    return value
+    return max(value, 0)
+
+
+def read_sampling(given: Any) -> tuple[int | None, int | None, dict[str, float]]:
+    """Of a request with tokens: the most of them, a seed, and what the run decides."""
+    if not isinstance(given, dict):
+        raise BadRequest("sampling_params must be an object.", param="sampling_params")
+    for name, value in given.items():
+        off = value in (None, 1) if name == "n" else name in ("logprobs", "detokenize", "skip_special_tokens")
+        if name not in {"max_tokens", "seed", *_DECIDED} and not off:
+            raise BadRequest(f"sampling_params.{name} is not supported here.", param=name, code="unsupported_parameter")
+    asked = {name: _number(given, name) for name in sorted(_DECIDED) if given.get(name) is not None}
+    return _whole(given, "max_tokens", 1), _whole(given, "seed"), asked
+
+
+def whole_characters(value: Any) -> Any:
+    """With a sign in place of each half of a character that stands alone: nothing could be done with it."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {whole_characters(key): whole_characters(inner) for key, inner in value.items()}
+    return [whole_characters(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _texts(given: Any, name: str) -> list[str]:
@@ -229,16 +254,18 @@ def _without_thought(text: str, thinking: bool) -> tuple[str, str]:
 
 
 def form_of(message: Mapping[str, Any]) -> str:
-    """What a message says, whoever wrote it down: content, and calls as names and arguments. Ids and thoughts, which
-    clients leave out or make anew, are not part of it."""
+    """What a message says, whoever wrote it down: content, and calls as names and arguments. Ids, thoughts and outer
+    whitespace, which clients leave out or make anew, are not part of it."""
     calls = message.get("tool_calls") or []
     said = [[call["function"]["name"], _read(call["function"]["arguments"])] for call in calls]
-    return json.dumps([text_of(message.get("content")), said], sort_keys=True, ensure_ascii=False)
+    who = [] if message["role"] == "assistant" else [message["role"]]
+    return json.dumps([text_of(message.get("content")).strip(), said, *who], sort_keys=True)
 
 
 def _read(arguments: Any) -> Any:
+    """Arguments as a value; those that cannot be read, or that are nested too deeply, stay as they are."""
     try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
+        return JSON.decode(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
 

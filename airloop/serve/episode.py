@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from airloop.engine.base import Engine, Generation, Sampling
 from airloop.rollout.forest import Forest, Prompt, Reply, Strategy, Tokenizer
 from airloop.rollout.schedule import stable_hash, turn_seed
-from airloop.serve.chat_form import ChatRequest, call_ids, form_of, read_reply
+from airloop.serve.chat_form import BadRequest, ChatRequest, call_ids, form_of, read_reply
 from airloop.types import Branch, Message, Sampled
+
+KEPT = 64  # answers, the latest ones
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Choice:
     message: dict[str, Any]
     finish: str  # stop, length, tool_calls
     reply: Reply
+    halted: str = ""  # the text that ended it, of those that were to
 
     @property
     def tokens(self) -> int:
@@ -59,53 +62,67 @@ class ServedEpisode:
     requests: int = 0
     abandoned: int = 0  # requests whose client was gone before the reply
     asked: dict[str, list[Any]] = field(default_factory=dict)  # sampling that clients wanted and the run decides
-    undelivered: dict[str, Answer] = field(default_factory=dict)  # by request: for a client that asks again
+    # By request, of those that were asked for the first time: for a client that never got its answer and asks again.
+    answers: dict[str, Answer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forest = Forest(self.tokenizer, self.strategy)
         self._by_call: dict[str, int] = {}
         self._by_form: dict[str, list[int]] = {}
+        self._after: dict[int, str] = {}  # what was said before each reply
         self._stops = replace(self.sampling, stop_ids=self.sampling.stop_ids or self.tokenizer.stop_ids)
 
     async def chat(self, request: ChatRequest) -> Answer:
         """Samples the replies to a request. ContextFull where the conversation leaves no room for one."""
-        for name, value in request.asked.items():
-            self.asked.setdefault(name, []).append(value)
-        messages, known = self.recognise(request.messages)
+        messages, known, before = self.recognise(request.messages)
         prompt = self.forest.prompt(messages, request.tools, known)
         drawn = await self._sample(prompt.token_ids, request.n, request.max_tokens, request.seed, request.asked)
-        choices = tuple(self._keep(prompt, generation, request) for generation in drawn)
+        choices = tuple(self._keep(prompt, generation, request, before) for generation in drawn)
         return Answer(choices, len(prompt.token_ids), min(g.cached_tokens for g in drawn), drawn[0].version)
 
-    async def generate(self, token_ids: Sequence[int], max_tokens: int | None, seed: int | None) -> tuple[Reply, str]:
+    async def generate(
+        self, token_ids: Sequence[int], max_tokens: int | None, seed: int | None, asked: Mapping[str, Any]
+    ) -> tuple[Reply, str]:
         """A reply to tokens as they are; and why it ended."""
+        if max(token_ids, default=0) >= self.tokenizer.vocab_size:
+            raise BadRequest(f"There is no token {max(token_ids)}.", param="token_ids")
         prompt = self.forest.prompt_of_tokens(token_ids)
-        (generation,) = await self._sample(prompt.token_ids, 1, max_tokens, seed)
+        (generation,) = await self._sample(prompt.token_ids, 1, max_tokens, seed, asked)
         return self.forest.append(prompt, _sampled(generation)), generation.stop
 
     def branches(self) -> tuple[Branch, ...]:
         return self.forest.branches()
 
-    def recognise(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], dict[int, int]]:
-        """The conversation for the template, and which of its messages are which replies of ours."""
-        known = {i: number for i, message in enumerate(messages) if (number := self._number(i, message)) is not None}
+    def recognise(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], dict[int, int], str]:
+        """The conversation for the template, which of its messages are which replies of ours, and what stands for all
+        of it."""
+        before, known = "", dict[int, int]()
+        for i, message in enumerate(messages):
+            if (number := self._number(message, before)) is not None:
+                known[i] = number
+            before = _further(before, message)
         made: list[Message] = []
         for i, message in enumerate(messages):
             if i in known:
                 made.append(Message(role="assistant", content=self.forest.replies[known[i]].text))
             else:
-                made.append(dict(message))  # type: ignore[arg-type]
-        return made, known
+                foreign = {"foreign": True} if message["role"] == "assistant" else {}
+                made.append({**message, **foreign})  # type: ignore[typeddict-item]
+        return made, known, before
 
-    def _number(self, place: int, message: Mapping[str, Any]) -> int | None:
+    def _number(self, message: Mapping[str, Any], before: str) -> int | None:
         if message["role"] != "assistant":
             return None
         alike = self._by_form.get(form_of(message), [])
         minted = {self._by_call.get(call) for call in call_ids(message)}
         named = [number for number in alike if minted == {number}]
-        there = [number for number in alike if self.forest.replies[number].place == place]
-        found = named or there or alike
-        return found[-1] if found else None
+        after = [number for number in alike if self._after[number] == before]
+        if thought := message.get("reasoning_content"):
+            after = [number for number in after if thought in self.forest.replies[number].text] or after
+        found = named or after or alike
+        # Of several that differ in what they thought, and that all were said elsewhere, none is the one.
+        same = len({self.forest.replies[number].text for number in found}) == 1
+        return found[-1] if found and (same or found is not alike) else None
 
     async def _sample(
         self,
@@ -113,8 +130,10 @@ class ServedEpisode:
         n: int,
         max_tokens: int | None,
         seed: int | None,
-        asked: Mapping[str, Any] = MappingProxyType({}),
+        asked: Mapping[str, Any],
     ) -> list[Generation]:
+        for name, value in asked.items():
+            self.asked.setdefault(name, []).append(value)
         number, self.requests = self.requests, self.requests + 1
         most = min(self._stops.max_tokens, max_tokens or self._stops.max_tokens)
         own = replace(self._stops, max_tokens=most, **({} if self.training else asked))
@@ -134,7 +153,13 @@ class ServedEpisode:
         own = turn_seed(self.seed, number)
         return own if i == 0 and seed is None else stable_hash("request", own, i, seed)
 
-    def _keep(self, prompt: Prompt, generation: Generation, request: ChatRequest) -> Choice:
+    def keep_answer(self, digest: str, answer: Answer) -> None:
+        """For a client that never gets it and asks again."""
+        self.answers[digest] = answer
+        if len(self.answers) > KEPT:
+            del self.answers[next(iter(self.answers))]
+
+    def _keep(self, prompt: Prompt, generation: Generation, request: ChatRequest, before: str) -> Choice:
         sampled, halted = _until(_sampled(generation), request.stop, self.tokenizer)
         reply = self.forest.append(prompt, sampled)
         cut = generation.stop == "length" and not halted
@@ -142,13 +167,14 @@ class ServedEpisode:
         spoken = read_reply(said, tools=bool(request.tools), parser=self.parser, cut=cut, thinking=prompt.thinking)
         message = spoken.message(lambda i: self._mint(reply.number, i))
         self._by_form.setdefault(form_of(message), []).append(reply.number)
+        self._after[reply.number] = before
         self._by_call |= {call: reply.number for call in call_ids(message)}
-        return Choice(message, "tool_calls" if spoken.calls else "length" if cut else "stop", reply)
+        return Choice(message, "tool_calls" if spoken.calls else "length" if cut else "stop", reply, halted)
 
     def _mint(self, number: int, i: int) -> str:
-        """The same when the episode is repeated, and no other episode's."""
+        """The same when the episode is repeated, and no other's. Some templates take nine letters and no more."""
         text = f"{self.order} {self.seed} {number} {i}"
-        return f"call_{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:9]
 
 
 def _sampled(generation: Generation) -> Sampled:
@@ -160,10 +186,16 @@ def _until(sampled: Sampled, stops: Sequence[str], tokenizer: Tokenizer) -> tupl
     drawn as any other: a reply that is ended is one that is cut."""
     if not stops or not any(stop in tokenizer.decode(sampled.token_ids) for stop in stops):
         return sampled, ""
-    for end in range(1, len(sampled.token_ids) + 1):
-        text = tokenizer.decode(sampled.token_ids[:end])
-        found = [stop for stop in stops if stop in text]
-        if found:
-            first = min(found, key=text.index)
-            return replace(sampled, token_ids=sampled.token_ids[:end], logprobs=sampled.logprobs[:end]), first
-    return sampled, ""
+
+    def ended(end: int) -> bool:
+        return any(stop in tokenizer.decode(sampled.token_ids[:end]) for stop in stops)
+
+    end = bisect.bisect_left(range(len(sampled.token_ids) + 1), True, key=ended)
+    text = tokenizer.decode(sampled.token_ids[:end])
+    first = min((stop for stop in stops if stop in text), key=text.index)
+    return replace(sampled, token_ids=sampled.token_ids[:end], logprobs=sampled.logprobs[:end]), first
+
+
+def _further(before: str, message: Mapping[str, Any]) -> str:
+    """Stands for all that was said, message by message."""
+    return hashlib.blake2b(f"{before} {form_of(message)}".encode(), digest_size=16).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airloop.serve.chat_form import BadRequest, ChatRequest, read_request
+from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_request
 from airloop.serve.episode import Answer, Choice
 
 _SILENT = {"model", "store", "user", "metadata", "parallel_tool_calls", "include", "service_tier", "safety_identifier"}
@@ -19,9 +19,13 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "background": (None, False),
     "prompt": (None,),
     "truncation": (None, "disabled"),
-    "reasoning": (None, {}),
-    "text": (None, {}, {"format": {"type": "text"}}),
     "max_tool_calls": (None,),
+}
+
+# Tables of which only some keys change what is sampled, unless they have one of these values.
+_MILD: dict[str, dict[str, tuple[Any, ...]]] = {
+    "reasoning": {"effort": (None, "none")},
+    "text": {"format": (None, {"type": "text"})},
 }
 
 
@@ -30,18 +34,25 @@ def read_responses_request(body: Any) -> ChatRequest:
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.")
     for name, value in body.items():
-        if name not in _SILENT | _SAME | _READ | _OFF.keys() or (name in _OFF and value not in _OFF[name]):
+        known = name in _SILENT | _SAME | _READ or (name in _OFF and value in _OFF[name])
+        if not known and not (name in _MILD and _is_mild(name, value)):
             raise BadRequest(f"{name} is not supported here.", param=name, code="unsupported_parameter")
     choice = body.get("tool_choice")
     chat = {
         **{name: body[name] for name in _SAME if body.get(name) is not None},
         "messages": [*_instructions(body.get("instructions")), *_messages(body.get("input"))],
-        "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.get("tools") or [])],
+        "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(listed(body.get("tools"), "tools"))],
         "tool_choice": choice if choice in (None, "auto", "none") else "required",
     }
     if body.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = body["max_output_tokens"]
     return read_request(chat)
+
+
+def _is_mild(name: str, value: Any) -> bool:
+    """Whether it says nothing of what is sampled."""
+    options = value or {}
+    return isinstance(options, dict) and all(options.get(key) in allowed for key, allowed in _MILD[name].items())
 
 
 def _instructions(given: Any) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 from airloop.errors import AirError
 
 QUEUED = 512  # connections that the system holds while the loop is busy
+KEEP_ALIVE_S = 75  # longer than clients keep a connection that they do not use
 CLOSE_S = 5.0  # for answers that are under way when it ends
 
 
@@ -48,6 +49,7 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=int(CLOSE_S),
+        timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
         lifespan="off",
     )
@@ -55,7 +57,11 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
     with quiet_logs(), listening:
         task = asyncio.ensure_future(server.serve(sockets=[listening]))
         try:
-            await ready.wait()
+            up = asyncio.ensure_future(ready.wait())
+            await asyncio.wait({up, task}, return_when=asyncio.FIRST_COMPLETED)
+            up.cancel()
+            if task.done():
+                task.result()  # what went wrong, where it did
             yield _address(listening, host)
         finally:
             server.should_exit = True

@@ -10,4 +10,11 @@ def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
     length = min(len(one), len(other))
     if one[:length] == other[:length]:  # the usual case, compared in C
         return length
-    return next(i for i in range(length) if one[i] != other[i])
+    equal = 0
+    while length - equal > 1:  # equal up to here, and not up to there: halved, each half compared in C
+        middle = (equal + length) // 2
+        if one[equal:middle] == other[equal:middle]:
+            equal = middle
+        else:
+            length = middle
+    return equal

@@ -41,7 +41,7 @@ def toml(tmp_path: Path):
         (
             "A4",
             "[trainer.model]\nseq_len = 99\n[orchestrator]\nseq_len = 999\n",
-            "the longest that is trained",
+            "there is one length for both",
             "= 999",
         ),
         ("A5", "[orchestrator]\nbatch_size = 30\n", "30 / 8 leaves 6", "batch_size = 32"),
@@ -75,7 +75,9 @@ def test_A4_the_longest_real_prompt_is_measured():
     assert ids == ("A4",) and finding.verdict == "warn"
     assert finding.why == "after such a prompt a reply is cut off at 49 of 100 tokens"
     assert "has 451 tokens: with max_tokens = 100 that is 551, more than the context of 500" in finding.seen
-    assert fix_text(finding) == ("set the context to at least 551, or max_tokens to at most 49:\n    seq_len = 768")
+    assert fix_text(finding) == (
+        "set the context to at least 551, or max_tokens to at most 49 (above the first [section]):\n    seq_len = 768"
+    )
     corrected = ["--seq_len", "768"]
     assert silent(["--model.name", "tiny:llama", *corrected, "--orchestrator.sampling.max_tokens", "100"], "A4")
 

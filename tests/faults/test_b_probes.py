@@ -18,7 +18,7 @@ from airloop.envs.tune.env import TuneEnv
 from airloop.learn.batches import Row
 from airloop.models.chat import ChatTokenizer
 from airloop.models.chat_forms import CHATML
-from airloop.rollout import transcript
+from airloop.rollout import forest
 from airloop.rollout.collected import AgentFactory
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule
@@ -159,8 +159,8 @@ def test_B6_a_template_that_rewrites_history_is_told(tmp_path: Path) -> None:
 
 def test_B7_a_separator_lost_between_turns_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line break after <|im_end|> is taken for a part of the reply, so it is never put there."""
-    original = transcript._past_stop
-    monkeypatch.setattr(transcript, "_past_stop", lambda rendered, end, stop: original(rendered, end, stop) + 1)
+    original = forest._past_stop
+    monkeypatch.setattr(forest, "_past_stop", lambda rendered, end, stop: original(rendered, end, stop) + 1)
     with case_of(TUNE) as case:
         (finding,) = ask(case, "template_is_stable")
     assert finding.verdict == "fail" and finding.ids == ("B7",)
