@@ -21,7 +21,7 @@ from airloop.commands.tasks import tasks
 from airloop.errors import AirError, Stopped
 from airloop.text.plain import begin_with_utf8, use_plain_signs
 from airloop.threads import let_idle_sleep
-from airloop.version import __version__
+from airloop.version import versions
 
 if TYPE_CHECKING:
     from airloop.watch.display.display import Display
@@ -64,16 +64,8 @@ def main() -> None:
 
 
 def _version(wanted: bool) -> None:
-    """From what is installed: to import torch would take seconds."""
     if wanted:
-        import platform
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            torch = f"torch {version('torch')}"
-        except PackageNotFoundError:
-            torch = "no torch"
-        print(f"air {__version__} (Python {platform.python_version()}, {torch})")
+        print(versions())
         raise typer.Exit(0)
 
 

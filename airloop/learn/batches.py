@@ -83,6 +83,7 @@ class PackedPlan:
         places = np.repeat([s.place - s.start for s in batch.segments], self._lengths)
         sources, targets, owners = _trained(batch)
         self.rows: list[int] = owners.tolist()  # of each trained token, its row
+        self.counts: list[int] = np.bincount(owners, minlength=len(batch.rows)).tolist()  # of each row's trained tokens
         pieces = [
             np.fromiter((t for s in batch.segments for t in s.tokens), np.int64, batch.computed_tokens),
             np.arange(batch.computed_tokens) + places,

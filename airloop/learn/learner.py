@@ -168,7 +168,7 @@ class Learner:
             for part in micro_batches(rows, self.settings.token_budget):
                 plan = PackedPlan(part, self.policy.device)
                 values, _ = self._forward(plan)
-                _by_row(part, values, found)
+                _by_row(part, plan, values, found)
         return found
 
     def rehearse(self, rows: Sequence[Any]) -> None:
@@ -274,8 +274,8 @@ class Learner:
         stats.add(loss, terms, entropy, parts)
         stats.find_worst(part, plan, terms)
         if report is not None:
-            _by_row(part, logprobs.detach(), report.logprobs)
-            _by_row(part, entropy, report.entropies)
+            _by_row(part, plan, logprobs.detach(), report.logprobs)
+            _by_row(part, plan, entropy, report.entropies)
         return terms.old
 
 
@@ -314,6 +314,5 @@ def _terms(
     )
 
 
-def _by_row(part: MicroBatch, values: Tensor, into: dict[str, list[float]]) -> None:
-    counts = [sum(row.train) for row in part.rows]
-    into |= {row.key: own.tolist() for row, own in zip(part.rows, values.cpu().split(counts), strict=True)}
+def _by_row(part: MicroBatch, plan: PackedPlan, values: Tensor, into: dict[str, list[float]]) -> None:
+    into |= {row.key: own.tolist() for row, own in zip(part.rows, values.cpu().split(plan.counts), strict=True)}
