@@ -24,7 +24,7 @@ TRAINED = 384
 # takes as long as one of forty times its tokens.
 LONG_ENOUGH_S, LARGER = 1.0, 4
 # A pass that takes less is made again, and the quicker one counts: others may use the machine just now.
-AGAIN_S = 6.0
+AGAIN_S = 4.0
 # Tokens of the passes that are not timed; of replies, enough that decoding has begun.
 WARM_UP, WARM_REPLY = 32, 3
 

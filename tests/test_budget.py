@@ -187,7 +187,7 @@ def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Pat
     assert took < 0.35 * 60 * 1.25 or late, said
     assert Run.open(run.path).config.max_steps == steps  # the config says what was done
     assert any(line.startswith("budget: 0.35 min") and "tokens a second" in line for line in said)
-    assert any("supervised start of 6" in line for line in said)
+    assert any(re.search(r"supervised start of (6|[345] of 6) steps", line) for line in said)  # fewer if it is busy
     assert {m["name"] for m in run.metrics("eval")} >= {"before", "after"}
     assert size_of_demonstrations(run.finished(0).values()).sampled > 0  # type: ignore[arg-type]
     # its time is spent: going on adds no step, and takes none away, though all since the last checkpoint are replayed
