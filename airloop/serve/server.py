@@ -69,13 +69,14 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
 
 
 def bound(host: str, port: int) -> socket.socket:
-    bare = host.strip("[]")
-    made = socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((bare, port))
-    except OSError as error:
-        made.close()
+        # With its protocol, by which asyncio knows a connection that is not to wait for more (TCP_NODELAY): without
+        # it the second half of an answer comes 40 ms after the first.
+        family, kind, proto, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, proto)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except (OSError, OverflowError) as error:
         raise AirError(f"{host}:{port} cannot be listened on: {error}.", "name another --port, or --host.") from None
     return made
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,10 @@ from support.endpoint_world import CALL, CHAT, TOOL, Client, Recorded, episode_o
 from support.rollout_world import STOP
 
 from airloop.engine.base import EngineFailed, Sampling
+from airloop.errors import AirError
 from airloop.serve.app import LARGEST_BODY, RETRIES, Endpoint
 from airloop.serve.episode import KEPT, ServedEpisode
+from airloop.serve.server import bound
 
 
 def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> None:
@@ -428,3 +431,11 @@ def test_air_serve_answers_over_http_and_ends_with_ctrl_c(tmp_path: Path) -> Non
 def test_what_cannot_be_served_is_said(air: Any, words: list[str], problem: str) -> None:
     code, printed, errors = air("serve", *words)
     assert code == 1 and problem in printed + errors
+
+
+def test_an_answer_does_not_wait_for_its_second_half() -> None:
+    """asyncio sets TCP_NODELAY on connections whose protocol it knows; each answer took 40 ms more without."""
+    with bound("127.0.0.1", 0) as one, bound("localhost", 0) as two:
+        assert one.proto == two.proto == socket.IPPROTO_TCP
+    with pytest.raises(AirError, match="cannot be listened on"):
+        bound("no.such.host.invalid", 0)
