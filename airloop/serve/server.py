@@ -69,16 +69,23 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
 
 
 def bound(host: str, port: int) -> socket.socket:
+    """With its protocol, by which asyncio knows a connection that is not to wait for more (TCP_NODELAY): without it the
+    second half of an answer comes 40 ms after the first. Of a name's addresses, the first that can be had."""
+    problem: Exception | None = None
     try:
-        # With its protocol, by which asyncio knows a connection that is not to wait for more (TCP_NODELAY): without
-        # it the second half of an answer comes 40 ms after the first.
-        family, kind, proto, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except (OSError, OverflowError) as error:
+        found, problem = [], error
+    for family, kind, proto, _, address in found:
         made = socket.socket(family, kind, proto)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except (OSError, OverflowError) as error:
-        raise AirError(f"{host}:{port} cannot be listened on: {error}.", "name another --port, or --host.") from None
-    return made
+        try:
+            made.bind(address)
+            return made
+        except OSError as error:
+            made.close()
+            problem = error
+    raise AirError(f"{host}:{port} cannot be listened on: {problem}.", "name another --port, or --host.")
 
 
 def _address(listening: socket.socket, host: str) -> str:
