@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airloop.errors import AirError
+from airloop.serve.server import bound
 from airloop_view.api import LARGEST, Api, NotFound, Query, as_json
 from airloop_view.episode import Unreadable
 from airloop_view.folder import Folder
@@ -49,7 +50,8 @@ class Viewer:
     def __init__(self, options: Options) -> None:
         self.folder = Folder(options.directory)
         self.token = choose_token(options.host, options.token)
-        self._socket = _bound(options.host, options.port)
+        self._socket = bound(options.host, options.port)
+        self._socket.listen(128)
         self.host, self.port = options.host, int(self._socket.getsockname()[1])
         self.store = Store(self.folder.root / self.folder.only if self.folder.only else self.folder.root)
         self.index = Index(self.folder, self.store)
@@ -133,22 +135,6 @@ def _Server(config: Any, release: Callable[[], None], index: Index) -> Any:
             await super().shutdown(sockets)
 
     return Server(config)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    bare = host.strip("[]")
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, proto)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(128)
-    except (OSError, OverflowError) as error:
-        raise AirError(
-            f"The viewer cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}.",
-            "give another --host or --port; without --port a free one is taken.",
-        ) from None
-    return bound
 
 
 @contextmanager

@@ -26,6 +26,13 @@ def write(directory: Path, said: dict[str, int]) -> Path:
     return file
 
 
+def test_a_run_of_an_earlier_version_has_the_length_that_it_was_sampled_at(tmp_path: Path) -> None:
+    """Its config has all of them; the engine's was the shortest, and nobody was refused for it then."""
+    said = {OURS: 4096, SAMPLED: 4096, TRAINED: 4096, ENGINE: 1024}
+    assert load_config(["@", str(write(tmp_path, said))], environments=False).seq_len == 1024
+    assert load_config(["@", str(write(tmp_path, {OURS: 4096, SAMPLED: 1024}))], environments=False).seq_len == 1024
+
+
 @pytest.mark.parametrize(
     ("said", "length"),
     [
@@ -55,7 +62,7 @@ def test_each_key_is_read_as_the_one_length(said: dict[str, int], length: int, t
 )
 def test_lengths_that_contradict_each_other_are_refused(said: dict[str, int], words: list[str], tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
-        load_config(["@", str(write(tmp_path, said))], environments=False)
+        load_config(["@", str(write(tmp_path, said))])
     assert len(caught.value.mistakes) == 1 and all(word in str(caught.value) for word in [*words, "run.toml:1"])
 
 
@@ -88,7 +95,7 @@ def test_what_is_no_length_is_refused_at_its_line(key: str, value: str, tmp_path
     file = tmp_path / "run.toml"
     file.write_text(f"max_steps = 3\n{key} = {value}\n")
     with pytest.raises(Refused, match=r"run\.toml:2.*seq_len"):
-        load_config(["@", str(file)], environments=False)
+        load_config(["@", str(file)])
 
 
 @settings(max_examples=60, deadline=None)
@@ -96,7 +103,7 @@ def test_what_is_no_length_is_refused_at_its_line(key: str, value: str, tmp_path
 def test_whatever_is_said_one_length_is_saved_and_read_back(said: dict[str, int]) -> None:
     """Or refused; never longer than anything that was said, unless it is what is trained."""
     try:
-        config = load_config(flags(said), environments=False)
+        config = load_config(flags(said))
     except Refused:
         assert len({*said.values()}) > 1 or said.keys() == {TRAINED}
         return

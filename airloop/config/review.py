@@ -26,7 +26,9 @@ def review(settings: Settings, *, environments: bool) -> tuple[Config | None, li
     """The config, if it has no mistakes, and these. The settings are corrected on the way."""
     # A file that only names a model is a part of others; one that says how to train it, too, is a run.
     whole = is_whole(settings.tree) and bool({"max_steps", "trainer", "orchestrator"} & settings.tree.keys())
-    found = [*settings.mistakes, *fold_lengths(settings)]
+    lengths = fold_lengths(settings)
+    # A run of an earlier version was sampled at the shortest of its lengths, whatever else its config says.
+    found = [*settings.mistakes, *(lengths if environments else [])]
     for mistake in itertools.chain(foreign_flags(settings), missing_template(settings)):
         found.append(mistake)
         settings.correct(mistake)

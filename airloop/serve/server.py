@@ -85,7 +85,7 @@ def bound(host: str, port: int) -> socket.socket:
         except OSError as error:
             made.close()
             problem = error
-    raise AirError(f"{host}:{port} cannot be listened on: {problem}.", "name another --port, or --host.")
+    raise AirError(f"air cannot listen on {host}:{port}: {problem}.", "name another --port, or --host.")
 
 
 def _address(listening: socket.socket, host: str) -> str:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from support.endpoint_world import CALL, CHAT, TOOL, Client, Recorded, episode_of, play, trained_pairs, user
 from support.rollout_world import STOP
 
 from airloop.engine.base import EngineFailed, Sampling
-from airloop.errors import AirError
 from airloop.serve.app import LARGEST_BODY, RETRIES, Endpoint
 from airloop.serve.episode import KEPT, ServedEpisode
-from airloop.serve.server import bound
 
 
 def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> None:
@@ -391,52 +382,3 @@ def test_a_seed_of_the_client_does_not_make_episodes_alike() -> None:
         endpoint.open("one", episode)
         said.append(asyncio.run(Client(endpoint).say(user("a"), seed=42)))
     assert said[0] != said[1]
-
-
-@pytest.mark.slow
-def test_air_serve_answers_over_http_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "airloop", "serve", "--agent", "tiny:llama", "--port", "0", "--seq_len", "256"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        said = ""
-        while "/v1 (Ctrl-C" not in said:
-            line = process.stdout.readline()
-            assert line, said
-            said += line
-        url = re.search(r"http://127\.0\.0\.1:\d+/v1", said.replace("\n", ""))
-        assert url is not None, said
-        body = {"model": "x", "messages": [user("hello")], "max_tokens": 8, "temperature": 0}
-        one, two = [httpx.post(f"{url[0]}/chat/completions", json=body, timeout=60).json() for _ in range(2)]
-        assert one["choices"][0]["message"] == two["choices"][0]["message"]  # greedy, as was asked
-        assert one["usage"]["completion_tokens"] <= 8
-        full = httpx.post(f"{url[0]}/chat/completions", json={"messages": [user("word " * 200)]}, timeout=60)
-        assert full.status_code == 400 and full.json()["error"]["code"] == "context_length_exceeded"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--agent", "scripted:oracle"], "has no weights"),
-        (["--agent", "tiny:llama", "--host", "0.0.0.0"], "--api-key"),
-        (["--agent", "run:nowhere"], "is not a run"),
-    ],
-)
-def test_what_cannot_be_served_is_said(air: Any, words: list[str], problem: str) -> None:
-    code, printed, errors = air("serve", *words)
-    assert code == 1 and problem in printed + errors
-
-
-def test_an_answer_does_not_wait_for_its_second_half() -> None:
-    """asyncio sets TCP_NODELAY on connections whose protocol it knows; each answer took 40 ms more without."""
-    with bound("127.0.0.1", 0) as one, bound("localhost", 0) as two:
-        assert one.proto == two.proto == socket.IPPROTO_TCP
-        one.listen()
-        with pytest.raises(AirError, match="cannot be listened on"):
-            bound("127.0.0.1", one.getsockname()[1])
