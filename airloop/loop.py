@@ -14,6 +14,7 @@ from typing import Any
 
 from airloop.assemble import Components
 from airloop.budget import Budget, keep_to_budget, plan_steps
+from airloop.config import Config
 from airloop.errors import AirError
 from airloop.evaluation import evaluate_policy
 from airloop.events import Watcher
@@ -21,6 +22,7 @@ from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
 from airloop.learn.checkpoints import prune, save_checkpoint
 from airloop.learn.optimiser import NotFinite
 from airloop.learn.overlong import Overlong, shape_overlong
+from airloop.learn.schedules import scheduled_lr
 from airloop.rollout.collected import Collected
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import Run
@@ -93,7 +95,7 @@ async def _train(
         try:
             async with engine.paused():
                 with waiting("the update", "the learner", UPDATE_S, here=True):
-                    report = learner.update(batch)
+                    report = learner.update(batch, _lr(config, step, run.config.max_steps))
         except NotFinite as error:
             await _sample_anew(parts, run, alarms, step, error)
             if budget:
@@ -125,6 +127,14 @@ async def _train(
             raise Halted(found.worst, run.path)
     after = await _evaluate(parts, run, watcher, run.config.max_steps, "after", evaluation.test_split)
     return Outcome(before, after)
+
+
+def _lr(config: Config, step: int, steps: int) -> float:
+    """A budget may change `steps` on the way: the rate then falls to the new end from where it is."""
+    o = config.trainer.optim
+    return scheduled_lr(
+        o.schedule, o.lr, step, steps, warmup_steps=o.warmup_steps, decay_steps=o.decay_steps, min_lr=o.min_lr
+    )
 
 
 async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:

@@ -68,7 +68,7 @@ def warmstart_directory(config: Config, files: bool = True) -> Path:
         if config.model.chat_template
         else None,
         "deterministic": config.deterministic,
-        "optim": _as_written(config.trainer.optim, exclude={"lr", "warmup_steps"}),
+        "optim": _as_written(config.trainer.optim, exclude={"lr", "warmup_steps", "schedule", "decay_steps", "min_lr"}),
         "train": trainer.train,
         "lora": {**_as_written(trainer.lora), "dropout": 0.0},  # as earlier versions wrote it
         "env": [e.model_dump() | _file_of(e.id) for e in config.orchestrator.env],

@@ -24,7 +24,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "_peft": (True, False),
     "_both_clips": (0.2,),
     "_level": ("token", "sequence"),
-    "_schedule": ("constant", "cosine"),
+    "_schedule": ("constant", "cosine", "polynomial"),
     "_group": (8, 1),
     "_offload": (True,),
     "_buffer_type": ("online-difficulty", "simple"),

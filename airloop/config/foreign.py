@@ -111,12 +111,12 @@ group = Alias(read=_group)
 
 
 def _schedule(given: Any, _: Mapping[str, Any]) -> Answer:
-    if str(given).startswith("constant"):
-        return Answer("the learning rate is constant after trainer.optim.warmup_steps")
+    if str(given) in ("constant", "constant_with_warmup"):
+        return Answer("it is constant after trainer.optim.warmup_steps by default")
+    if str(given) in ("linear", "cosine"):
+        return Answer("it falls from the warm-up to the last step", {"trainer.optim.schedule": str(given)})
     return Answer(
-        f"lr falls by {given} there, and has no equivalent here: it is constant after trainer.optim.warmup_steps",
-        instead="a constant lr of about half has the same mean",
-        choice=True,
+        f"lr falls by {given} there, and has no equivalent here", instead="see trainer.optim.schedule", choice=True
     )
 
 

@@ -56,6 +56,8 @@ VERL: dict[str, Alias] = {
     f"{_ACTOR}.optim.lr": to("trainer.optim.lr"),
     f"{_ACTOR}.optim.weight_decay": to("trainer.optim.weight_decay"),
     f"{_ACTOR}.optim.lr_warmup_steps": to("trainer.optim.warmup_steps"),
+    f"{_ACTOR}.optim.lr_scheduler_type": ALIASES["lr_scheduler_type"],
+    f"{_ACTOR}.optim.warmup_style": ALIASES["lr_scheduler_type"],
     f"{_ACTOR}.grad_clip": to("trainer.optim.max_norm"),
     f"{_ACTOR}.ppo_epochs": to("trainer.loss.passes"),
     f"{_ACTOR}.ppo_mini_batch_size": none("every update is over the whole batch", "see trainer.loss.passes"),

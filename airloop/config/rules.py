@@ -24,7 +24,7 @@ class Conflict:
 
 
 def conflicts(config: RunConfig) -> list[Conflict]:
-    rules = (_groups, _loss, _gpus, _budget, _not_in_this_version)
+    rules = (_groups, _schedule, _loss, _gpus, _budget, _not_in_this_version)
     return [conflict for rule in rules for conflict in rule(config)]
 
 
@@ -58,6 +58,23 @@ def _groups(config: RunConfig) -> Iterator[Conflict]:
             f"rollouts_per_example = {group}: {batch} / {group} leaves {batch % group}",
             {"orchestrator.batch_size": max(group, round(batch / group) * group)},
             "A5",
+        )
+
+
+def _schedule(config: RunConfig) -> Iterator[Conflict]:
+    optim = config.trainer.optim
+    for key in ("decay_steps", "min_lr"):
+        if optim.schedule == "constant" and (value := getattr(optim, key)) is not None:
+            yield Conflict(
+                (f"trainer.optim.{key}", "trainer.optim.schedule"),
+                f'{key} = {_shown(value)} does nothing with schedule = "constant"',
+                {"trainer.optim.schedule": "linear"},
+            )
+    if optim.min_lr is not None and optim.min_lr > optim.lr:
+        yield Conflict(
+            ("trainer.optim.min_lr", "trainer.optim.lr"),
+            f"lr = {optim.lr:g} falls to min_lr, which is higher: {optim.min_lr:g}",
+            {"trainer.optim.min_lr": optim.lr / 10},
         )
 
 

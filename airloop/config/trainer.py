@@ -64,6 +64,15 @@ class OptimConfig(Section):
     max_norm: float = Field(default=1.0, gt=0, description="Gradients are clipped to this norm.")
     betas: tuple[float, float] = Field(default=(0.9, 0.95), description="AdamW's two decay rates, each below 1.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps over which lr rises linearly from zero.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="How lr falls after the warm-up, towards the last of max_steps."
+    )
+    decay_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="It falls over so many of the last steps; by default over all after the warm-up.",
+    )
+    min_lr: float | None = Field(default=None, ge=0, description="What lr falls to; by default to zero.")
     offload: bool = Field(
         default=False,
         description="Keep the optimiser's state and fp32 weights in the CPU's memory: less GPU memory, slower updates.",

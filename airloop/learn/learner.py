@@ -69,10 +69,11 @@ class Learner:
         weights = self.optimiser.weights
         self._initial = [w.detach().clone() for w in weights] if settings.loss_settings.kl_beta > 0 else None
 
-    def update(self, batch: Batch) -> Report:
+    def update(self, batch: Batch, lr: float | None = None) -> Report:
         """One optimiser step per pass over the batch; the policy's version goes up by one. A gradient that is not
-        finite ends it: NotFinite, on every rank, and the version stays."""
-        began = time.perf_counter()
+        finite ends it: NotFinite, on every rank, and the version stays. `lr`: a schedule's, for this step; by default
+        that of the settings. While warming up it is a part of that."""
+        began, rate = time.perf_counter(), self.rate(lr)
         own = list(micro_batches(share_rows(batch.rows, self.ranks), self.settings.token_budget))
         micro = own + self._idle(batch.rows, own)
         report, passes, steps = Report({}), list[Statistics](), list[dict[str, float]]()
@@ -91,7 +92,7 @@ class Learner:
                         old[i] = self._backward(part, old[i], references[i], drift, counts, report_to)
                     passes.append(stats)
                     if any(any(row.train) for row in batch.rows):  # on whichever rank
-                        steps.append(self.optimiser.step(self.rate()))
+                        steps.append(self.optimiser.step(rate))
                 refusal = None
             except NotFinite as error:  # ranks leave the update together, with whole weights
                 error.moved, refusal = bool(steps), error
@@ -101,7 +102,7 @@ class Learner:
         passes[0].count(own)
         report, (silent, *totals) = self._of_all_ranks(report, [silent, *passes])
         whole = totals[0].with_silent(silent, sum(sum(row.train) for row in batch.silent))
-        report.metrics = over_passes(whole, totals) | over_steps(steps, self.rate())
+        report.metrics = over_passes(whole, totals) | over_steps(steps, rate)
         report.worst = totals[0].worst
         self.updates += bool(steps)
         self.policy.version += 1
@@ -189,9 +190,9 @@ class Learner:
                     (values * each).sum().backward()
         return self.optimiser.take_gradients()
 
-    def rate(self) -> float:
+    def rate(self, lr: float | None = None) -> float:
         warm = self.settings.warmup_steps
-        return self.settings.lr * min(1.0, (self.updates + 1) / (warm + 1))
+        return (self.settings.lr if lr is None else lr) * min(1.0, (self.updates + 1) / (warm + 1))
 
     def state(self) -> dict[str, Any]:
         """Every rank must call it; the first one's is whole, and the same for any number of ranks."""
