@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from airloop.evaluation import evaluate_policy
 from airloop.events import Watcher
 from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
 from airloop.learn.checkpoints import prune, save_checkpoint
+from airloop.learn.memory import memory_told
 from airloop.learn.optimiser import NotFinite
 from airloop.learn.overlong import Overlong, shape_overlong
 from airloop.learn.schedules import scheduled_lr
@@ -94,7 +96,7 @@ async def _train(
         await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
         try:
             async with engine.paused():
-                with waiting("the update", "the learner", UPDATE_S, here=True):
+                with waiting("the update", "the learner", UPDATE_S, here=True), _enough_memory(parts, run):
                     report = learner.update(batch, _lr(config, step, run.config.max_steps))
         except NotFinite as error:
             await _sample_anew(parts, run, alarms, step, error)
@@ -127,6 +129,11 @@ async def _train(
             raise Halted(found.worst, run.path)
     after = await _evaluate(parts, run, watcher, run.config.max_steps, "after", evaluation.test_split)
     return Outcome(before, after)
+
+
+def _enough_memory(parts: Components, run: Run) -> AbstractContextManager[None]:
+    how = f"write it into {run.path / 'config.toml'}, then `air train --resume {run.path}`"
+    return memory_told(parts.policy.device, parts.config.trainer.token_budget, how)
 
 
 def _lr(config: Config, step: int, steps: int) -> float:

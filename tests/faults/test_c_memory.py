@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.examined import TINY, silent, trouble
+from support.tiny_runs import write_config
 
+from airloop.config import load_config
 from airloop.doctor.report import fix_text
+from airloop.errors import AirError
+from airloop.learn.learner import Learner
+from airloop.learn.memory import memory_told
+from airloop.runs.run import Run
+from airloop.training import start
+from airloop.watch.display.display import Display
 
 GIB = 2**30
 QWEN_7B = {
@@ -194,3 +203,37 @@ def test_C7_no_process_is_forked() -> None:
     sandboxes are too: what starts them is subprocess.)"""
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split("\n")[:2] == ["forked 0", "seen 1"], done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 308.00 MiB. GPU 0 has a total capacity of …"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."),
+    ],
+)
+def test_C2_an_update_without_memory_says_what_to_change_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+):
+    """The plan fitted, and then others took the memory."""
+    original = Learner.update
+
+    def starved(self: Learner, *args: Any) -> Any:
+        if self.policy.version == 1:
+            raise error
+        return original(self, *args)
+
+    config = load_config(["@", str(write_config(tmp_path)), "--ckpt.interval", "1"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "update", starved)
+        with pytest.raises(AirError, match="too little memory for the update") as told:
+            start(config, Display(quiet=True), skip_proofs=True)
+    assert "trainer.token_budget = 2048 (it is 4096)" in told.value.fix and "air train --resume" in told.value.fix
+    [path] = (tmp_path / "outputs").glob("exp*")
+    done = start(Run.open(path).config, Display(quiet=True), resume=path, skip_proofs=True)
+    assert [m["step"] for m in done.run.metrics("train")] == [0, 1]
+
+
+def test_another_error_in_an_update_stays_what_it_is():
+    with pytest.raises(RuntimeError, match="shapes"), memory_told(torch.device("cpu"), 4096, "go on"):
+        raise RuntimeError("shapes differ")
