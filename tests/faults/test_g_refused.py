@@ -70,11 +70,11 @@ def test_G12_a_step_whose_gradient_is_not_finite_is_set_aside_and_sampled_anew(t
         poisoned((1, 0))(parts)
         update = parts.learner.update
 
-        def seen(batch: Any) -> Any:
+        def seen(*given: Any) -> Any:
             weights = [w.detach().clone() for w in parts.learner.optimiser.weights]
             adam = [{k: v.clone() for k, v in entry.items()} for entry in parts.learner.optimiser.adam.state.values()]
             states.append((parts.policy.version, weights, adam))
-            return update(batch)
+            return update(*given)
 
         parts.learner.update = seen  # type: ignore[method-assign]
 
