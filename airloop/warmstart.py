@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from airloop.assemble import Components, assemble, learner_settings, load_environments, rollout_settings
+from airloop.chat.transcript import Transcript
 from airloop.config import Config, WarmstartConfig, with_changes
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
@@ -27,7 +28,6 @@ from airloop.files import append_line, read_object, whole_directory, write_json
 from airloop.learn.advantages import demonstration_batch
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule
-from airloop.rollout.transcript import Transcript
 from airloop.runs.run import read_trajectories
 from airloop.runs.trajectory_file import to_json
 from airloop.types import Sampled, Task, Trajectory

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from airloop.chat.forest import Forest
 from airloop.doctor.case import Case
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.envs.arith import ArithEnv, ArithSession
 from airloop.learn import advantages, batches, checkpoints, losses
 from airloop.learn.batches import MicroBatch, Row
 from airloop.learn.learner import Learner
-from airloop.rollout.forest import Forest
 from airloop.types import Action, Branch, Observation, Score
 from airloop_lab.faults import blindfold, frozen_copy, replaced
 

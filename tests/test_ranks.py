@@ -291,7 +291,7 @@ def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
 
 # Pays far too much in the first attempt at the second step: a number for Python, none for the gradient.
 POISONED = """
-from airloop.rollout.schedule import episode_seed
+from airloop.seeds import episode_seed
 from airloop.types import Score
 
 BAD = {episode_seed(0, 1, "my_env", f"{a},{b}", s) for a in range(10) for b in range(10) for s in range(4)}

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airloop.chat.actions import PARSERS, parse
+from airloop.chat.transcript import Transcript
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.probe import Probe
 from airloop.doctor.signal import finished_probe
 from airloop.errors import AirError
-from airloop.rollout.actions import PARSERS, parse
-from airloop.rollout.transcript import Transcript
 from airloop.text.prefix import common_prefix
 from airloop.types import Message, Sampled
 

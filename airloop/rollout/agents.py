@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airloop.chat.actions import JSON
+from airloop.chat.forest import find_replies
+from airloop.chat.session import ChatSession
 from airloop.engine.base import ContextFull
 from airloop.errors import AirError, InfraError
-from airloop.rollout.actions import JSON
-from airloop.rollout.chat_session import ChatSession
-from airloop.rollout.forest import find_replies
 from airloop.types import Branch, Message, Sampled, Times
 
 if TYPE_CHECKING:

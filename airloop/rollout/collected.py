@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from airloop.chat.transcript import Strategy
 from airloop.engine.base import Sampling
 from airloop.envs.base import Environment
 from airloop.rollout.episode import FINISH_S
-from airloop.rollout.transcript import Strategy
 from airloop.types import Agent, Group, Task, Trajectory
 
 Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to

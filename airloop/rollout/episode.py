@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from airloop.chat.actions import parse
 from airloop.engine.base import ContextFull, EngineFailed
 from airloop.envs.base import Environment, Session
 from airloop.errors import AirError, InfraError
-from airloop.rollout.actions import parse
 from airloop.rollout.agents import ModelAgent
 from airloop.success import measured_success
 from airloop.types import Action, Agent, Ending, Message, Observation, Score, Task, Times, Trajectory, Turn, shown_anew

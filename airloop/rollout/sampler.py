@@ -13,17 +13,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from airloop.chat.forest import Tokenizer
+from airloop.chat.session import ChatSession
 from airloop.engine.base import Engine
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
-from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
-from airloop.rollout.forest import Tokenizer
-from airloop.rollout.schedule import Names, TaskSchedule, episode_seed
+from airloop.rollout.schedule import Names, TaskSchedule
 from airloop.rollout.task_pool import TaskPool
+from airloop.seeds import episode_seed
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
 

@@ -4,8 +4,6 @@ if it had never stopped."""
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import re
 import time
 from collections import Counter
@@ -14,24 +12,10 @@ from dataclasses import replace
 
 from airloop.envs.base import Environment
 from airloop.errors import AirError
+from airloop.seeds import stable_hash
 from airloop.types import Task
 
 MAX_NAMED = 6  # families named one by one
-
-
-def stable_hash(*parts: object) -> int:
-    """The same on every machine and in every process. 31 bits: every random generator takes it as a seed."""
-    digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") & 0x7FFF_FFFF
-
-
-def episode_seed(run_seed: int, step: int, env: str, task_id: str, sample: int, refusals: int = 0) -> int:
-    """`refusals`: how often the step was sampled and refused; each time the dice are others."""
-    return stable_hash("episode", run_seed, step, env, task_id, sample, *([refusals] if refusals else []))
-
-
-def turn_seed(seed: int, turn: int) -> int:
-    return stable_hash("turn", seed, turn)
 
 
 class TaskSchedule:

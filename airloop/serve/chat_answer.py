@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airloop.rollout.forest import Tokenizer
+from airloop.chat.forest import Tokenizer
 from airloop.serve.chat_form import ChatRequest
 from airloop.serve.episode import Answer, Choice
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airloop.rollout.actions import JSON, parse
+from airloop.chat.actions import JSON, parse
 from airloop.types import Action
 
 MOST_REPLIES = 16  # to one request

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
 from airloop.engine.base import Engine, Generation, Sampling
-from airloop.rollout.forest import Forest, Prompt, Reply, Strategy, Tokenizer
-from airloop.rollout.schedule import stable_hash, turn_seed
+from airloop.seeds import stable_hash, turn_seed
 from airloop.serve.chat_form import BadRequest, ChatRequest, call_ids, form_of, read_reply
 from airloop.types import Branch, Message, Sampled
 

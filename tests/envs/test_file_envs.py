@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from airloop.chat.actions import parse
 from airloop.commands.init import STARTER
 from airloop.config import load_config, to_toml
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
-from airloop.rollout.actions import parse
 from airloop.runs.run import Run, digest_of
 from airloop.warmstart import warmstart_directory
 

@@ -10,6 +10,7 @@ import pytest
 from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
 from airloop.assemble import rollout_settings
+from airloop.chat import forest
 from airloop.doctor.case import Case
 from airloop.doctor.ground import update
 from airloop.doctor.probe import Probe
@@ -18,7 +19,6 @@ from airloop.envs.tune.env import TuneEnv
 from airloop.learn.batches import Row
 from airloop.models.chat import ChatTokenizer
 from airloop.models.chat_forms import CHATML
-from airloop.rollout import forest
 from airloop.rollout.collected import AgentFactory
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule

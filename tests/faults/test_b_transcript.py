@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from support.probe_cases import TUNE, case_of
 
+from airloop.chat.transcript import Transcript
 from airloop.doctor.case import Case
 from airloop.learn.advantages import trajectory_rows
 from airloop.models.chat_forms import CHATML
 from airloop.rollout.schedule import TaskSchedule
-from airloop.rollout.transcript import Transcript
 from airloop.types import Branch, Message, Trajectory, Turn
 
 # Earlier replies in short, as some templates drop earlier thinking; the last one is shown whole.

@@ -13,8 +13,9 @@ from airloop.config import load_config
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.envs.base import Opening
 from airloop.errors import InfraError
-from airloop.rollout.schedule import TaskSchedule, episode_seed
+from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import Run, read_trajectories
+from airloop.seeds import episode_seed
 from airloop.training import start
 from airloop.types import Task
 from airloop.watch.display.display import Display

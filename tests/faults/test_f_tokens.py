@@ -15,6 +15,7 @@ import torch
 from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
 from airloop.assemble import Components, assemble
+from airloop.chat.forest import Forest
 from airloop.config import load_config
 from airloop.doctor.base import checks
 from airloop.doctor.case import Case
@@ -29,7 +30,6 @@ from airloop.learn.batches import MicroBatch, PackedPlan, Row
 from airloop.learn.learner import Learner
 from airloop.loop import train
 from airloop.policy import Policy
-from airloop.rollout.forest import Forest
 from airloop.runs.run import Run
 from airloop.types import Branch
 from airloop.watch.display.display import Display

@@ -22,9 +22,9 @@ from airloop.errors import AirError
 from airloop.files import read_lines, write_json
 from airloop.learn.advantages import TurnWeights, assign_advantages, token_advantages
 from airloop.loop import MOST_REFUSALS
-from airloop.rollout.schedule import episode_seed
 from airloop.runs.run import Run, read_trajectories
 from airloop.runs.trajectory_file import to_json
+from airloop.seeds import episode_seed
 from airloop.types import Branch, Group, Task, Trajectory
 from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.summary import summary

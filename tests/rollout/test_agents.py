@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from support.rollout_world import ScriptedEngine, ToolEnv, chat_tokenizer
 
+from airloop.chat.session import ChatSession
 from airloop.engine.base import ContextFull, Sampling
 from airloop.errors import AirError, InfraError
 from airloop.rollout.agents import PolicyAgent, UrlAgent
-from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.episode import run_episode
 from airloop.types import Message
 

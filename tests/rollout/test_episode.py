@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from support.rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, ToolEnv, chat_tokenizer, command
 
+from airloop.chat.session import ChatSession
 from airloop.engine.base import Sampling
 from airloop.errors import InfraError
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
 from airloop.rollout import episode as episode_module
 from airloop.rollout.agents import PolicyAgent
-from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
 from airloop.types import Observation, Score, Trajectory
 

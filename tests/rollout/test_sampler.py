@@ -15,7 +15,8 @@ from airloop.errors import InfraError
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import EpisodeDefect
 from airloop.rollout.sampler import Sampler
-from airloop.rollout.schedule import TaskSchedule, episode_seed, place_in_step
+from airloop.rollout.schedule import TaskSchedule, place_in_step
+from airloop.seeds import episode_seed
 from airloop.types import Score, Trajectory
 
 TOKENIZER = chat_tokenizer()

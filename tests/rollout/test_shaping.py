@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, StubSession, chat_tokenizer, command
 
+from airloop.chat.forest import find_replies
+from airloop.chat.session import ChatSession
+from airloop.chat.transcript import Transcript
 from airloop.engine.base import Sampling
 from airloop.models.chat import ONLY_TEXT, ChatTokenizer
 from airloop.rollout.agents import PolicyAgent
-from airloop.rollout.chat_session import ChatSession
 from airloop.rollout.episode import EpisodeDefect, run_episode
-from airloop.rollout.forest import find_replies
-from airloop.rollout.transcript import Transcript
 from airloop.runs.trajectory_file import from_json, to_json
 from airloop.text.prefix import common_prefix
 from airloop.types import Branch, Message, Sampled, Task, Trajectory, Turn, shown_anew

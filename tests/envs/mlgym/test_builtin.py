@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airloop.chat.actions import parse
 from airloop.errors import AirError
-from airloop.rollout.actions import parse
 from airloop.types import Message
 from airloop_envs.mlgym import data, measure
 from airloop_envs.mlgym.checkout import load_task

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from airloop.chat.forest import Strategy, Tokenizer
+from airloop.chat.transcript import Transcript
 from airloop.engine.base import Engine, Sampling
-from airloop.rollout.forest import Strategy, Tokenizer
-from airloop.rollout.schedule import turn_seed
-from airloop.rollout.transcript import Transcript
+from airloop.seeds import turn_seed
 from airloop.types import Branch, Message, Sampled, Times
 
 

@@ -7,9 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.rollout_world import chat_tokenizer
 
+from airloop.chat import actions
+from airloop.chat.actions import PARSERS, parse
 from airloop.errors import AirError
-from airloop.rollout import actions
-from airloop.rollout.actions import PARSERS, parse
 from airloop.types import Action
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollout_world import STOP, TEMPLATES, chat_tokenizer
 
-from airloop.rollout.forest import Forest, Prompt, Reply
+from airloop.chat.forest import Forest, Prompt, Reply
 from airloop.types import Branch, Message, Sampled
 
 tokenizer = functools.cache(chat_tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airloop.rollout.forest import Forest, Prompt, Strategy, Tokenizer
+from airloop.chat.forest import Forest, Prompt, Strategy, Tokenizer
 from airloop.types import Branch, Message, Sampled
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollout_world import STOP, TEMPLATES, chat_tokenizer
 
+from airloop.chat.transcript import Transcript
 from airloop.models.chat import ChatTokenizer
-from airloop.rollout.transcript import Transcript
 from airloop.types import Branch, Message, Sampled
 
 tokenizer = functools.cache(chat_tokenizer)

@@ -1,0 +1,1 @@
+"""Conversations with the policy: tokens that are never changed, and replies that are read."""
