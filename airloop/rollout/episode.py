@@ -110,7 +110,7 @@ async def run_episode(
         reward = weighted_reward(score.rewards, episode.turn_rewards, env.reward_weights, env.turn_reward_mode)
         success = measured_success(env, score.metrics, score.rewards)
     except InfraError as error:
-        return record(error=_with_place(error))
+        return record(error=with_place(error))
     except EngineFailed as error:
         raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
     except Exception as error:
@@ -263,7 +263,7 @@ class _Episode:
         return {"turns": len(self.turns), "invalid_actions": invalid / max(len(actions), 1), **seconds, **own}
 
 
-def _with_place(error: InfraError) -> str:
+def with_place(error: InfraError) -> str:
     """What happened, and where: the frames outside of this file down to what failed first, on one line."""
     first: BaseException = error
     while first.__cause__ is not None:

@@ -7,11 +7,13 @@ its share of the groups, and all of them return what all have sampled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from airloop.chat.forest import Tokenizer
 from airloop.chat.session import ChatSession
@@ -22,9 +24,11 @@ from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
+from airloop.rollout.program import Door, ProgramEnvironment, run_program, serve_policy
 from airloop.rollout.schedule import Names, TaskSchedule
 from airloop.rollout.task_pool import TaskPool
 from airloop.seeds import episode_seed
+from airloop.serve.episode import ServedAgent, ServedEpisode
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
 
@@ -55,6 +59,12 @@ class Sampler:
         self._schedule = schedule
         self._ranks = ranks or Ranks()
         self._names = Names()
+
+    @property
+    def policy(self) -> tuple[Engine, Tokenizer]:
+        if self._engine is None or self._tokenizer is None:
+            raise ValueError("this sampler has no engine, so no policy: give evaluate() an agent")
+        return self._engine, self._tokenizer
 
     async def collect(
         self,
@@ -166,6 +176,7 @@ class _Collection:
         self._seeds = seeds
         self._wave = TaskPool(settings.max_concurrent, None if agent else sampler._engine)
         self._clock = time.monotonic()
+        self._door: Door | None = None
         self.spare = iter(range(0))
         self.ended: dict[Place, Trajectory] = {}
         self.groups: dict[int, Group] = {}
@@ -178,8 +189,10 @@ class _Collection:
         for index in groups:
             self._start(index)
         abandoned = _abandoned(self._sampler._engine)
-        with waiting(f"{len(groups)} groups of episodes", "the sampler", self.longest_s(len(groups))):
-            await self._wave.run()
+        programs = any(isinstance(self._sampler._envs[task.env], ProgramEnvironment) for task in self._plan)
+        async with Door() if programs else contextlib.nullcontext() as self._door:
+            with waiting(f"{len(groups)} groups of episodes", "the sampler", self.longest_s(len(groups))):
+                await self._wave.run()
         self.counts["abandoned_tokens"] += _abandoned(self._sampler._engine) - abandoned
 
     def longest_s(self, groups: int) -> float:
@@ -244,28 +257,35 @@ class _Collection:
         task = self._plan[place[0]]
         env = self._sampler._envs[task.env]
         settings = self._settings
+        common: dict[str, Any] = {
+            "id": self._sampler._names.make(task.id, self._version, *place),
+            "seed": self._seeds[place],
+            "version": self._version,
+            "deadline_s": settings.deadline_s,
+        }
         try:
-            return await run_episode(
-                env,
-                task,
-                self._make_agent(env, task, place),
-                id=self._sampler._names.make(task.id, self._version, *place),
-                seed=self._seeds[place],
-                version=self._version,
-                deadline_s=settings.deadline_s,
-                finish_s=settings.finish_s,
-                parser=settings.parser,
-            )
+            if isinstance(env, ProgramEnvironment):
+                assert self._door is not None
+                return await run_program(env, task, self._serve(env, task, place), self._door, **common)
+            agent = self._make_agent(env, task, place)
+            more: dict[str, Any] = {"finish_s": settings.finish_s, "parser": settings.parser}
+            return await run_episode(env, task, agent, **common, **more)
         except EpisodeDefect as defect:
             self._sampler._save(defect.trajectory, self._step)
             raise
 
+    def _serve(self, env: ProgramEnvironment, task: Task, place: Place) -> ServedEpisode:
+        """What answers a program: the policy, or the agent that stands in for it."""
+        if self._agent is not None:
+            return ServedAgent(self._agent(env, task, self._seeds[place]), env.max_turns)
+        order = f"{place[0]:06d}-{place[1]:04d}"
+        return serve_policy(env, *self._sampler.policy, self._settings, self._seeds[place], order)
+
     def _make_agent(self, env: Environment, task: Task, place: Place) -> Agent:
-        seed, engine, tokenizer = self._seeds[place], self._sampler._engine, self._sampler._tokenizer
+        seed = self._seeds[place]
         if self._agent is not None:
             return self._agent(env, task, seed)
-        if engine is None or tokenizer is None:
-            raise ValueError("this sampler has no engine, so no policy: give evaluate() an agent")
+        engine, tokenizer = self._sampler.policy
         order = f"{place[0]:06d}-{place[1]:04d}"
         strategy = self._settings.strategy
         sampling = self._settings.sampling

@@ -61,7 +61,10 @@ class Endpoint:
         return self.key(id)
 
     def close(self, id: str) -> ServedEpisode:
-        return self.episodes.pop(id)
+        """Its key opens nothing any more, and answers that are under way are given up."""
+        episode = self.episodes.pop(id)
+        episode.end()
+        return episode
 
     def key(self, id: str) -> str:
         made = hmac.digest(self.secret, id.encode(), hashlib.sha256)

@@ -51,7 +51,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 def _logprobs(choice: Choice, tokenizer: Tokenizer) -> dict[str, Any]:
     content = []
-    for token, logprob in zip(choice.reply.token_ids, choice.reply.logprobs, strict=True):
+    for token, logprob in zip(choice.token_ids, choice.logprobs, strict=True):
         text = tokenizer.decode([token])
         content.append(
             {"token": text, "token_id": token, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}

@@ -83,10 +83,11 @@ def read_request(body: Any) -> ChatRequest:
             raise BadRequest(f"{name} is not supported here: {why}.", param=name, code="unsupported_parameter")
         if name not in _OFF and name not in _SILENT | _DECIDED.keys() | _READ:
             raise BadRequest(f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
+    # "required", or one tool by its name: nothing is forced, since that would be another distribution. The policy sees
+    # the tools and chooses; a reply without a call is what it is, and agents know such replies.
     choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        why = "the policy chooses by itself when to call a tool, and that choice is what is trained"
-        raise BadRequest(f"tool_choice = {json.dumps(choice)} is not supported here: {why}.", param="tool_choice")
+    if choice not in (None, "auto", "none", "required") and not isinstance(choice, dict):
+        raise BadRequest(f"tool_choice = {json.dumps(choice)} is not known.", param="tool_choice")
     stop = body.get("stop") or ()
     options = body.get("stream_options") or {}
     return ChatRequest(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import bisect
 import hashlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
-from airloop.engine.base import Engine, Generation, Sampling
+from airloop.engine.base import ContextFull, Engine, Generation, Sampling
 from airloop.seeds import stable_hash, turn_seed
-from airloop.serve.chat_form import BadRequest, ChatRequest, call_ids, form_of, read_reply
-from airloop.types import Branch, Message, Sampled
+from airloop.serve.chat_form import BadRequest, ChatRequest, Spoken, call_ids, form_of, read_reply
+from airloop.types import Action, Agent, Branch, Message, Sampled, Times, Turn, shown_anew
 
 KEPT = 64  # answers, the latest ones
 
@@ -24,12 +25,13 @@ class Choice:
 
     message: dict[str, Any]
     finish: str  # stop, length, tool_calls
-    reply: Reply
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
     halted: str = ""  # the text that ended it, of those that were to
 
     @property
     def tokens(self) -> int:
-        return len(self.reply.token_ids)
+        return len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,18 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     version: int
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a reply was said to, what it does, and how it came about; as many as replies, in their order."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    reply: str
+    actions: tuple[Action, ...]
+    sampled: Sampled | None  # None: not of the policy
+    times: Times
 
 
 @dataclass
@@ -59,7 +73,12 @@ class ServedEpisode:
     # What is sampled is trained: the run's temperature counts and not the client's, whose seed is only mixed in, or all
     # episodes of a group would be alike.
     training: bool = True
+    most_requests: int | None = None
+    # Whether replies in a conversation that opens like this are trained.
+    trains: Callable[[Sequence[Message]], bool] = lambda messages: True
     requests: int = 0
+    spent: bool = False  # more was asked than most_requests
+    full: bool = False  # a conversation had no room left for a reply
     abandoned: int = 0  # requests whose client was gone before the reply
     asked: dict[str, list[Any]] = field(default_factory=dict)  # sampling that clients wanted and the run decides
     # By request, of those that were asked for the first time: for a client that never got its answer and asks again.
@@ -67,17 +86,20 @@ class ServedEpisode:
 
     def __post_init__(self) -> None:
         self.forest = Forest(self.tokenizer, self.strategy)
+        self.exchanges: list[Exchange] = []
+        self._under_way: set[asyncio.Future[Any]] = set()
+        self._over = False
+        self._prompt_tokens = self._cached_tokens = 0
         self._by_call: dict[str, int] = {}
         self._by_form: dict[str, list[int]] = {}
         self._after: dict[int, str] = {}  # what was said before each reply
-        self._stops = replace(self.sampling, stop_ids=self.sampling.stop_ids or self.tokenizer.stop_ids)
 
     async def chat(self, request: ChatRequest) -> Answer:
         """Samples the replies to a request. ContextFull where the conversation leaves no room for one."""
         messages, known, before = self.recognise(request.messages)
         prompt = self.forest.prompt(messages, request.tools, known)
         drawn = await self._sample(prompt.token_ids, request.n, request.max_tokens, request.seed, request.asked)
-        choices = tuple(self._keep(prompt, generation, request, before) for generation in drawn)
+        choices = tuple(self._keep(prompt, generation, request, messages, before) for generation in drawn)
         return Answer(choices, len(prompt.token_ids), min(g.cached_tokens for g in drawn), drawn[0].version)
 
     async def generate(
@@ -88,10 +110,43 @@ class ServedEpisode:
             raise BadRequest(f"There is no token {max(token_ids)}.", param="token_ids")
         prompt = self.forest.prompt_of_tokens(token_ids)
         (generation,) = await self._sample(prompt.token_ids, 1, max_tokens, seed, asked)
-        return self.forest.append(prompt, _sampled(generation)), generation.stop
+        said = (Message(role="user", content=self.tokenizer.decode(token_ids)),)
+        sampled, times = _sampled(generation), _times(generation)
+        reply = self.forest.append(prompt, sampled, trained=self.trains(said))
+        self.exchanges.append(Exchange(said, (), reply.text, (Action("text", reply.text),), sampled, times))
+        return reply, generation.stop
 
     def branches(self) -> tuple[Branch, ...]:
         return self.forest.branches()
+
+    def turns(self) -> tuple[Turn, ...]:
+        """One for each reply, in the order in which they came; conversations that ran side by side take turns."""
+        made: list[Turn] = []
+        known: list[Message] = []
+        for exchange in self.exchanges:
+            shown, places = shown_anew(known, exchange.messages)
+            said = Message(role="assistant", content=exchange.reply)
+            known = [*exchange.messages, said]
+            made.append(Turn(shown, said, exchange.sampled, exchange.actions, (), exchange.times, places))
+        return tuple(made)
+
+    def metrics(self) -> dict[str, float]:
+        """As of a session's, and what only many conversations have."""
+        sampled = [exchange.sampled for exchange in self.exchanges if exchange.sampled]
+        return {
+            "sampled_tokens": sum(len(reply.token_ids) for reply in sampled),
+            "length_stops": sum(reply.stop == "length" for reply in sampled) / max(len(sampled), 1),
+            "cached_share": self._cached_tokens / max(self._prompt_tokens, 1),
+            "requests": self.requests,
+            "requests_abandoned": self.abandoned,
+            "conversations": len(self.forest.branches()),
+        }
+
+    def end(self) -> None:
+        """The episode is over: what is still being sampled is given up, and nothing more is."""
+        self._over = True
+        for work in self._under_way:
+            work.cancel()
 
     def recognise(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], dict[int, int], str]:
         """The conversation for the template, which of its messages are which replies of ours, and what stands for all
@@ -104,7 +159,7 @@ class ServedEpisode:
         made: list[Message] = []
         for i, message in enumerate(messages):
             if i in known:
-                made.append(Message(role="assistant", content=self.forest.replies[known[i]].text))
+                made.append(Message(role="assistant", content=self.exchanges[known[i]].reply))
             else:
                 foreign = {"foreign": True} if message["role"] == "assistant" else {}
                 made.append({**message, **foreign})  # type: ignore[typeddict-item]
@@ -118,10 +173,10 @@ class ServedEpisode:
         named = [number for number in alike if minted == {number}]
         after = [number for number in alike if self._after[number] == before]
         if thought := message.get("reasoning_content"):
-            after = [number for number in after if thought in self.forest.replies[number].text] or after
+            after = [number for number in after if thought in self.exchanges[number].reply] or after
         found = named or after or alike
         # Of several that differ in what they thought, and that all were said elsewhere, none is the one.
-        same = len({self.forest.replies[number].text for number in found}) == 1
+        same = len({self.exchanges[number].reply for number in found}) == 1
         return found[-1] if found and (same or found is not alike) else None
 
     async def _sample(
@@ -134,18 +189,42 @@ class ServedEpisode:
     ) -> list[Generation]:
         for name, value in asked.items():
             self.asked.setdefault(name, []).append(value)
-        number, self.requests = self.requests, self.requests + 1
-        most = min(self._stops.max_tokens, max_tokens or self._stops.max_tokens)
-        own = replace(self._stops, max_tokens=most, **({} if self.training else asked))
+        number = self._count()
+        most = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
+        stops = self.sampling.stop_ids or self.tokenizer.stop_ids
+        own = replace(self.sampling, max_tokens=most, stop_ids=stops, **({} if self.training else asked))
         draws = [replace(own, seed=self._seed(number, i, seed)) for i in range(n)]
         orders = [f"{self.order}-{number:03d}" + f".{i}" * (n > 1) for i in range(n)]
+        work = asyncio.gather(
+            *(self.engine.generate(token_ids, s, order=o) for s, o in zip(draws, orders, strict=True))
+        )
+        self._under_way.add(work)
         try:
-            return await asyncio.gather(
-                *(self.engine.generate(token_ids, s, order=o) for s, o in zip(draws, orders, strict=True))
-            )
+            drawn = await work
         except asyncio.CancelledError:
             self.abandoned += 1
+            if self._over and not _being_cancelled():
+                raise BadRequest("The episode is over.", code="episode_over", status=410) from None
             raise
+        except ContextFull:
+            self.full = True
+            raise
+        finally:
+            self._under_way.discard(work)
+        self._prompt_tokens += len(token_ids) * len(drawn)
+        self._cached_tokens += sum(generation.cached_tokens for generation in drawn)
+        return drawn
+
+    def _count(self) -> int:
+        """The number of a request; BadRequest where there may be no more."""
+        if self._over:
+            raise BadRequest("The episode is over.", code="episode_over", status=410)
+        if self.most_requests is not None and self.requests >= self.most_requests:
+            self.spent = True
+            limit = f"An episode may ask {self.most_requests} times, and this one has."
+            raise BadRequest(limit, code="max_requests_exceeded")
+        self.requests += 1
+        return self.requests - 1
 
     def _seed(self, number: int, i: int, seed: int | None) -> int:
         if seed is not None and not self.training:
@@ -159,22 +238,73 @@ class ServedEpisode:
         if len(self.answers) > KEPT:
             del self.answers[next(iter(self.answers))]
 
-    def _keep(self, prompt: Prompt, generation: Generation, request: ChatRequest, before: str) -> Choice:
+    def _keep(
+        self,
+        prompt: Prompt,
+        generation: Generation,
+        request: ChatRequest,
+        messages: Sequence[Message],
+        before: str,
+    ) -> Choice:
         sampled, halted = _until(_sampled(generation), request.stop, self.tokenizer)
-        reply = self.forest.append(prompt, sampled)
+        reply = self.forest.append(prompt, sampled, trained=self.trains(messages))
         cut = generation.stop == "length" and not halted
         said = reply.text.partition(halted)[0] if halted else reply.text
         spoken = read_reply(said, tools=bool(request.tools), parser=self.parser, cut=cut, thinking=prompt.thinking)
-        message = spoken.message(lambda i: self._mint(reply.number, i))
-        self._by_form.setdefault(form_of(message), []).append(reply.number)
-        self._after[reply.number] = before
-        self._by_call |= {call: reply.number for call in call_ids(message)}
-        return Choice(message, "tool_calls" if spoken.calls else "length" if cut else "stop", reply, halted)
+        actions = spoken.calls or (Action("text", said),)
+        times = _times(generation)
+        message = self._note(
+            Exchange(tuple(messages), request.tools, reply.text, actions, sampled, times), spoken, before
+        )
+        finish = "tool_calls" if spoken.calls else "length" if cut else "stop"
+        return Choice(message, finish, reply.token_ids, reply.logprobs, halted)
+
+    def _note(self, exchange: Exchange, spoken: Spoken, before: str) -> dict[str, Any]:
+        """Keeps a reply, so that it is known when it comes back; as the client gets it."""
+        number = len(self.exchanges)
+        message = spoken.message(lambda i: self._mint(number, i))
+        self.exchanges.append(exchange)
+        self._by_form.setdefault(form_of(message), []).append(number)
+        self._after[number] = before
+        self._by_call |= {call: number for call in call_ids(message)}
+        return message
 
     def _mint(self, number: int, i: int) -> str:
         """The same when the episode is repeated, and no other's. Some templates take nine letters and no more."""
         text = f"{self.order} {self.seed} {number} {i}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:9]
+
+
+class ServedAgent(ServedEpisode):
+    """The same for an agent that is no policy of ours, a script or a model behind a URL: nothing of it is trained."""
+
+    def __init__(self, agent: Agent, most_requests: int | None = None) -> None:
+        super().__init__(None, None, Sampling(1), 0, most_requests=most_requests)  # type: ignore[arg-type]
+        self.agent = agent
+
+    async def chat(self, request: ChatRequest) -> Answer:
+        self._count()
+        messages, _, before = self.recognise(request.messages)
+        began = time.monotonic()
+        reply = await self.agent.reply(messages, request.tools)
+        text, times = reply["content"], Times(model=time.monotonic() - began)
+        spoken = read_reply(text, tools=bool(request.tools), parser=self.parser, cut=False, thinking=False)
+        actions = spoken.calls or (Action("text", text),)
+        message = self._note(Exchange(tuple(messages), request.tools, text, actions, None, times), spoken, before)
+        return Answer((Choice(message, "tool_calls" if spoken.calls else "stop", (), ()),), 0, 0, 0)
+
+    async def generate(self, *given: Any) -> tuple[Reply, str]:
+        raise BadRequest("Who answers here takes messages, not tokens.", code="unsupported_endpoint")
+
+
+def _being_cancelled() -> bool:
+    """Whether who asks has been told to stop, rather than the work that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _times(generation: Generation) -> Times:
+    return Times(queue=generation.queue_s, model=generation.model_s)
 
 
 def _sampled(generation: Generation) -> Sampled:

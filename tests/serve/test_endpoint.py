@@ -250,7 +250,7 @@ def test_a_client_that_hangs_up_ends_the_sampling_and_is_counted() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0", "invalid_value"),
         ({"messages": [user("a")], "logit_bias": {"1": 5}}, "logit_bias", "unsupported_parameter"),
         ({"messages": [user("a")], "response_format": {"type": "json_object"}}, "response_format", None),
-        ({"messages": [user("a")], "tool_choice": "required"}, "tool_choice", None),
+        ({"messages": [user("a")], "tool_choice": 5}, "tool_choice", None),
         ({"messages": [user("a")], "frequency_penalty": 0.5}, "frequency_penalty", None),
         ({"messages": [user("a")], "guided_json": {}}, "guided_json", "unknown_parameter"),
         ({"messages": [user("a")], "n": 99}, "n", None),

@@ -109,7 +109,6 @@ def test_a_reply_that_is_cut_says_so_in_every_form() -> None:
     [
         (MESSAGES, {"messages": [{"role": "system", "content": "x"}]}, "messages.0"),
         (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0"),
-        (MESSAGES, {"messages": [user("a")], "tool_choice": {"type": "any"}}, "tool_choice"),
         (MESSAGES, {"messages": [user("a")], "thinking": {"type": "enabled", "budget_tokens": 99}}, "thinking"),
         (MESSAGES, {"messages": [user("a")], "tools": [{"type": "web_search", "name": "s"}]}, "tools.0"),
         (MESSAGES, {"messages": [user("a")], "mcp_servers": []}, "mcp_servers"),
