@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from airloop.envs.files import check_file, find_class, is_file_id
+from airloop.envs.files import check_file, find_class, is_file_id, title
 from airloop.errors import AirError, Lack, Trouble
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
@@ -95,18 +95,18 @@ class Session(ABC):
 
 
 class Environment(ABC, Generic[A]):
-    """Tasks, and sessions to play them in. `name`, `action_format`, `max_turns`, `tasks`, `open` and `scripted` must be
-    given; the rest has defaults. One that has arguments names their class:
+    """Tasks, and sessions to play them in. `tasks` and `open` must be given; the rest has defaults. One that has
+    arguments names their class:
 
         class MyEnv(Environment[MyArgs]):
             def tasks(self, split: str) -> list[Task]:
                 return [Task(self.name, str(i), split) for i in range(self.args.count)]
     """
 
-    # Its id: what a config says in [[orchestrator.env]].
-    name: ClassVar[str]
-    # How a reply becomes actions.
-    action_format: ClassVar[ActionFormat]
+    # Its id: what a config says in [[orchestrator.env]]. By default that, or its file's name.
+    name: ClassVar[str] = ""
+    # How a reply becomes actions; by default it is one, as it is.
+    action_format: ClassVar[ActionFormat] = "text"
     # What a config may set in `args = { … }`: the class in the brackets, unless it is named here.
     Args: ClassVar[type[EnvArgs]] = EnvArgs
     args: A
@@ -115,7 +115,8 @@ class Environment(ABC, Generic[A]):
     success: ClassVar[str | None] = None
     # What a family of its tasks is ("level", "hops"), where comparisons count by families.
     family_label: ClassVar[str] = "task"
-    # Weights of the reward components: these, unless the config names others (weigh). The only place that has them.
+    # Weights of the reward components: these, unless the config names others (weigh). The only place that has them. Where
+    # neither names any, each component that a score has counts 1.
     reward_weights: Mapping[str, float] = MappingProxyType({})
     # Components that say nothing of success by themselves (a command that ran, a penalty), each with the weight beside
     # the others at which it must not change who earns more. `air tasks audit` judges them so; alone they teach nothing.
@@ -147,9 +148,9 @@ class Environment(ABC, Generic[A]):
         self.args = given  # type: ignore[assignment]
 
     @property
-    @abstractmethod
     def max_turns(self) -> int:
-        """The most replies of an episode."""
+        """The most replies of an episode; one, unless overridden."""
+        return 1
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
@@ -168,10 +169,13 @@ class Environment(ABC, Generic[A]):
     def open(self, task: Task, seed: int) -> Session:
         """A fresh session; whatever is random in it follows from the seed."""
 
-    @abstractmethod
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo", and should have "weak"
-        (see `honest`). AirError for a name that it does not know."""
+        """A fresh scripted agent. `air tasks audit` asks for "oracle", "noop" and "cheat", a supervised start for "demo",
+        and "weak" should be there too (see `honest`). AirError for a name that it does not know."""
+        raise AirError(
+            f"Environment {self.name!r} has no scripted agent {name!r}.",
+            f"define {type(self).__name__}.scripted(name, task, seed), which returns one (`air init` writes an example).",
+        )
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -251,6 +255,8 @@ def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Envi
         env.tasks("eval")[0].payload
     """
     kind = find_environment(env_id)()
+    if not kind.name:
+        kind.name = title(env_id) if is_file_id(env_id) else env_id
     return kind(check_args(env_id, kind.Args, args or {}))
 
 

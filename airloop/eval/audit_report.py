@@ -45,10 +45,15 @@ def _succeeded(env: Environment, kind: Kind, policy: str) -> float | None:
 
 def format_audit(report: Mapping[str, Any], found: Audit) -> str:
     blocks = [_block(row, found) for row in report["kinds"]]
-    notes = [f"{found.env} has no script {name!r}: audited with the others." for name in found.missing]
+    notes = [f"{found.env} has no script {name!r}: {_without(name)}." for name in found.missing]
     if found.success is None:
         notes.append(f"{found.env} names no metric as its success: only rewards are compared.")
     return "\n\n".join([*blocks, "\n".join([*notes, _verdict(report, found)])])
+
+
+def _without(script: str) -> str:
+    instead = {"oracle": "nothing is known to be earned by the work", "demo": "a supervised start would need it"}
+    return instead.get(script, "audited with the others")
 
 
 def _block(row: Mapping[str, Any], found: Audit) -> str:

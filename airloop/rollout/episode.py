@@ -306,8 +306,10 @@ def weighted_reward(
     weights: Mapping[str, float],
     modes: Mapping[str, str],
 ) -> float:
-    """The one number that training uses. A component that did not occur counts 0."""
+    """The one number that training uses. A component that did not occur counts 0; where no weights are named, each that
+    did counts 1."""
     totals = component_totals(rewards, turn_rewards, modes)
+    weights = weights or dict.fromkeys(totals, 1.0)
     for name, value in totals.items():
         if not math.isfinite(value):
             raise BadReward(f"the reward component {name!r} is {value}", "a reward must be a finite number")
