@@ -115,8 +115,8 @@ class Environment(ABC, Generic[A]):
     success: ClassVar[str | None] = None
     # What a family of its tasks is ("level", "hops"), where comparisons count by families.
     family_label: ClassVar[str] = "task"
-    # Weights of the reward components: these, unless the config names others (weigh). The only place that has them. Where
-    # neither names any, each component that a score has counts 1.
+    # Weights of the reward components: these, unless the config names others (weigh). The only place that has them.
+    # Where neither names any, each component that a score has counts 1.
     reward_weights: Mapping[str, float] = MappingProxyType({})
     # Components that say nothing of success by themselves (a command that ran, a penalty), each with the weight beside
     # the others at which it must not change who earns more. `air tasks audit` judges them so; alone they teach nothing.
@@ -170,11 +170,11 @@ class Environment(ABC, Generic[A]):
         """A fresh session; whatever is random in it follows from the seed."""
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        """A fresh scripted agent. `air tasks audit` asks for "oracle", "noop" and "cheat", a supervised start for "demo",
-        and "weak" should be there too (see `honest`). AirError for a name that it does not know."""
+        """A fresh scripted agent. `air tasks audit` asks for "oracle", "noop" and "cheat", and would like "weak" (see
+        `honest`); a supervised start asks for "demo". AirError for a name that it does not know."""
         raise AirError(
             f"Environment {self.name!r} has no scripted agent {name!r}.",
-            f"define {type(self).__name__}.scripted(name, task, seed), which returns one (`air init` writes an example).",
+            f"define {type(self).__name__}.scripted(name, task, seed); `air init` writes an example.",
         )
 
     @property
@@ -278,6 +278,14 @@ def find_environment(env_id: str) -> Callable[[], type[Environment]]:
     for extra in found.extras:
         check_extra(extra, f"The environment {env_id!r}", found.dist.name if found.dist else OURS)
     return found.load
+
+
+def find_args(env_id: str) -> type[EnvArgs] | None:
+    """The class of an environment's arguments; None where it cannot be had, which is said when it is loaded."""
+    try:
+        return find_environment(env_id)().Args
+    except (AirError, ImportError):
+        return None
 
 
 def check_args(env_id: str, model: type[EnvArgs], args: Mapping[str, Any]) -> EnvArgs:

@@ -15,10 +15,9 @@ from typing import Any
 
 from airloop.envs.gsm8k.answers import MARK, read_number
 from airloop.envs.gsm8k.problems import generated_rows
-from airloop.envs.rows import FILES, parse_source, read_rows
+from airloop.envs.rows import FILES, GENERATED, parse_source, read_rows
 from airloop.errors import AirError
 
-GENERATED = "generated"
 # Of the generated problems, as they are split by default: to make them only to count them takes a quarter of a second.
 GENERATED_COUNTS = {"train": 1666, "eval": 113, "test": 221}
 SPLITS = ("train", "eval", "test")
