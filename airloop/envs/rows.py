@@ -33,6 +33,10 @@ GENERATED = "generated"  # no data set: rows that an environment makes itself
 EXAMPLE = "openai/gsm8k,main,train[:256]"
 
 
+class NoSplit(AirError):
+    """The data set is there, and has no split of that name."""
+
+
 @dataclass(frozen=True)
 class Source:
     """What a data set string says; empty where it says nothing."""
@@ -200,7 +204,7 @@ def _load(path: str, config: str, split: str, part: slice, fix: str, title: str 
         split = known[0]
     if split not in known:
         near = difflib.get_close_matches(split, known, n=1)
-        raise AirError(
+        raise NoSplit(
             f"The data set {title!r} has no split {split!r}."
             if split
             else f"The data set {title!r} has several splits.",
