@@ -109,8 +109,12 @@ def _argument(
         place = f"{origin.place}: " if origin else ""
         problem = f"{place}args of environment {env_id!r}: {message}."
         return Mistake(problem, "correct them: the sentence names which", about, choice=True)
-    said = f"{head(full, detail['input'], origin)}: environment {env_id!r}"
     name = str(detail["loc"][0])
+    if detail["type"] == "missing":
+        place = f"{origin.place}: " if origin else ""
+        problem = f"{place}environment {env_id!r} needs the argument {keys.dotted(*detail['loc'])!r}."
+        return Mistake(problem, f"add it to args of [[orchestrator.env]]: {name} = …", about, choice=True)
+    said = f"{head(full, detail['input'], origin)}: environment {env_id!r}"
     if detail["type"] != "extra_forbidden":
         return Mistake(f"{said}: {message}.", f"correct {name} in args", about, choice=True)
     near = misspelt(name, [other for other in known if other not in args])

@@ -58,6 +58,10 @@ class Session(ABC):
             score = await session.finish()
     """
 
+    # Of the last reply, as they were sampled, set before act() is called: numbers to count. None where the agent is no
+    # model of ours: a script, a person, a URL.
+    reply_ids: tuple[int, ...] | None = None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -123,6 +127,8 @@ class Environment(ABC, Generic[A]):
     shaping: Mapping[str, float] = MappingProxyType({})
     # Components that are never above 0: that a policy earns none of them is as it should be.
     penalties: ClassVar[tuple[str, ...]] = ()
+    # Components that no script can earn, since they read what only a model's replies have: the audit leaves them out.
+    beyond_scripts: Sequence[str] = ()
     # Scripts that do the work as it is meant, well or badly, and scripts that go round it: every one of the first must
     # earn more than every one of the second. "weak" is honest work that succeeds sometimes; it may be missing.
     honest: ClassVar[tuple[str, ...]] = ("oracle", "weak")
@@ -310,6 +316,9 @@ def _wrong_argument(env_id: str, model: type[EnvArgs], detail: Any) -> tuple[str
         near = misspelt(key, model.model_fields) or shortened(key, model.model_fields)
         hint = f"did you mean {near!r}? " if near else ""
         return f"Environment {env_id!r} has no argument {key!r}.", f"{hint}Known: {', '.join(model.model_fields)}."
+    if detail["type"] == "missing":
+        about = getattr(model.model_fields.get(key), "description", None) or "its value"
+        return f"Environment {env_id!r} needs the argument {key!r}.", f"give it in args: {key} = … ({about})."
     return (
         f"Environment {env_id!r}, argument {key!r} = {detail['input']!r}: {message}.",
         f"correct args = {{ {key} = … }} of this environment.",

@@ -127,10 +127,17 @@ def make_weightings(env: Environment, given: Mapping[str, float] | None = None) 
             f"{env.name} names no reward_weights, so it is not known which components it could pay.",
             'name them in its class, as in reward_weights = {"correct": 1.0}, or here: --reward correct=1.',
         )
-    usual = {name: weight for name, weight in env.reward_weights.items() if weight}
+    usual = {name: weight for name, weight in env.reward_weights.items() if weight and name not in env.beyond_scripts}
+    if not usual and env.beyond_scripts:
+        raise AirError(
+            f"{', '.join(env.beyond_scripts)} of {env.name} can be earned by a model only: no script shows by whom.",
+            "give a weight to another component.",
+        )
     work = {name: weight for name, weight in usual.items() if name not in env.shaping}
     found = [Weighting("as given" if given else "default", usual)]
     for name in env.components:
+        if name in env.beyond_scripts:
+            continue
         if name not in env.shaping:
             found.append(Weighting(name, {name: 1.0}))
         elif work:
