@@ -138,7 +138,7 @@ class PromptsEnv(Environment[PromptsArgs]):
     def weigh(self, weights: Mapping[str, float]) -> None:
         super().weigh(weights)
         self.shaping = {name: weights.get(name) or 1.0 for name in self.args.shaping}
-        assert self._prompts  # whoever weighs is about to load a model: the rows and functions are tried first
+        self.count("train")  # whoever weighs is about to load a model: the rows are read, the functions tried
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class PromptsEnv(Environment[PromptsArgs]):
 
     def check_tasks(self) -> Iterator[Trouble]:
         try:
-            assert self._prompts
+            self.count("train")
         except AirError as error:
             yield Trouble("fail", error.problem, "no episode could be opened or scored", error.fix)
 

@@ -2,20 +2,21 @@
 and returns a list of numbers, with None where it does not apply; it may be `async`.
 
 Each is called with lists of one, as soon as a reply is there. An `async` one runs in a loop of its own, which is the
-same for the whole process: a client that it keeps open belongs to one loop. Any other is called where the run itself
-is, one at a time, as TRL calls it. What a function raises, or returns that is no number, is told with its line and the
-row, and is never a reward.
+same for the whole process: a client that it keeps open belongs to one loop. Any other is called as TRL calls it: in the
+run's own thread, where it may set an alarm, one at a time, and as if no loop were running, so that it may run one. What
+a function raises, or returns that is no number, is told with its line and the row, and is never a reward.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import math
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,8 @@ class RewardFunction:
         if not self.takes_all:
             offered = {name: value for name, value in offered.items() if name in self.parameters}
         try:
-            return self.function(**offered)
+            with _no_loop():
+                return self.function(**offered)
         except Exception as error:
             raise self._raised(error, reply) from error
 
@@ -199,6 +201,17 @@ def check_parameters(function: RewardFunction, columns: Sequence[str], source: s
             f"{said} needs {name!r}, and {source} has no such column.",
             f"{f'did you mean {near!r}? ' if near else ''}There are {', '.join([*GIVEN, *columns])}.",
         )
+
+
+@contextlib.contextmanager
+def _no_loop() -> Iterator[None]:
+    """Functions written for TRL may call asyncio.run, which is refused wherever a loop is running."""
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(running)
 
 
 @functools.cache

@@ -99,6 +99,27 @@ async def reward_of(completions, **columns):
     assert len(env.functions[0].function.__globals__["loops"]) == 1
 
 
+def test_a_plain_function_may_run_a_loop_and_set_an_alarm(make: Any) -> None:
+    """As under TRL, which calls it in the main thread with no loop running."""
+    code = """\
+import asyncio, signal
+async def judge(said): return float(said == "ab")
+def reward_of(completions, **columns):
+    signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+    return [asyncio.run(judge(said)) for said in completions]
+"""
+    env = make(code)
+    assert [play(env, Say(text)).reward for text in ("ab", "abc")] == [1.0, 0.0]
+
+
+def test_a_file_that_came_with_a_run_is_never_executed(make: Any, tmp_path: Path) -> None:
+    for name in ("status.json", "config.toml"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(AirError, match="a run's files are never executed"):
+        make(f"open({str(tmp_path / 'harmed')!r}, 'w')\ndef reward_of(completions): return [1.0]\n")
+    assert not (tmp_path / "harmed").exists()
+
+
 def test_none_is_not_applicable_and_success_is_the_first_that_applies(make: Any) -> None:
     code = """\
 def even(completions, level, **columns): return [1.0 if n != 1 else None for n in level]
