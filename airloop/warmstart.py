@@ -26,6 +26,7 @@ from airloop.errors import AirError
 from airloop.events import Watcher
 from airloop.files import append_line, read_object, whole_directory, write_json
 from airloop.learn.advantages import demonstration_batch
+from airloop.own_code import is_file_id, split_id
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import read_trajectories
@@ -91,7 +92,9 @@ def starts_in(config: Config) -> Path:
 def _files(value: Any) -> list[tuple[str, int, int]]:
     """Name, size and time of all files that are named anywhere in it: their contents may be gigabytes."""
     if isinstance(value, str) and value and "\0" not in value:
-        place = Path(value).expanduser()
+        # of "./rewards.py:correct" and "rows.jsonl,main,train" the file
+        bare = split_id(value)[0] if is_file_id(value) else value.partition(",")[0]
+        place = Path(bare).expanduser()
         with contextlib.suppress(OSError):
             inside = itertools.islice(place.rglob("*"), MOST_FILES) if place.is_dir() else [place]
             found = sorted(p for p in inside if p.is_file())

@@ -115,7 +115,7 @@ def load_config(argv: Sequence[str], *, environments: bool = True) -> Config:
 
         config = load_config(["@", "my.toml", "--max_steps", "200"])
     """
-    settings = read_sources(argv, foreign=list(ALIASES))
+    settings = read_sources(argv, foreign=list(ALIASES), environments=environments)
     config, mistakes = review(settings, environments=environments)
     if mistakes or config is None:
         raise as_error(mistakes)

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from airloop.config.orchestrator import ENV_SYNONYMS
+from airloop.envs.base import find_args
+from airloop.envs.paths import anchored_args, existing
 from airloop.own_code import anchored, is_file_id
 
 _PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
@@ -13,26 +16,35 @@ _PATH_KEYS = (("model", "chat_template"), ("model", "adapter"))
 _PATH_OR_NAME_KEYS = (("model", "name"), ("warmstart", "source"), ("logbook", "parent"))
 
 
-def anchor_paths(tree: dict[str, Any], folders: list[Path]) -> None:
-    """Make paths absolute, so that nothing depends on where the resolved config is loaded from (A8)."""
+def anchor_paths(tree: dict[str, Any], folders: list[Path], *, environments: bool = True) -> None:
+    """Make paths absolute, so that nothing depends on where the resolved config is loaded from (A8). Which arguments
+    of an environment are paths it says itself, and to ask it is to import it: not without `environments`."""
     for section, key in (*_PATH_KEYS, *_PATH_OR_NAME_KEYS):
         table = tree.get(section)
         value = table.get(key) if isinstance(table, dict) else None
         if not isinstance(table, dict) or not isinstance(value, str) or not value:
             continue
-        if (section, key) in _PATH_OR_NAME_KEYS and not value.startswith((".", "~")):
-            continue
-        found = (folder.absolute() / Path(value).expanduser() for folder in folders)
-        table[key] = next((str(path) for path in found if path.exists()), value)
+        if (section, key) in _PATH_KEYS or value.startswith((".", "~")):
+            table[key] = existing(value, folders)
     for table, key in _own_code(tree):
         if isinstance(table, dict) and isinstance(table.get(key), str) and is_file_id(table[key]):
             table[key] = anchored(table[key], folders)
+    for entry in _entries(tree) if environments else ():
+        env_id, args = entry.get("id"), entry.get("args")
+        if isinstance(env_id, str) and isinstance(args, dict) and args:
+            model = find_args(ENV_SYNONYMS.get(env_id, env_id))
+            entry["args"] = anchored_args(args, model, folders) if model else args
 
 
 def _own_code(tree: dict[str, Any]) -> Iterator[tuple[Any, str]]:
     """Tables with a key that may name a file of the user's own code."""
-    trainer, orchestrator = tree.get("trainer"), tree.get("orchestrator")
+    trainer = tree.get("trainer")
     loss = trainer.get("loss") if isinstance(trainer, dict) else None
-    listed = orchestrator.get("env") if isinstance(orchestrator, dict) else None
     yield from ((loss, "type"), (loss, "advantage"))
-    yield from ((entry, "id") for entry in (listed if isinstance(listed, list) else []))
+    yield from ((entry, "id") for entry in _entries(tree))
+
+
+def _entries(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    orchestrator = tree.get("orchestrator")
+    listed = orchestrator.get("env") if isinstance(orchestrator, dict) else None
+    return [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []

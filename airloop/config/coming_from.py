@@ -156,8 +156,15 @@ TRL = """\
 ## TRL
 
 `GRPOConfig` and what it inherits, by the names of its arguments; flags are the same with hyphens
-(`--num-generations 8`). Some are of scripts around TRL. `train_dataset` and `reward_funcs` become an environment: rows
-of questions and numbers are `gsm8k` with `dataset` ([gsm8k.md](gsm8k.md)), anything else is one file (`air init DIR`).
+(`--num-generations 8`). Some are of scripts around TRL. `train_dataset` and `reward_funcs` are `dataset` and `rewards`
+in the args of the environment `prompts`, rows and functions as they are ([environments.md](environments.md#prompts)):
+
+    [[orchestrator.env]]
+    id = "prompts"
+    args = { dataset = "org/rows", rewards = ["./rewards.py:correct", "./rewards.py:short"] }
+    rewards = { correct = 1.0, short = 0.1 }    # reward_weights, by name; 1 each without it
+
+`environment_factory` and `tools` are an environment of one file (`air init DIR`).
 """
 
 PRIME_RL = """\

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -11,13 +11,10 @@ from airloop.config import keys
 from airloop.config.mistakes import correction, head
 from airloop.config.orchestrator import ENV_SYNONYMS
 from airloop.config.sources import KeyPath, Mistake, Settings
-from airloop.errors import AirError
+from airloop.envs.base import find_args
 from airloop.own_code import is_file_id
 from airloop.plugins import plugins
 from airloop.text.spelling import misspelt
-
-if TYPE_CHECKING:
-    from airloop.envs.base import EnvArgs
 
 _OWN = 'a file\'s is id = "./my_env.py:MyEnv" (`air init` writes one to begin with)'
 
@@ -77,7 +74,7 @@ def check_environments(settings: Settings) -> Iterator[Mistake]:
 
 def _arguments(env_id: str, args: Mapping[str, Any], path: KeyPath, settings: Settings) -> Iterator[Mistake]:
     """Every argument that the environment refuses. What it lacks on this machine is said later, by whoever opens it."""
-    model = _args_of(env_id)
+    model = find_args(env_id)
     if model is None:
         return
     try:
@@ -88,19 +85,10 @@ def _arguments(env_id: str, args: Mapping[str, Any], path: KeyPath, settings: Se
             yield _argument(env_id, known, detail, args, path, settings)
 
 
-def _args_of(env_id: str) -> type[EnvArgs] | None:
-    from airloop.envs.base import find_environment
-
-    try:
-        return find_environment(env_id)().Args
-    except (AirError, ImportError):
-        return None
-
-
 def taken(env_id: str, args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
     """Of arguments that another trainer's environment was given, those that ours takes; names of the others; and the
     names that it knows."""
-    model = _args_of(env_id)
+    model = find_args(env_id)
     if model is None:
         return dict(args), [], []
     known = list(model.model_fields)
@@ -121,8 +109,12 @@ def _argument(
         place = f"{origin.place}: " if origin else ""
         problem = f"{place}args of environment {env_id!r}: {message}."
         return Mistake(problem, "correct them: the sentence names which", about, choice=True)
-    said = f"{head(full, detail['input'], origin)}: environment {env_id!r}"
     name = str(detail["loc"][0])
+    if detail["type"] == "missing":
+        place = f"{origin.place}: " if origin else ""
+        problem = f"{place}environment {env_id!r} needs the argument {keys.dotted(*detail['loc'])!r}."
+        return Mistake(problem, f"add it to args of [[orchestrator.env]]: {name} = …", about, choice=True)
+    said = f"{head(full, detail['input'], origin)}: environment {env_id!r}"
     if detail["type"] != "extra_forbidden":
         return Mistake(f"{said}: {message}.", f"correct {name} in args", about, choice=True)
     near = misspelt(name, [other for other in known if other not in args])

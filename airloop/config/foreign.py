@@ -196,7 +196,10 @@ OWN_RANKS = "air starts its processes itself, one for each of trainer_gpu_ids, a
 ONE_COPY = "the sampler uses the trainer's own weights"
 _PER_STEP = "air counts a batch in trajectories per step, over all devices and accumulation steps"
 _ENV_DATA = "data sets belong to the environment"
-_ENV_ARGS = 'name it in the environment\'s args, as in [[orchestrator.env]] id = "gsm8k", args = { dataset = … }'
+_ENV_ARGS = (
+    'name it in the environment\'s args, as in [[orchestrator.env]] id = "prompts", args = { dataset = …, prompt = …, '
+    "rewards = … }"
+)
 _ALWAYS_CUT = "a reply that is cut off is scored and trained as it is"
 
 # Flags of the MuSiQue command lines and of TRL (GRPOConfig and what it inherits), also met as keys in TOML files. All
@@ -260,7 +263,8 @@ ALIASES: dict[str, Alias] = {
     "zero_truncated_completions": when_off(_ALWAYS_CUT, 'trainer.loss.overlong = "reply" penalises long replies'),
     "reward_funcs": none(
         "rewards belong to the environment",
-        "weigh its components in [[orchestrator.env]] rewards = { … }, or write an environment (`air init`)",
+        'functions of TRL\'s form are used as they are: [[orchestrator.env]] id = "prompts", args = { dataset = …, '
+        'rewards = ["./rewards.py:correct"] }; anything else is an environment (`air init` writes one)',
     ),
     "reward_weights": none(
         "here each component is weighed by its name", "write [[orchestrator.env]] rewards = { NAME = weight }"

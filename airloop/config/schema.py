@@ -6,6 +6,8 @@ What two keys must not say together is in `rules.py`, which `Config` (config.py)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -169,9 +171,11 @@ class RunConfig(Section):
 
     @property
     def own_code(self) -> list[str]:
-        """Code of the user's own that the run names by its files."""
+        """Code of the user's own that the run names by its files; in an environment's args, by whole paths: any other
+        text there may mean something else to it."""
         named = [*(env.id for env in self.orchestrator.env), self.trainer.loss.type, self.trainer.loss.advantage]
-        return [name for name in named if name is not None and is_file_id(name)]
+        within = [text for env in self.orchestrator.env for text in _texts(env.args) if Path(text).is_absolute()]
+        return [name for name in (*named, *within) if name is not None and is_file_id(name)]
 
     @property
     def task(self) -> str:
@@ -182,3 +186,11 @@ class RunConfig(Section):
     @classmethod
     def _fill(cls, data: Any) -> Any:
         return fill_budget(data) if isinstance(data, dict) else data
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for part in value if isinstance(value, list) else value.values():
+            yield from _texts(part)

@@ -106,13 +106,14 @@ class Settings:
             del self.origins[known]
 
 
-def read_sources(argv: Sequence[str], foreign: Sequence[str]) -> Settings:
-    """Files and flags of a command line, merged. `foreign` names flags of other tools, set aside."""
+def read_sources(argv: Sequence[str], foreign: Sequence[str], *, environments: bool = True) -> Settings:
+    """Files and flags of a command line, merged. `foreign` names flags of other tools, set aside. Without
+    `environments` none of them is asked which of its arguments are paths."""
     settings = Settings()
     files, flags = _split(list(argv), settings)
     settings.files = files
     for file in files:
-        _read_file(file, settings)
+        _read_file(file, settings, environments)
     for name, text in flags:
         name = SHORT_FLAGS.get(name, name)
         bare = name.replace("-", "_")
@@ -120,6 +121,7 @@ def read_sources(argv: Sequence[str], foreign: Sequence[str]) -> Settings:
             settings.foreign_flags[bare] = text
         else:
             _apply_flag(name, text, settings)
+            anchor_paths(settings.tree, [Path.cwd()], environments=environments)
     return settings
 
 
@@ -220,7 +222,7 @@ def _named(word: str) -> str:
     )
 
 
-def _read_file(name: str, settings: Settings) -> None:
+def _read_file(name: str, settings: Settings, environments: bool) -> None:
     path = _find(name)
     try:
         text = path.read_text(encoding="utf-8").removeprefix("\ufeff")
@@ -235,7 +237,7 @@ def _read_file(name: str, settings: Settings) -> None:
         raise AirError(f"{name} cannot be read: {error}.", "no config of air needs such a number") from None
     if is_deeper(tree, DEEPEST):
         raise _too_deep(name)
-    anchor_paths(tree, [path.parent, Path.cwd()])
+    anchor_paths(tree, [path.parent, Path.cwd()], environments=environments)
     settings.lay(tree, {key: Origin(file=name, line=line) for key, line in key_lines(text).items()})
 
 
@@ -295,7 +297,6 @@ def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
         return
     settings.forget(path)
     settings.origins[path] = Origin(flag=written)
-    anchor_paths(settings.tree, [Path.cwd()])
 
 
 def _flag_path(name: str, tree: dict[str, Any]) -> tuple[KeyPath, bool]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from airloop.envs.files import check_file, find_class, is_file_id
+from airloop.envs.files import check_file, find_class, is_file_id, title
 from airloop.errors import AirError, Lack, Trouble
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
@@ -58,6 +58,10 @@ class Session(ABC):
             score = await session.finish()
     """
 
+    # Of the last reply, as they were sampled, set before act() is called: numbers to count. None where the agent is no
+    # model of ours: a script, a person, a URL.
+    reply_ids: tuple[int, ...] | None = None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -95,18 +99,18 @@ class Session(ABC):
 
 
 class Environment(ABC, Generic[A]):
-    """Tasks, and sessions to play them in. `name`, `action_format`, `max_turns`, `tasks`, `open` and `scripted` must be
-    given; the rest has defaults. One that has arguments names their class:
+    """Tasks, and sessions to play them in. `tasks` and `open` must be given; the rest has defaults. One that has
+    arguments names their class:
 
         class MyEnv(Environment[MyArgs]):
             def tasks(self, split: str) -> list[Task]:
                 return [Task(self.name, str(i), split) for i in range(self.args.count)]
     """
 
-    # Its id: what a config says in [[orchestrator.env]].
-    name: ClassVar[str]
-    # How a reply becomes actions.
-    action_format: ClassVar[ActionFormat]
+    # Its id: what a config says in [[orchestrator.env]]. By default that, or its file's name.
+    name: ClassVar[str] = ""
+    # How a reply becomes actions; by default it is one, as it is.
+    action_format: ClassVar[ActionFormat] = "text"
     # What a config may set in `args = { … }`: the class in the brackets, unless it is named here.
     Args: ClassVar[type[EnvArgs]] = EnvArgs
     args: A
@@ -116,12 +120,15 @@ class Environment(ABC, Generic[A]):
     # What a family of its tasks is ("level", "hops"), where comparisons count by families.
     family_label: ClassVar[str] = "task"
     # Weights of the reward components: these, unless the config names others (weigh). The only place that has them.
+    # Where neither names any, each component that a score has counts 1.
     reward_weights: Mapping[str, float] = MappingProxyType({})
     # Components that say nothing of success by themselves (a command that ran, a penalty), each with the weight beside
     # the others at which it must not change who earns more. `air tasks audit` judges them so; alone they teach nothing.
     shaping: Mapping[str, float] = MappingProxyType({})
     # Components that are never above 0: that a policy earns none of them is as it should be.
     penalties: ClassVar[tuple[str, ...]] = ()
+    # Components that no script can earn, since they read what only a model's replies have: the audit leaves them out.
+    beyond_scripts: Sequence[str] = ()
     # Scripts that do the work as it is meant, well or badly, and scripts that go round it: every one of the first must
     # earn more than every one of the second. "weak" is honest work that succeeds sometimes; it may be missing.
     honest: ClassVar[tuple[str, ...]] = ("oracle", "weak")
@@ -147,9 +154,9 @@ class Environment(ABC, Generic[A]):
         self.args = given  # type: ignore[assignment]
 
     @property
-    @abstractmethod
     def max_turns(self) -> int:
-        """The most replies of an episode."""
+        """The most replies of an episode; one, unless overridden."""
+        return 1
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
@@ -168,10 +175,13 @@ class Environment(ABC, Generic[A]):
     def open(self, task: Task, seed: int) -> Session:
         """A fresh session; whatever is random in it follows from the seed."""
 
-    @abstractmethod
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        """A fresh scripted agent: every environment has "oracle", "noop", "cheat" and "demo", and should have "weak"
-        (see `honest`). AirError for a name that it does not know."""
+        """A fresh scripted agent. `air tasks audit` asks for "oracle", "noop" and "cheat", and would like "weak" (see
+        `honest`); a supervised start asks for "demo". AirError for a name that it does not know."""
+        raise AirError(
+            f"Environment {self.name!r} has no scripted agent {name!r}.",
+            f"define {type(self).__name__}.scripted(name, task, seed); `air init` writes an example.",
+        )
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -251,6 +261,8 @@ def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Envi
         env.tasks("eval")[0].payload
     """
     kind = find_environment(env_id)()
+    if not kind.name:
+        kind.name = title(env_id) if is_file_id(env_id) else env_id
     return kind(check_args(env_id, kind.Args, args or {}))
 
 
@@ -272,6 +284,14 @@ def find_environment(env_id: str) -> Callable[[], type[Environment]]:
     for extra in found.extras:
         check_extra(extra, f"The environment {env_id!r}", found.dist.name if found.dist else OURS)
     return found.load
+
+
+def find_args(env_id: str) -> type[EnvArgs] | None:
+    """The class of an environment's arguments; None where it cannot be had, which is said when it is loaded."""
+    try:
+        return find_environment(env_id)().Args
+    except (AirError, ImportError):
+        return None
 
 
 def check_args(env_id: str, model: type[EnvArgs], args: Mapping[str, Any]) -> EnvArgs:
@@ -296,6 +316,9 @@ def _wrong_argument(env_id: str, model: type[EnvArgs], detail: Any) -> tuple[str
         near = misspelt(key, model.model_fields) or shortened(key, model.model_fields)
         hint = f"did you mean {near!r}? " if near else ""
         return f"Environment {env_id!r} has no argument {key!r}.", f"{hint}Known: {', '.join(model.model_fields)}."
+    if detail["type"] == "missing":
+        about = getattr(model.model_fields.get(key), "description", None) or "its value"
+        return f"Environment {env_id!r} needs the argument {key!r}.", f"give it in args: {key} = … ({about})."
     return (
         f"Environment {env_id!r}, argument {key!r} = {detail['input']!r}: {message}.",
         f"correct args = {{ {key} = … }} of this environment.",

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from airloop.envs.paths import existing
 from airloop.errors import AirError
 from airloop.extras import check_extra
 from airloop.files import parse_json
@@ -28,7 +29,12 @@ FILES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_SECONDS = 10.0  # for the hub's first answer
 SPLIT = re.compile(r"\s*([\w.-]+)\s*(?:\[\s*(-?\d*)\s*:\s*(-?\d*)\s*\])?\s*")
+GENERATED = "generated"  # no data set: rows that an environment makes itself
 EXAMPLE = "openai/gsm8k,main,train[:256]"
+
+
+class NoSplit(AirError):
+    """The data set is there, and has no split of that name."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,20 @@ def parse_source(text: str) -> Source:
             f"write it like {EXAMPLE!r}; config and split may be left out.",
         )
     return Source(*parts)
+
+
+def anchored_source(text: str, folders: Sequence[Path]) -> str:
+    """The data set string with the path of a local file or directory seen from anywhere; a hub id as it is."""
+    path = text.partition(",")[0].strip()
+    found = existing(path, folders) if path != GENERATED else path
+    if found == path and _is_local(path):  # not there: the error says where it should be
+        found = str(folders[0].absolute() / Path(path).expanduser())
+    return text.replace(path, found, 1)
+
+
+def _is_local(path: str) -> bool:
+    """Whether it can be nothing else, there or not."""
+    return path.endswith(FILES) or path.startswith(("/", "./", "../", "~"))
 
 
 def parse_slice(split: str) -> tuple[str, slice]:
@@ -84,7 +104,7 @@ def read_rows(source: str, split: str | None = None) -> Sequence[Row]:
         if named.config and inner.is_dir():
             return _of_directory(inner, "", name, part)
         return _of_directory(path, named.config, name, part)
-    if named.path.endswith(FILES) or named.path.startswith(("/", "./", "../", "~")) or not HUB_ID.fullmatch(named.path):
+    if _is_local(named.path) or not HUB_ID.fullmatch(named.path):
         raise AirError(
             f"There is no data at {str(path.absolute())!r}, and {named.path!r} is not the form of a hub id.",
             f"give a file ({', '.join(FILES)}), a directory, or a hub id like {EXAMPLE!r}.",
@@ -184,7 +204,7 @@ def _load(path: str, config: str, split: str, part: slice, fix: str, title: str 
         split = known[0]
     if split not in known:
         near = difflib.get_close_matches(split, known, n=1)
-        raise AirError(
+        raise NoSplit(
             f"The data set {title!r} has no split {split!r}."
             if split
             else f"The data set {title!r} has several splits.",

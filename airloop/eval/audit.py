@@ -39,7 +39,7 @@ CHANCE, FEW = 2.4, 4
 OFTEN = 0.25
 EPISODE_S = 900.0  # for one episode; a script works faster than a model
 AT_ONCE = 4
-NO_SUCH_SCRIPT = (AirError, LookupError, ValueError, NotImplementedError, AssertionError)
+NO_SUCH_SCRIPT = (LookupError, ValueError, NotImplementedError, AssertionError)
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,22 @@ def make_weightings(env: Environment, given: Mapping[str, float] | None = None) 
     """The reward as it is trained with, then every component that could be part of one."""
     if given:
         env.weigh(given)  # refuses what the environment does not know
-    usual = {name: weight for name, weight in env.reward_weights.items() if weight}
+    if not env.reward_weights:
+        raise AirError(
+            f"{env.name} names no reward_weights, so it is not known which components it could pay.",
+            'name them in its class, as in reward_weights = {"correct": 1.0}, or here: --reward correct=1.',
+        )
+    usual = {name: weight for name, weight in env.reward_weights.items() if weight and name not in env.beyond_scripts}
+    if not usual and env.beyond_scripts:
+        raise AirError(
+            f"{', '.join(env.beyond_scripts)} of {env.name} can be earned by a model only: no script shows by whom.",
+            "give a weight to another component.",
+        )
     work = {name: weight for name, weight in usual.items() if name not in env.shaping}
     found = [Weighting("as given" if given else "default", usual)]
     for name in env.components:
+        if name in env.beyond_scripts:
+            continue
         if name not in env.shaping:
             found.append(Weighting(name, {name: 1.0}))
         elif work:
@@ -152,7 +164,7 @@ async def _audit(env: Environment, per_kind: int, weightings: list[Weighting], w
                 comparisons += judge(env, kind, weightings)
             said = f"not judged: {kind.problem}" if kind.problem else f"{len(kind.rounds)} rounds"
             watcher.say(f"{name}: {said}, {kind.seconds:.1f} s")
-        missing = [name for name in env.honest if not _has(env, name, next(iter(by_kind.values()))[0])]
+        missing = [name for name in (*env.honest, "demo") if not _has(env, name, next(iter(by_kind.values()))[0])]
     finally:
         await env.close()
     return Audit(env.name, env.success, weightings, kinds, comparisons, missing)
@@ -168,6 +180,7 @@ def _by_kind(tasks: Sequence[Task]) -> dict[str, list[Task]]:
 async def _play(env: Environment, name: str, tasks: list[Task], per_kind: int, watcher: Watcher) -> Kind:
     kind, began = Kind(name), time.monotonic()
     try:
+        _has_scripts(env, tasks[0])
         donor, chosen = _donor(env, tasks, per_kind)
         pattern = await _pattern(env, donor) if donor else None
         for task in chosen:
@@ -208,19 +221,33 @@ async def _pattern(env: Environment, donor: Task) -> Pattern | None:
 def _policies(env: Environment, task: Task, pattern: Pattern | None, kind: Kind) -> list[Policy]:
     """Those that can play the task; who cannot is noted once."""
     own = [Policy(name, True) for name in env.honest] + [Policy(name, False) for name in env.dishonest]
+    _has_scripts(env, task)
     found = [policy for policy in own if _has(env, policy.name, task)]
-    if lost := [name for name in ("oracle", *env.dishonest) if not any(policy.name == name for policy in found)]:
-        raise _NotPlayed(f"the environment has no script {lost[0]!r} for the task {task.id}")
     silent = [name for name in ZOO if not can_speak(name, env.action_format, pattern)]
     kind.left_out = [f"{name}: there is no second task to take the form of an answer from" for name in silent]
     return [*found, *(Policy(name, False) for name in ZOO if name not in silent)]
 
 
 def _has(env: Environment, name: str, task: Task) -> bool:
+    return not _why_not(env, name, task)
+
+
+def _has_scripts(env: Environment, task: Task) -> None:
+    """Those without which nothing can be compared; all that are missing are said at once."""
+    lost = {name: why for name in ("oracle", *env.dishonest) if (why := _why_not(env, name, task))}
+    if lost:
+        names = ", ".join(map(repr, lost))
+        raise _NotPlayed(f"the environment has no script {names} for the task {task.id}: {next(iter(lost.values()))}")
+
+
+def _why_not(env: Environment, name: str, task: Task) -> str:
+    """Why a script cannot play a task; empty where it can."""
     try:
-        return env.scripted(name, task, 0) is not None
-    except NO_SUCH_SCRIPT:
-        return False
+        return "" if env.scripted(name, task, 0) is not None else "scripted() returned none."
+    except AirError as error:
+        return f"{error.problem} {error.fix}".strip()
+    except NO_SUCH_SCRIPT as error:
+        return f"{type(error).__name__}: {error}"
 
 
 async def _round(env: Environment, task: Task, policies: Sequence[Policy], pattern: Pattern | None) -> Round:

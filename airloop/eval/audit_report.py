@@ -9,6 +9,8 @@ from typing import Any
 from airloop.envs.base import Environment
 from airloop.eval.audit import MARGIN, Audit, Comparison, Kind, Weighting, mean_rewards, success
 
+_WITHOUT = {"oracle": "nothing is known to be earned by the work", "demo": "a supervised start would need it"}
+WITHOUT = "audited with the others"
 SHOWN = 3  # comparisons of a weighting that does not hold; --json has all
 
 
@@ -19,6 +21,7 @@ def as_json(found: Audit, env: Environment) -> dict[str, Any]:
         "margin": MARGIN,
         "exit_code": found.exit_code,
         "missing_scripts": found.missing,
+        "beyond_scripts": list(env.beyond_scripts),
         "weightings": [{"name": w.name, "weights": dict(w.weights), "shaping": w.shaping} for w in found.weightings],
         "kinds": [_kind(found, env, kind) for kind in found.kinds],
         "comparisons": [vars(comparison) for comparison in found.comparisons],
@@ -45,7 +48,11 @@ def _succeeded(env: Environment, kind: Kind, policy: str) -> float | None:
 
 def format_audit(report: Mapping[str, Any], found: Audit) -> str:
     blocks = [_block(row, found) for row in report["kinds"]]
-    notes = [f"{found.env} has no script {name!r}: audited with the others." for name in found.missing]
+    missing = [name for name in found.missing if found.comparisons or name in _WITHOUT]
+    notes = [
+        f"{found.env} has no script {name!r}: {_WITHOUT.get(name, 'audited with the others')}." for name in missing
+    ]
+    notes += [f"{name} can only be earned by a model: not audited." for name in report["beyond_scripts"]]
     if found.success is None:
         notes.append(f"{found.env} names no metric as its success: only rewards are compared.")
     return "\n\n".join([*blocks, "\n".join([*notes, _verdict(report, found)])])

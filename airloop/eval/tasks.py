@@ -40,9 +40,12 @@ def _environment(name: str, args: Mapping[str, Any], with_tasks: bool, asked: bo
         return row | {"problem": error.problem, "needs": error.fix}
     try:
         known = kind().Args.model_fields
+        if required := [key for key, field in known.items() if field.is_required() and key not in args]:
+            about = {"about": _about(kind()), "args": {key: _argument(field) for key, field in known.items()}}
+            return row | about | {"required": required}
         env = load_environment(name, {key: value for key, value in args.items() if key in known})
         row |= {
-            "about": _about(env),
+            "about": _about(type(env)),
             "action_format": env.action_format,
             "max_turns": env.max_turns,
             "args": {key: _argument(field) for key, field in known.items()},
@@ -60,14 +63,15 @@ def _environment(name: str, args: Mapping[str, Any], with_tasks: bool, asked: bo
 
 
 def _argument(field: Any) -> dict[str, Any]:
-    return {"default": field.get_default(call_default_factory=True), "about": field.description or ""}
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    return {"default": default, "about": field.description or ""}
 
 
-def _about(env: Environment) -> str:
+def _about(kind: type[Environment]) -> str:
     """The first sentence of the class, or of the module or package it is in."""
-    module = sys.modules[type(env).__module__]
+    module = sys.modules[kind.__module__]
     package = sys.modules.get(module.__package__ or "")
-    texts = [type(env).__dict__.get("__doc__"), module.__doc__, package.__doc__ if package else ""]
+    texts = [kind.__dict__.get("__doc__"), module.__doc__, package.__doc__ if package else ""]
     text = next((inspect.cleandoc(t) for t in texts if t), "")
     return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
 
@@ -205,14 +209,15 @@ def format_environments(rows: Sequence[dict[str, Any]], with_args: bool) -> str:
 
 
 def _facts(row: dict[str, Any], with_args: bool) -> list[str]:
+    described = [f"  args.{k} = {v['default']!r}  {v['about']}" for k, v in row.get("args", {}).items()]
+    if "required" in row:
+        return [f"  its tasks are made of its args: {', '.join(row['required'])}", *(described if with_args else [])]
     counts = ", ".join(f"{count} {split}" for split, count in row["tasks"].items())
     form = {"command": "a command", "tools": "tool calls", "text": "plain text"}[row["action_format"]]
     lines = [f"  tasks: {counts}; turns: at most {row['max_turns']}; a reply is {form}"]
     for lack in row["lacks"]:
         lines += [f"  not ready: {lack['what']}", f"  mend it: {lack['fix']}"]
-    if with_args:
-        lines += [f"  args.{k} = {v['default']!r}  {v['about']}" for k, v in row["args"].items()]
-    return lines
+    return [*lines, *(described if with_args else [])]
 
 
 def format_tasks(rows: Sequence[dict[str, Any]]) -> str:

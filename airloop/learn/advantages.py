@@ -157,7 +157,7 @@ def turn_returns(trajectory: Trajectory, weights: TurnWeights) -> list[float]:
     turns = len(trajectory.turn_rewards)
     earned = [
         math.fsum(
-            weights.weights[name] * value / (turns if weights.modes.get(name, "sum") == "mean" else 1)
+            weights.weights.get(name, 1.0) * value / (turns if weights.modes.get(name, "sum") == "mean" else 1)
             for name, value in rewards.items()
         )
         for rewards in trajectory.turn_rewards

@@ -115,8 +115,9 @@ async def run_episode(
         raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
+        said = error.problem if isinstance(error, AirError) else f"{type(error).__name__}: {error}"
         raise EpisodeDefect(
-            f"Environment {env.name!r}, task {task.id!r}: {type(error).__name__}: {error}",
+            f"Environment {env.name!r}, task {task.id!r}: {said}",
             getattr(error, "fix", "") or DEFECT_FIX,
             record(error=f"defect: {trace}"),
         ) from error
@@ -211,6 +212,7 @@ class _Episode:
         shown, places = shown_anew(self.known, conversation)
         self.messages.append(reply)
         self.known = [*conversation, reply]
+        session.reply_ids = model.sampled.token_ids if model and model.sampled else None
         actions: list[Action] = []
         seen: list[Observation] = []
         try:
@@ -306,8 +308,10 @@ def weighted_reward(
     weights: Mapping[str, float],
     modes: Mapping[str, str],
 ) -> float:
-    """The one number that training uses. A component that did not occur counts 0."""
+    """The one number that training uses. A component that did not occur counts 0; where no weights are named, each that
+    did counts 1."""
     totals = component_totals(rewards, turn_rewards, modes)
+    weights = weights or dict.fromkeys(totals, 1.0)
     for name, value in totals.items():
         if not math.isfinite(value):
             raise BadReward(f"the reward component {name!r} is {value}", "a reward must be a finite number")

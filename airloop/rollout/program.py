@@ -159,7 +159,12 @@ async def run_program(
     def record(**outcome: Any) -> Trajectory:
         turns = episode.turns()
         tools = next((exchange.tools for exchange in episode.exchanges if exchange.tools), ())
-        seen: dict[str, Any] = {"turns": turns, "branches": episode.branches(), "turn_rewards": ({},) * len(turns), "tools": tools}
+        seen: dict[str, Any] = {
+            "turns": turns,
+            "branches": episode.branches(),
+            "turn_rewards": ({},) * len(turns),
+            "tools": tools,
+        }
         return replace(blank, seconds=time.monotonic() - clock, **seen, **outcome)
 
     address = door.open(id, episode)
@@ -229,7 +234,7 @@ class _FirstOnly(ServedAgent):
 class FirstRequest(Session):
     """What a program asks first: the prompt of its episode."""
 
-    def __init__(self, env: ProgramEnvironment, task: Task, seed: int) -> None:
+    def __init__(self, env: ProgramEnvironment[Any], task: Task, seed: int) -> None:
         self._env, self._task, self._seed = env, task, seed
 
     async def begin(self) -> Opening:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from airloop.envs.base import EnvArgs
+from airloop.envs.paths import Anchored, existing
 from airloop.sandbox.base import Limits
 from airloop_envs.mlgym.commands import DIRECTORY, SETUP, TOOLS_PATH, WINDOW_VARIABLE
 from airloop_envs.mlgym.workspace import Worlds
@@ -19,7 +20,9 @@ class MlgymArgs(EnvArgs):
         default=["titanic.yaml", "prisonersDilemma.yaml", "battleOfSexes.yaml"],
         description="tasks by name or YAML file; `air tasks list` shows all",
     )
-    mlgym_root: str | None = Field(default=None, description="an MLGym checkout; by default AIR_MLGYM_ROOT")
+    mlgym_root: Annotated[str | None, Anchored(existing)] = Field(
+        default=None, description="an MLGym checkout; by default AIR_MLGYM_ROOT"
+    )
     source: Source = Field(
         default="auto", description="where tasks come from; auto: a checkout's if it has the name, else ours"
     )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from airloop.envs.base import EnvArgs
+from airloop.envs.paths import Anchored, existing
+from airloop_envs.musique.library import anchored_sources
 from airloop_envs.musique.retrievers import RetrieverName
 from airloop_envs.musique.tools import MOST
 from airloop_envs.musique.vectors import DEFAULT
 
 
 class MusiqueArgs(EnvArgs):
-    datasets: str = Field(
+    datasets: Annotated[str, Anchored(anchored_sources)] = Field(
         default="generated",
         min_length=1,
         description='questions: "path,config,split[:slice];path2,…"; "A | B" is the first of them that is at hand',
     )
-    test_datasets: str | None = Field(
+    test_datasets: Annotated[str | None, Anchored(anchored_sources)] = Field(
         default=None, min_length=1, description="the split test; by default a share of datasets"
     )
     held_out_share: float = Field(
@@ -32,7 +34,7 @@ class MusiqueArgs(EnvArgs):
     )
     seed: int = Field(default=0, ge=0, description="of the order of questions and documents, and of the noise")
     retriever: RetrieverName = Field(default="lexical", description="how documents are found")
-    embedding_model: str = Field(
+    embedding_model: Annotated[str, Anchored(existing)] = Field(
         default=DEFAULT, min_length=1, description="of semantic and hybrid: a directory or a hub id"
     )
     top_n: int = Field(default=2, ge=1, le=MOST, description="documents a search shows where it names no number")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from airloop.envs.rows import parse_slice, parse_source, read_rows
+from airloop.envs.rows import GENERATED, anchored_source, parse_slice, parse_source, read_rows
 from airloop.errors import AirError
 from airloop_envs.musique.generated import generated_questions
 from airloop_envs.musique.questions import Question, read_question
@@ -22,7 +23,6 @@ from airloop_envs.musique.scores import normalise
 
 log = logging.getLogger("airloop.envs.musique.library")  # among the environments': a run shows them
 
-GENERATED = "generated"
 # Of the generated questions, as they are split by default: known without making them.
 GENERATED_COUNTS = {"train": 167, "eval": 33, "test": 40}
 
@@ -98,6 +98,11 @@ def load(datasets: str) -> Sequence[Question]:
     if not found:
         raise AirError(f"There is no answerable question in {datasets!r}.", "give another split or a longer slice.")
     return tuple(found.values())
+
+
+def anchored_sources(datasets: str, folders: Sequence[Path]) -> str:
+    """The data set string with every local path in it seen from anywhere."""
+    return re.sub(r"[^;|\s][^;|]*", lambda part: anchored_source(part[0], folders), datasets)
 
 
 def _first_at_hand(choices: Sequence[str]) -> Sequence[Question]:

@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tiny_runs import write_config
 
 from airloop.chat.actions import parse
 from airloop.commands.init import STARTER
 from airloop.config import load_config, to_toml
+from airloop.envs.arith import Say
 from airloop.envs.base import load_environment
+from airloop.envs.files import content_digest
 from airloop.errors import AirError
+from airloop.rollout.episode import run_episode
 from airloop.runs.run import Run, digest_of
+from airloop.training import start
 from airloop.warmstart import warmstart_directory
+from airloop.watch.display.display import Display
 
 PARTIAL = "from airloop.envs.base import Environment\nclass Other(Environment):\n    pass\n"
 MINE = f"{STARTER / 'my_env.py'}:MyEnv"
@@ -120,3 +126,66 @@ def test_a_file_that_came_with_a_run_is_never_executed(tmp_path: Path, air: Any)
     air("log", "show", run.path)
     air("eval", "--agent", f"run:{run.path}")
     assert not mark.exists()
+
+
+# All that an environment has to have: tasks, sessions, and a score.
+LEAST = """\
+from airloop.envs.base import Environment, Opening, Session
+from airloop.types import Message, Observation, Score, Task
+
+class Echo(Session):
+    def __init__(self, task):
+        self.word, self.said = task.id, ""
+
+    async def begin(self):
+        return Opening((Message(role="user", content=self.word),))
+
+    async def act(self, action):
+        self.said = action.text
+        return Observation("", done=True)
+
+    async def finish(self):
+        return Score({"share": self.said.count(self.word) / max(1, len(self.said))})
+
+class Least(Environment):
+    def tasks(self, split):
+        return [Task(self.name, word, split) for word in {"train": "abcdefgh", "eval": "ijkl", "test": "mnop"}[split]]
+
+    def open(self, task, seed):
+        return Echo(task)
+"""
+
+
+@pytest.fixture
+def least(tmp_path: Path) -> str:
+    (tmp_path / "least.py").write_text(LEAST)
+    return f"{tmp_path / 'least.py'}:Least"
+
+
+def test_tasks_sessions_and_a_score_are_an_environment(least: str, air: Any) -> None:
+    env = load_environment(least)
+    task = env.tasks("train")[0]
+    played = asyncio.run(run_episode(env, task, Say("ab"), id="1", seed=0))
+    assert (env.name, env.max_turns, played.ending, played.reward) == ("least", 1, "done", 0.5)
+    code, text, _ = air("tasks", "show", least, "--n", 1)
+    assert code == 0 and "=== a (train" in text
+
+
+def test_scripts_are_asked_for_by_those_who_need_them(least: str, air: Any) -> None:
+    code, text, errors = air("tasks", "audit", least)
+    assert code != 0 and "names no reward_weights" in text + errors and "--reward correct=1" in text + errors
+    code, text, _ = air("tasks", "audit", least, "--reward", "share=1")
+    assert code == 2 and "no script 'oracle', 'noop', 'cheat' for the task a" in text
+    assert "define Least.scripted(name, task, seed)" in text and "no script 'demo': a supervised start" in text
+    code, text, errors = air("tasks", "show", least, "--play", "oracle")
+    assert code != 0 and "has no scripted agent 'oracle'" in text + errors
+
+
+@pytest.mark.slow
+def test_the_least_environment_is_trained_and_its_file_is_of_the_run(least: str, tmp_path: Path) -> None:
+    flags = ["--orchestrator.env.0.id", least, "--orchestrator.env.0.args", "{}", "--max_steps", "1"]
+    config = load_config(["@", str(write_config(tmp_path)), *flags])
+    run = start(config, Display(quiet=True), skip_proofs=True).run
+    assert run.status()["code"] == {least: content_digest(least)}
+    assert run.metrics("train")[0]["components"].keys() == {"share"}
+    assert start(config, Display(quiet=True), skip_proofs=True, resume=run.path).run.path == run.path

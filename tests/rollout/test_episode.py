@@ -181,8 +181,9 @@ def test_weights_and_modes() -> None:
     assert weighted_reward({"solved": 1.0}, turns, {"solved": 2.0, "form": 1.0, "other": 9.0}, {}) == 3.5
     assert weighted_reward({}, turns, {"form": 1.0}, {"form": "mean"}) == 0.5
     assert weighted_reward({}, (), {}, {}) == 0.0
+    assert weighted_reward({"solved": 1.0}, turns, {}, {}) == 2.5  # none is named: each counts 1
     with pytest.raises(BadReward):
-        weighted_reward({"solved": 1.0}, (), {}, {})
+        weighted_reward({"solved": 1.0}, (), {"other": 1.0}, {})
     env = StubEnv(max_turns=4)
     env.turn_reward_mode = {"step": "mean"}  # type: ignore[attr-defined]
     env.weigh({"solved": 0.0, "step": 2.0})

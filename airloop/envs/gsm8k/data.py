@@ -1,28 +1,23 @@
 """The problems of each split: GSM8K's rows (`question`, and `answer` with the result after ####), or generated ones.
 
-No question is in two splits. `test` is the data set's own where it has one; `eval`, and `test` where there is only
-one file, are taken from the training rows by a hash of the question: they stay the same whatever else is in the file.
+No question is in two splits; `airloop.envs.splits` says which is where.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from airloop.envs.gsm8k.answers import MARK, read_number
 from airloop.envs.gsm8k.problems import generated_rows
-from airloop.envs.rows import FILES, parse_source, read_rows
+from airloop.envs.rows import GENERATED
+from airloop.envs.splits import SPLITS, TEST_SHARE, hash_of, home, read_with_test
 from airloop.errors import AirError
 
-GENERATED = "generated"
 # Of the generated problems, as they are split by default: to make them only to count them takes a quarter of a second.
 GENERATED_COUNTS = {"train": 1666, "eval": 113, "test": 221}
-SPLITS = ("train", "eval", "test")
-TEST_SHARE = 0.1  # of the rows, where no test rows are given
 
 _ANNOTATION = re.compile(r"<<([^<>]*)>>")
 
@@ -51,7 +46,7 @@ def load_problems(
     test_share = 0.0 if test else TEST_SHARE
     splits: dict[str, list[Problem]] = {split: [] for split in SPLITS}
     for problem in rest.values():
-        splits[_home(problem.id, eval_share, test_share)].append(problem)
+        splits[home(problem.id, eval_share, test_share)].append(problem)
     splits["test"] += test.values()
     limit = max_calculations or max(p.steps for found in splits.values() for p in found)
     return {split: [p for p in found if p.steps <= limit] for split, found in splits.items()}
@@ -66,12 +61,7 @@ def _rows(dataset: str | None, test_dataset: str | None) -> tuple[Sequence[Mappi
             )
         return generated_rows(), ()
     assert dataset is not None
-    source = parse_source(dataset)
-    is_file = source.path.endswith(FILES) or Path(source.path).expanduser().is_file()
-    rows = read_rows(dataset, None if source.split or is_file else "train")
-    if test_dataset:
-        return rows, read_rows(test_dataset)
-    return rows, () if is_file else read_rows(f"{source.path},{source.config}", "test")
+    return read_with_test(dataset, test_dataset)
 
 
 def _problems(rows: Sequence[Mapping[str, Any]], label: str, source: str) -> dict[str, Problem]:
@@ -93,17 +83,13 @@ def _problem(row: Mapping[str, Any], label: str, where: str) -> Problem:
     expressions = _expressions(working)
     lines = sum(bool(line.strip()) for line in working.splitlines())
     return Problem(
-        f"{label}-{hashlib.sha256(_same(question).encode()).hexdigest()[:10]}",
+        f"{label}-{hash_of(question)}",
         question.strip(),
         f"{_ANNOTATION.sub('', working).strip()}\n{MARK} {result.strip()}".strip(),
         result.strip(),
         expressions,
         len(expressions) or max(lines, 1),
     )
-
-
-def _same(question: str) -> str:
-    return " ".join(question.lower().split())
 
 
 def _expressions(working: str) -> tuple[tuple[str, str], ...]:
@@ -118,10 +104,3 @@ def _expressions(working: str) -> tuple[tuple[str, str], ...]:
             if expression:
                 found.append((words, expression))
     return tuple(found)
-
-
-def _home(problem_id: str, eval_share: float, test_share: float) -> str:
-    place = int(problem_id[-8:], 16) / 16**8
-    if place < eval_share:
-        return "eval"
-    return "test" if place >= 1 - test_share else "train"

@@ -12,15 +12,17 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
 from airloop.envs.gsm8k.answers import Number, find_answer, has_form, read_number, same
 from airloop.envs.gsm8k.calculator import CalculatorError, calculate
-from airloop.envs.gsm8k.data import GENERATED, GENERATED_COUNTS, Problem, load_problems
+from airloop.envs.gsm8k.data import GENERATED_COUNTS, Problem, load_problems
 from airloop.envs.gsm8k.scripted import calculator_agent, text_agent
+from airloop.envs.paths import Anchored
+from airloop.envs.rows import GENERATED, anchored_source
 from airloop.types import Action, Agent, Message, Observation, Score, Task
 
 log = logging.getLogger(__name__)
@@ -66,12 +68,12 @@ ARGUMENT = {"calculator": "expression", "final_answer": "answer"}
 
 
 class Gsm8kArgs(EnvArgs):
-    dataset: str | None = Field(
+    dataset: Annotated[str | None, Anchored(anchored_source)] = Field(
         default=None,
         description='"openai/gsm8k,main", a directory, or a jsonl(.gz) file, with a slice if wanted ("…,train[:256]"); '
         '"generated", or nothing: word problems in the same form that air makes itself',
     )
-    test_dataset: str | None = Field(
+    test_dataset: Annotated[str | None, Anchored(anchored_source)] = Field(
         default=None, description="the test rows; by default those of dataset, or a tenth of it where it is one file"
     )
     eval_share: float = Field(default=0.05, gt=0, lt=0.5, description="of the training rows, held out as eval")
