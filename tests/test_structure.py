@@ -36,6 +36,7 @@ FLOORS = (
     ("chat",),
     ("serve",),
     ("rollout",),
+    ("programs",),
     ("runs",),
     ("determinism",),
     ("assemble",),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from airloop.envs.files import check_file, find_class, is_file_id, title
+from airloop.envs.files import check_file, find_class, is_file_id, names_function, title
 from airloop.errors import AirError, Lack, Trouble
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
@@ -270,6 +270,9 @@ def find_environment(env_id: str) -> Callable[[], type[Environment]]:
     """What imports the environment, once it is certain that all it needs is installed. Imports nothing of it."""
     if is_file_id(env_id):
         check_file(env_id)
+        if names_function(env_id):  # an agent's program: its file is not imported here
+            program = plugins("envs")["program"].load
+            return lambda: program().of(env_id)
         return lambda: find_class(env_id, Environment)
     registered = plugins("envs")
     if env_id not in registered:

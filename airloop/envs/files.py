@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from airloop import own_code
 from airloop.errors import AirError
 from airloop.own_code import anchored, content_digest, is_file_id, load_module, split_id
 
-__all__ = ["anchored", "check_file", "content_digest", "find_class", "is_file_id", "title"]
+__all__ = ["anchored", "check_file", "content_digest", "find_class", "is_file_id", "names_function", "title"]
 
 
 def title(env_id: str) -> str:
@@ -20,6 +21,16 @@ def title(env_id: str) -> str:
 
 def check_file(env_id: str) -> Path:
     return own_code.check_file(env_id, "environment", "correct its id.")
+
+
+def names_function(env_id: str) -> bool:
+    """Whether the id names a function of the file, which is then an agent's program. The file is read, not run."""
+    name = split_id(env_id)[2]
+    try:
+        body = ast.parse(check_file(env_id).read_text(encoding="utf-8")).body
+    except (SyntaxError, UnicodeDecodeError):
+        return False  # importing it says what is wrong
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name for node in body)
 
 
 def find_class(env_id: str, base: type[Any]) -> type[Any]:

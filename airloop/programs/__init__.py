@@ -1,0 +1,1 @@
+"""Agents that are programs: a function or a command, in processes of their own."""

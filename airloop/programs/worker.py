@@ -1,0 +1,265 @@
+"""Runs an agent's function, every episode in a process of its own, forked from one that has its libraries loaded.
+
+    python worker.py agent.py solve
+
+Orders come as lines of JSON on the standard input, results leave on the standard output. It stands alone: it runs in
+the agent's own environment, under any Python from 3.9 on, and ends with whoever started it, as do its episodes.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import selectors
+import signal
+import sys
+import traceback
+from typing import Any, NoReturn
+
+KEPT = 4096  # characters of what an episode prints, its last ones
+TEMPORARY = 75  # the exit code of a program that says: not my fault, try again (sysexits.h)
+# Trouble on the way to the policy, or of the machine: no ending of the agent's.
+NOT_THE_AGENTS = (ConnectionError, TimeoutError, MemoryError, BrokenPipeError)
+NAMES_OF_SUCH = {"APIConnectionError", "APITimeoutError", "InternalServerError", "InfraError"}
+
+
+def main() -> None:
+    path, name = sys.argv[1:3]
+    if sys.argv[3:] == ["--once"]:  # forked from a process that could not stay as it was
+        order = json.loads(sys.stdin.readline())
+        episode(path, name, order, int(order["result"]))
+    orders, results = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what libraries print is no result
+    preload(path)
+    Server(path, name, orders, results).run()
+
+
+def preload(path: str) -> None:
+    """Imports what the agent's file imports at its top, so that no episode need. What fails here will fail there."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    try:
+        with open(path, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError):
+        return
+    for node in tree.body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            # The agent's own modules may read their variables when they are imported: those are an episode's.
+            found = importlib.util.find_spec(name.partition(".")[0])
+            own = found is not None and str(found.origin).startswith(sys.path[0] + os.sep)
+            if found is not None and not own:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+
+
+class Server:
+    def __init__(self, path: str, name: str, orders: int, results: int) -> None:
+        self.path, self.name, self.orders, self.results = path, name, orders, results
+        self.running: dict[str, dict[str, Any]] = {}  # by the order's id: process, what it has printed, its result
+        self.held = b""
+        self.select = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        os.set_blocking(self.orders, False)
+        self.select.register(self.orders, selectors.EVENT_READ, ("orders", None))
+        self.send({"ready": True, "forks": self.forks()})
+        while True:
+            for key, _ in self.select.select():
+                what, id = key.data
+                data = os.read(key.fd, 65536)
+                if what == "orders" and not data:
+                    self.end()
+                    return
+                if what == "orders":
+                    self.held += data
+                    *lines, self.held = self.held.split(b"\n")
+                    for line in lines:
+                        self.obey(json.loads(line))
+                elif data:
+                    self.running[id][what] += data
+                else:
+                    self.select.unregister(key.fd)
+                    os.close(key.fd)
+                    self.running[id]["open"] -= 1
+                    if not self.running[id]["open"]:
+                        self.ended(id)
+
+    def forks(self) -> bool:
+        """Whether a fork of this process is as good as a new one: on Linux, and while it has a single thread."""
+        return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+
+    def obey(self, order: dict[str, Any]) -> None:
+        if "kill" in order:
+            if order["kill"] in self.running:
+                kill(self.running[order["kill"]]["pid"])
+            return
+        printed, said = os.pipe()
+        result, told = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            for fd in (1, 2):
+                os.dup2(said, fd)
+            os.set_inheritable(told, True)
+            for one in [self.orders, self.results, printed, result, *(k.fd for k in self.select.get_map().values())]:
+                with contextlib.suppress(OSError):
+                    os.close(one)
+            if self.forks():
+                episode(self.path, self.name, order, told)
+            start_anew(self.path, self.name, {**order, "result": told})
+        os.close(said)
+        os.close(told)
+        self.running[order["id"]] = {"pid": pid, "printed": b"", "result": b"", "open": 2}
+        self.select.register(printed, selectors.EVENT_READ, ("printed", order["id"]))
+        self.select.register(result, selectors.EVENT_READ, ("result", order["id"]))
+
+    def ended(self, id: str) -> None:
+        one = self.running.pop(id)
+        kill(one["pid"])  # what it has left behind
+        _, status = os.waitpid(one["pid"], 0)
+        code = os.waitstatus_to_exitcode(status)
+        try:
+            result = json.loads(one["result"]) if one["result"] else {}
+        except ValueError:
+            result = {}
+        printed = one["printed"][-KEPT:].decode(errors="replace")
+        self.send({"id": id, "code": code, "result": result, "printed": printed})
+
+    def send(self, said: dict[str, Any]) -> None:
+        data = json.dumps(said).encode() + b"\n"
+        while data:
+            data = data[os.write(self.results, data) :]
+
+    def end(self) -> None:
+        for one in self.running.values():
+            kill(one["pid"])
+
+
+def kill(pid: int) -> None:
+    for end in (os.killpg, os.kill):
+        with contextlib.suppress(OSError):
+            end(pid, signal.SIGKILL)
+
+
+def start_anew(path: str, name: str, order: dict[str, Any]) -> NoReturn:
+    read, write = os.pipe()
+    feed(write, order)
+    os.close(write)
+    os.dup2(read, 0)
+    os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), path, name, "--once"])
+
+
+def feed(write: int, order: dict[str, Any]) -> None:
+    """It may be more than a pipe holds: somebody else has to write it."""
+    if os.fork() == 0:
+        data = json.dumps(order).encode() + b"\n"
+        while data:
+            data = data[os.write(write, data) :]
+        os._exit(0)
+
+
+# --- in an episode's own process -------------------------------------------------------------------------------
+
+
+def episode(path: str, name: str, order: dict[str, Any], told: int) -> NoReturn:
+    os.environ.update(order["env"])
+    result = outcome(path, name, order["task"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    data = json.dumps(result).encode()
+    while data:
+        data = data[os.write(told, data) :]
+    os._exit(0)
+
+
+def outcome(path: str, name: str, task: dict[str, Any]) -> dict[str, Any]:
+    """What the function said of the episode, or what became of it."""
+    try:
+        function = load(path, name)
+    except BaseException as error:
+        return {"defect": f"{path} cannot be imported: {told_of(error, path)}"}
+    if function is None:
+        return {"defect": f"{path} has no function {name!r}"}
+    try:
+        given = function(*arguments(function, task))
+        value = asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
+        return {"score": as_score(value)}
+    except SystemExit as error:
+        kind = "infra" if error.code == TEMPORARY else "crash"
+        return {kind: f"it ended by sys.exit({error.code!r}) instead of returning a score"}
+    except BadScore as error:
+        return {"defect": str(error)}
+    except BaseException as error:
+        traceback.print_exc()
+        names = {kind.__name__ for kind in type(error).__mro__}
+        infra = isinstance(error, NOT_THE_AGENTS) or names & NAMES_OF_SUCH
+        return {"infra" if infra else "crash": told_of(error, path)}
+
+
+async def _awaited(given: Any) -> Any:
+    return await given
+
+
+def load(path: str, name: str) -> Any:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    spec = importlib.util.spec_from_file_location("agent_program", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["agent_program"] = module
+    spec.loader.exec_module(module)
+    return getattr(module, name, None)
+
+
+def arguments(function: Any, task: dict[str, Any]) -> tuple[Any, ...]:
+    """The task and, if the function takes it, a client: OpenAI's where that is installed, else one of ours."""
+    wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    if len([p for p in wanted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) < 2:
+        return (task,)
+    try:
+        import openai
+    except ImportError:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+        from client import Client
+
+        return task, Client()
+    return task, openai.AsyncOpenAI() if inspect.iscoroutinefunction(function) else openai.OpenAI()
+
+
+class BadScore(Exception):
+    pass
+
+
+def as_score(value: Any) -> Any:
+    """A number, or numbers by name."""
+    if isinstance(value, dict):
+        return {str(name): as_number(one, f"the score {name!r}") for name, one in value.items()}
+    return as_number(value, "the score")
+
+
+def as_number(value: Any, what: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise BadScore(f"{what} that the function returned is {value!r}, and must be a number") from None
+    if number != number or number in (float("inf"), float("-inf")):
+        raise BadScore(f"{what} that the function returned is {number}")
+    return number
+
+
+def told_of(error: BaseException, path: str) -> str:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    return f"{type(error).__name__}: {error}" + (f" (line {lines[-1]})" if lines else "")
+
+
+if __name__ == "__main__":
+    main()
