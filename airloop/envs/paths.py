@@ -21,7 +21,7 @@ Anchor = Callable[[str, Sequence[Path]], str]
 
 @dataclass(frozen=True)
 class Anchored:
-    """The mark: how a text, or each text of a list, becomes the same place seen from anywhere."""
+    """The mark: how a text, or each text of a list or of a table, becomes the same place seen from anywhere."""
 
     anchor: Anchor
 
@@ -50,4 +50,6 @@ def anchored_args(args: Mapping[str, Any], model: type[BaseModel], folders: Sequ
 def _each(value: Any, anchor: Anchor, folders: Sequence[Path]) -> Any:
     if isinstance(value, list):
         return [_each(part, anchor, folders) for part in value]
+    if isinstance(value, dict):
+        return {key: _each(part, anchor, folders) for key, part in value.items()}
     return anchor(value, folders) if isinstance(value, str) and value else value

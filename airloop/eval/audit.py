@@ -21,7 +21,8 @@ from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.eval.zoo import ZOO, Pattern, Speaker, can_speak
 from airloop.events import Watcher
-from airloop.rollout.episode import component_totals, run_episode
+from airloop.rollout.episode import component_totals
+from airloop.rollout.program import run_agent
 from airloop.types import Agent, Task, Trajectory
 
 # By how much honest must be above dishonest. The best script: by a tenth of the way from doing nothing to it. A weaker
@@ -274,7 +275,7 @@ def _agent(env: Environment, task: Task, name: str, pattern: Pattern | None) -> 
 
 
 async def _episode(env: Environment, task: Task, agent: Agent) -> Trajectory:
-    played = await run_episode(env, task, agent, id=task.id, seed=0, deadline_s=EPISODE_S)
+    played = await run_agent(env, task, agent, id=task.id, seed=0, deadline_s=EPISODE_S)
     if played.ending == "infra_error":
         raise _NotPlayed(f"task {task.id}: {played.error}")
     return played

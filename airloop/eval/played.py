@@ -8,7 +8,7 @@ from typing import Any
 
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
-from airloop.rollout.episode import run_episode
+from airloop.rollout.program import run_agent
 from airloop.success import METRIC
 from airloop.types import Trajectory
 
@@ -25,7 +25,7 @@ def play_tasks(
             raise AirError(f"{name} has no tasks in the split {split!r}.", "choose another split.")
         env.warm()
         try:
-            return [await run_episode(env, task, env.scripted(agent, task, 0), id=task.id, seed=0) for task in chosen]
+            return [await run_agent(env, task, env.scripted(agent, task, 0), id=task.id, seed=0) for task in chosen]
         finally:
             await env.close()
 

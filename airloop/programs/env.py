@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import random
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +20,7 @@ from airloop.envs.splits import SPLITS, TEST_SHARE, hash_of, home, read_with_tes
 from airloop.errors import AirError
 from airloop.programs.workers import Workers
 from airloop.rollout.program import Address, ProgramEnvironment
-from airloop.types import Message, Score, Task
+from airloop.types import Agent, Message, Score, Task
 
 SCORE = "score"  # what a function's single number is called
 SYSTEM = "system:"
@@ -44,6 +46,11 @@ class ProgramArgs(EnvArgs):
         description='the replies that are trained: "all", "main" (of conversations that open as the episode\'s first '
         'does) or "system:TEXT" (of those whose system message has that text)',
     )
+    scripts: Annotated[dict[str, str], Anchored(code)] = Field(
+        default_factory=dict,
+        description='functions (task, messages[, random]) → text in the model\'s place: { oracle = "./scripts.py:f" }; '
+        "for audits and, as demo, for a supervised start",
+    )
     success: str = Field(default=SCORE, description='the score that says what is wanted, from 0 to 1; "none": no one')
 
     @model_validator(mode="after")
@@ -53,6 +60,26 @@ class ProgramArgs(EnvArgs):
         if self.train not in ("all", "main") and not self.train.startswith(SYSTEM):
             raise ValueError(f'train = {self.train!r}: write "all", "main" or "system:TEXT"')
         return self
+
+
+class ScriptedModel:
+    """A function in the model's place: the program is the same."""
+
+    def __init__(self, function: str, task: Task, seed: int) -> None:
+        path = own_code.check_file(function, "script", "correct its path.")
+        name = own_code.split_id(function)[2]
+        found = getattr(own_code.load_module(path), name, None)
+        if not callable(found):
+            raise AirError(f"{path} has no function {name!r}.", "correct args = { scripts = … }.")
+        self._function, self._task, self._random = found, dict(task.payload), random.Random(seed)
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
+        asked = (self._task, list(messages), self._random)[: len(inspect.signature(self._function).parameters)]
+        said = self._function(*asked)
+        text = await said if inspect.isawaitable(said) else said
+        if not isinstance(text, str):
+            raise AirError(f"The script gave {text!r}, and must give a text.", "correct it.")
+        return Message(role="assistant", content=text)
 
 
 class ProgramEnv(ProgramEnvironment[ProgramArgs]):
@@ -128,6 +155,11 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
                 "rewards = { " + ", ".join(f"{name} = 1.0" for name in values) + " } in [[orchestrator.env]].",
             )
         return Score({name: values[name] for name in self.reward_weights}, values)
+
+    def scripted(self, name: str, task: Task, seed: int) -> Agent:
+        if name in self.args.scripts:
+            return ScriptedModel(self.args.scripts[name], task, seed)
+        return super().scripted(name, task, seed)
 
     def abandon(self) -> None:
         self.workers.close()

@@ -49,6 +49,7 @@ def preload(path: str) -> None:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError):
         return
+    the_client()
     for node in tree.body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -225,14 +226,22 @@ def arguments(function: Any, task: dict[str, Any]) -> tuple[Any, ...]:
     wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     if len([p for p in wanted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) < 2:
         return (task,)
-    try:
-        import openai
-    except ImportError:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-        from client import Client
+    library = the_client()
+    if library.__name__ != "openai":
+        return task, library.Client()
+    return task, library.AsyncOpenAI() if inspect.iscoroutinefunction(function) else library.OpenAI()
 
-        return task, Client()
-    return task, openai.AsyncOpenAI() if inspect.iscoroutinefunction(function) else openai.OpenAI()
+
+def the_client() -> Any:
+    """OpenAI's library where it is installed, else the file beside this one."""
+    with contextlib.suppress(ImportError):
+        return importlib.import_module("openai")
+    spec = importlib.util.spec_from_file_location("air_client", os.path.join(os.path.dirname(__file__), "client.py"))
+    assert spec is not None and spec.loader is not None
+    if "air_client" not in sys.modules:
+        sys.modules["air_client"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["air_client"])
+    return sys.modules["air_client"]
 
 
 class BadScore(Exception):

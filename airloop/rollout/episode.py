@@ -115,9 +115,8 @@ async def run_episode(
         raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
-        said = error.problem if isinstance(error, AirError) else f"{type(error).__name__}: {error}"
         raise EpisodeDefect(
-            f"Environment {env.name!r}, task {task.id!r}: {said}",
+            f"Environment {env.name!r}, task {task.id!r}: {said_of(error)}",
             getattr(error, "fix", "") or DEFECT_FIX,
             record(error=f"defect: {trace}"),
         ) from error
@@ -263,6 +262,11 @@ class _Episode:
         own = self.agent.metrics() if isinstance(self.agent, ModelAgent) else {}
         seconds = {"seconds_opening": self.opening_s, "seconds_scoring": self.scoring_s}
         return {"turns": len(self.turns), "invalid_actions": invalid / max(len(actions), 1), **seconds, **own}
+
+
+def said_of(error: Exception) -> str:
+    """Without its fix, which stands by itself."""
+    return error.problem if isinstance(error, AirError) else f"{type(error).__name__}: {error}"
 
 
 def with_place(error: InfraError) -> str:

@@ -19,7 +19,16 @@ from airloop.engine.base import Engine, EngineFailed
 from airloop.envs.base import A, ActionFormat, Environment, Opening, Session
 from airloop.errors import AirError, InfraError
 from airloop.rollout.collected import RolloutSettings
-from airloop.rollout.episode import DEFECT_FIX, EpisodeDefect, OutOfTime, weighted_reward, with_place, within
+from airloop.rollout.episode import (
+    DEFECT_FIX,
+    EpisodeDefect,
+    OutOfTime,
+    run_episode,
+    said_of,
+    weighted_reward,
+    with_place,
+    within,
+)
 from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import BadRequest, ChatRequest
 from airloop.serve.episode import Answer, ServedAgent, ServedEpisode
@@ -157,7 +166,7 @@ async def run_program(
     clock = time.monotonic()
 
     def record(**outcome: Any) -> Trajectory:
-        turns = episode.turns()
+        turns = episode.turns(time.monotonic())
         tools = next((exchange.tools for exchange in episode.exchanges if exchange.tools), ())
         seen: dict[str, Any] = {
             "turns": turns,
@@ -181,11 +190,18 @@ async def run_program(
         raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
     except Exception as error:
         raise EpisodeDefect(
-            f"Environment {env.name!r}, task {task.id!r}: {type(error).__name__}: {error}",
+            f"Environment {env.name!r}, task {task.id!r}: {said_of(error)}",
             getattr(error, "fix", "") or DEFECT_FIX,
             record(error=f"defect: {''.join(traceback.format_exception(error))}"),
         ) from error
-    own = {"turns": len(episode.exchanges), "crashed": float(bool(crash)), **episode.metrics()}
+    first = episode.exchanges[0].asked if episode.exchanges else clock
+    own = {
+        "seconds_opening": first - clock,
+        "seconds_scoring": 0.0,
+        "turns": len(episode.exchanges),
+        "crashed": float(bool(crash)),
+        **episode.metrics(),
+    }
     return record(
         ending=ending,
         rewards=dict(score.rewards),
@@ -193,6 +209,17 @@ async def run_program(
         metrics={**success, **score.metrics, **own},
         error=crash,
     )
+
+
+async def run_agent(
+    env: Environment, task: Task, agent: Agent, *, deadline_s: float = 3600.0, **more: Any
+) -> Trajectory:
+    """One episode, in any environment, by an agent that is no policy of ours: a script."""
+    if not isinstance(env, ProgramEnvironment):
+        return await run_episode(env, task, agent, deadline_s=deadline_s, **more)
+    async with Door() as door:
+        served = ServedAgent(agent, env.max_turns)
+        return await run_program(env, task, served, door, deadline_s=deadline_s, **more)
 
 
 async def _play(

@@ -14,7 +14,7 @@ from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
 from airloop.engine.base import ContextFull, Engine, Generation, Sampling
 from airloop.seeds import stable_hash, turn_seed
 from airloop.serve.chat_form import BadRequest, ChatRequest, Spoken, call_ids, form_of, read_reply
-from airloop.types import Action, Agent, Branch, Message, Sampled, Times, Turn, shown_anew
+from airloop.types import Action, Agent, Branch, Message, Observation, Sampled, Times, Turn, shown_anew
 
 KEPT = 64  # answers, the latest ones
 
@@ -52,6 +52,8 @@ class Exchange:
     actions: tuple[Action, ...]
     sampled: Sampled | None  # None: not of the policy
     times: Times
+    asked: float  # by time.monotonic()
+    answered: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -96,16 +98,18 @@ class ServedEpisode:
 
     async def chat(self, request: ChatRequest) -> Answer:
         """Samples the replies to a request. ContextFull where the conversation leaves no room for one."""
+        asked = time.monotonic()
         messages, known, before = self.recognise(request.messages)
         prompt = self.forest.prompt(messages, request.tools, known)
         drawn = await self._sample(prompt.token_ids, request.n, request.max_tokens, request.seed, request.asked)
-        choices = tuple(self._keep(prompt, generation, request, messages, before) for generation in drawn)
+        choices = tuple(self._keep(prompt, generation, request, messages, before, asked) for generation in drawn)
         return Answer(choices, len(prompt.token_ids), min(g.cached_tokens for g in drawn), drawn[0].version)
 
     async def generate(
         self, token_ids: Sequence[int], max_tokens: int | None, seed: int | None, asked: Mapping[str, Any]
     ) -> tuple[Reply, str]:
         """A reply to tokens as they are; and why it ended."""
+        began = time.monotonic()
         if max(token_ids, default=0) >= self.tokenizer.vocab_size:
             raise BadRequest(f"There is no token {max(token_ids)}.", param="token_ids")
         prompt = self.forest.prompt_of_tokens(token_ids)
@@ -113,21 +117,25 @@ class ServedEpisode:
         said = (Message(role="user", content=self.tokenizer.decode(token_ids)),)
         sampled, times = _sampled(generation), _times(generation)
         reply = self.forest.append(prompt, sampled, trained=self.trains(said))
-        self.exchanges.append(Exchange(said, (), reply.text, (Action("text", reply.text),), sampled, times))
+        self.exchanges.append(Exchange(said, (), reply.text, (Action("text", reply.text),), sampled, times, began))
         return reply, generation.stop
 
     def branches(self) -> tuple[Branch, ...]:
         return self.forest.branches()
 
-    def turns(self) -> tuple[Turn, ...]:
-        """One for each reply, in the order in which they came; conversations that ran side by side take turns."""
+    def turns(self, ended: float) -> tuple[Turn, ...]:
+        """One for each reply, in the order in which they came; conversations that ran side by side take turns. What the
+        agent did with a reply is its own: all that is known of it is how long it took. `ended`: when the episode did.
+        """
         made: list[Turn] = []
         known: list[Message] = []
-        for exchange in self.exchanges:
+        asked = [*(exchange.asked for exchange in self.exchanges), ended][1:]
+        for exchange, next_asked in zip(self.exchanges, asked, strict=True):
             shown, places = shown_anew(known, exchange.messages)
             said = Message(role="assistant", content=exchange.reply)
             known = [*exchange.messages, said]
-            made.append(Turn(shown, said, exchange.sampled, exchange.actions, (), exchange.times, places))
+            times = replace(exchange.times, tool=max(0.0, next_asked - exchange.answered))
+            made.append(Turn(shown, said, exchange.sampled, exchange.actions, (Observation(""),), times, places))
         return tuple(made)
 
     def metrics(self) -> dict[str, float]:
@@ -245,6 +253,7 @@ class ServedEpisode:
         request: ChatRequest,
         messages: Sequence[Message],
         before: str,
+        asked: float,
     ) -> Choice:
         sampled, halted = _until(_sampled(generation), request.stop, self.tokenizer)
         reply = self.forest.append(prompt, sampled, trained=self.trains(messages))
@@ -254,7 +263,7 @@ class ServedEpisode:
         actions = spoken.calls or (Action("text", said),)
         times = _times(generation)
         message = self._note(
-            Exchange(tuple(messages), request.tools, reply.text, actions, sampled, times), spoken, before
+            Exchange(tuple(messages), request.tools, reply.text, actions, sampled, times, asked), spoken, before
         )
         finish = "tool_calls" if spoken.calls else "length" if cut else "stop"
         return Choice(message, finish, reply.token_ids, reply.logprobs, halted)
@@ -290,7 +299,8 @@ class ServedAgent(ServedEpisode):
         text, times = reply["content"], Times(model=time.monotonic() - began)
         spoken = read_reply(text, tools=bool(request.tools), parser=self.parser, cut=False, thinking=False)
         actions = spoken.calls or (Action("text", text),)
-        message = self._note(Exchange(tuple(messages), request.tools, text, actions, None, times), spoken, before)
+        said = Exchange(tuple(messages), request.tools, text, actions, None, times, began)
+        message = self._note(said, spoken, before)
         return Answer((Choice(message, "tool_calls" if spoken.calls else "stop", (), ()),), 0, 0, 0)
 
     async def generate(self, *given: Any) -> tuple[Reply, str]:

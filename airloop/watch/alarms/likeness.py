@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.envs.base import Environment
 from airloop.files import parse_json, write_json
-from airloop.rollout.episode import run_episode
+from airloop.rollout.program import run_agent
 from airloop.runs.run import Run
 from airloop.success import METRIC
 from airloop.types import Task, Trajectory
@@ -115,7 +115,7 @@ class Likeness:
             return None
         try:
             agent = env.scripted(name, task, 0)
-            played = await run_episode(env, task, agent, id=f"{name}-{task.id}", seed=0, deadline_s=PLAY_S)
+            played = await run_agent(env, task, agent, id=f"{name}-{task.id}", seed=0, deadline_s=PLAY_S)
         except Exception as error:
             log.info("the script %s of task %s could not be played: %s", name, task.id, error)
             return None
