@@ -64,7 +64,12 @@ def test_it_trains_with_the_required_packages_alone(bare: Path, here: Path) -> N
 
 def test_environments_whose_extra_is_not_there_say_so(bare: Path, here: Path) -> None:
     rows = {row["id"]: row for row in json.loads(run(bare, "tasks", "list", "--json", cwd=here))}
-    assert {name for name, row in rows.items() if not row["problem"]} == {"arith", "gsm8k", "gsm8k-calculator"}
+    assert {name for name, row in rows.items() if not row["problem"]} == {
+        "arith",
+        "gsm8k",
+        "gsm8k-calculator",
+        "prompts",
+    }
     text = run(bare, "tasks", "list", cwd=here)
     for name in ("tune", "mlgym", "musique", "soup"):
         assert f"{name}\n  cannot be used: The environment {name!r} needs" in text
