@@ -235,8 +235,8 @@ def parts_fire(case: Case) -> Iterator[Finding]:
             "warn",
             f"{', '.join(never)}: 0 in all of {n} episodes",
             "a component that never fires teaches nothing: it is out of the policy's reach, or it is not given",
-            "see that `air eval --policy oracle` earns it on the same tasks; if so, start nearer to it ([warmstart], "
-            "easier tasks), else mend the environment.",
+            "see that `air eval --agent scripted:oracle` earns it on the same tasks; if so, start nearer to it "
+            "([warmstart], easier tasks), else mend the environment.",
         )
     if not never and not missing:
         yield passed("seen: " + ", ".join(f"{name} up to {value:.3g}" for name, value in largest.items()))

@@ -57,7 +57,8 @@ def preload(path: str) -> None:
         for name in names:
             # The agent's own modules may read their variables when they are imported: those are an episode's.
             found = importlib.util.find_spec(name.partition(".")[0])
-            own = found is not None and str(found.origin).startswith(sys.path[0] + os.sep)
+            place = str(found.origin) if found is not None else ""
+            own = place.startswith(sys.path[0] + os.sep) and not place.startswith(sys.prefix + os.sep)
             if found is not None and not own:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)

@@ -12,7 +12,7 @@ import traceback
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from airloop.chat.forest import Tokenizer
 from airloop.engine.base import Engine, EngineFailed
@@ -69,6 +69,8 @@ class ProgramEnvironment(Environment[A]):
     """An environment whose episodes are played by programs. `name`, `tasks` and `play` must be given."""
 
     action_format: ActionFormat = "text"  # type: ignore[misc]  # its program reads replies by itself
+    # How a program could be cheated nobody but its author knows; the audit has six scripts that need not.
+    dishonest: ClassVar[tuple[str, ...]] = ("noop",)
 
     @abstractmethod
     async def play(self, task: Task, seed: int, address: Address) -> Score:
