@@ -67,84 +67,117 @@ def preload(path: str) -> None:
 class Server:
     def __init__(self, path: str, name: str, orders: int, results: int) -> None:
         self.path, self.name, self.orders, self.results = path, name, orders, results
-        self.running: dict[str, dict[str, Any]] = {}  # by the order's id: process, what it has printed, its result
+        self.running: dict[str, Running] = {}  # by the order's id
         self.held = b""
         self.select = selectors.DefaultSelector()
+        self.forks = can_fork()
 
     def run(self) -> None:
-        os.set_blocking(self.orders, False)
-        self.select.register(self.orders, selectors.EVENT_READ, ("orders", None))
-        self.send({"ready": True, "forks": self.forks()})
-        while True:
+        ended, woken = os.pipe()
+        for end in (ended, woken, self.orders):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(woken)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # it only has to be heard
+        self.select.register(ended, selectors.EVENT_READ, self.look)
+        self.select.register(self.orders, selectors.EVENT_READ, self.read_orders)
+        self.send({"ready": True, "forks": self.forks})
+        while self.orders >= 0:
             for key, _ in self.select.select():
-                what, id = key.data
-                data = os.read(key.fd, 65536)
-                if what == "orders" and not data:
-                    self.end()
-                    return
-                if what == "orders":
-                    self.held += data
-                    *lines, self.held = self.held.split(b"\n")
-                    for line in lines:
-                        self.obey(json.loads(line))
-                elif data:
-                    self.running[id][what] += data
-                else:
-                    self.select.unregister(key.fd)
-                    os.close(key.fd)
-                    self.running[id]["open"] -= 1
-                    if not self.running[id]["open"]:
-                        self.ended(id)
+                if key.fd in self.select.get_map():  # not closed meanwhile
+                    key.data(key.fd)
+        for one in self.running.values():
+            kill(one.pid)
 
-    def forks(self) -> bool:
-        """Whether a fork of this process is as good as a new one: on Linux, and while it has a single thread."""
-        return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+    def read_orders(self, fd: int) -> None:
+        data = os.read(fd, 65536)
+        if not data:
+            self.orders = -1
+            return
+        self.held += data
+        *lines, self.held = self.held.split(b"\n")
+        for line in lines:
+            self.obey(json.loads(line))
 
     def obey(self, order: dict[str, Any]) -> None:
         if "kill" in order:
             if order["kill"] in self.running:
-                kill(self.running[order["kill"]]["pid"])
+                kill(self.running[order["kill"]].pid)
             return
         printed, said = os.pipe()
         result, told = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.setsid()
-            for fd in (1, 2):
-                os.dup2(said, fd)
-            os.set_inheritable(told, True)
-            for one in [self.orders, self.results, printed, result, *(k.fd for k in self.select.get_map().values())]:
-                with contextlib.suppress(OSError):
-                    os.close(one)
-            if self.forks():
+            self.leave([printed, result], said)
+            if self.forks:
                 episode(self.path, self.name, order, told)
+            os.set_inheritable(told, True)
             start_anew(self.path, self.name, {**order, "result": told})
         os.close(said)
         os.close(told)
-        self.running[order["id"]] = {"pid": pid, "printed": b"", "result": b"", "open": 2}
-        self.select.register(printed, selectors.EVENT_READ, ("printed", order["id"]))
-        self.select.register(result, selectors.EVENT_READ, ("result", order["id"]))
+        self.running[order["id"]] = one = Running(pid, printed, result)
+        for fd in (printed, result):
+            os.set_blocking(fd, False)
+            self.select.register(fd, selectors.EVENT_READ, one.read)
 
-    def ended(self, id: str) -> None:
-        one = self.running.pop(id)
-        kill(one["pid"])  # what it has left behind
-        _, status = os.waitpid(one["pid"], 0)
-        code = os.waitstatus_to_exitcode(status)
-        try:
-            result = json.loads(one["result"]) if one["result"] else {}
-        except ValueError:
-            result = {}
-        printed = one["printed"][-KEPT:].decode(errors="replace")
-        self.send({"id": id, "code": code, "result": result, "printed": printed})
+    def leave(self, others: list[int], said: int) -> None:
+        """In an episode's process: nothing is left of who started it but where to print."""
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in (1, 2):
+            os.dup2(said, fd)
+        for one in [*others, said, self.results, *(key.fd for key in list(self.select.get_map().values()))]:
+            with contextlib.suppress(OSError):
+                os.close(one)
+
+    def look(self, fd: int) -> None:
+        """Somebody has ended. Its process counts, not its pipes: what it has left running may hold those for ever."""
+        os.read(fd, 65536)
+        for id, one in list(self.running.items()):
+            if os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            kill(one.pid)  # what it has left behind; its number is its own until it is waited for
+            code = os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1])
+            for pipe in (one.printed, one.result):
+                while one.read(pipe):
+                    pass
+                self.select.unregister(pipe)
+                os.close(pipe)
+            del self.running[id]
+            try:
+                result = json.loads(one.held[one.result] or b"{}")
+            except ValueError:
+                result = {}
+            printed = one.held[one.printed].decode("utf-8", "replace")
+            self.send({"id": id, "code": code, "result": result, "printed": printed})
 
     def send(self, said: dict[str, Any]) -> None:
         data = json.dumps(said).encode() + b"\n"
         while data:
             data = data[os.write(self.results, data) :]
 
-    def end(self) -> None:
-        for one in self.running.values():
-            kill(one["pid"])
+
+class Running:
+    """An episode's process, and what has come of it: the end of what it prints, and its result."""
+
+    def __init__(self, pid: int, printed: int, result: int) -> None:
+        self.pid, self.printed, self.result = pid, printed, result
+        self.held = {printed: b"", result: b""}
+
+    def read(self, fd: int) -> bool:
+        """Whether there may be more."""
+        try:
+            data = os.read(fd, 65536)
+        except BlockingIOError:
+            return False
+        kept = self.held[fd] + data
+        self.held[fd] = kept[-KEPT:] if fd == self.printed else kept
+        return bool(data)
+
+
+def can_fork() -> bool:
+    """Whether a fork of this process is as good as a new one: on Linux, and while it has a single thread."""
+    return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
 
 
 def kill(pid: int) -> None:
