@@ -223,7 +223,7 @@ def test_a_run_that_was_killed_before_it_had_a_plan_has_all_of_its_time_again(tm
 def test_a_run_with_a_budget_ends_well_beside_eight_busy_processes(tmp_path: Path) -> None:
     """It may be late, since the least that can show anything may not fit; it may not fail."""
     with busy_processes(8):
-        run = start(tiny(tmp_path, 0.25), Display(quiet=True), skip_proofs=True).run
+        run = start(tiny(tmp_path, 0.1), Display(quiet=True), skip_proofs=True).run
     assert run.status()["status"] == "completed"
     assert len(run.metrics("train")) >= 3 and {m["name"] for m in run.metrics("eval")} >= {"before", "after"}
 
