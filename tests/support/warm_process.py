@@ -86,7 +86,7 @@ def _server() -> ForkServer:
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, path]))  # so that it finds this module
     try:
-        server = ForkServer([*PRELOADED, "airloop.cli", "airloop.models.tiny", LLAMA, __name__])
+        server = ForkServer([*PRELOADED, "airloop.cli", "airloop.models.tiny", "matplotlib.pyplot", LLAMA, __name__])
     finally:
         os.environ["PYTHONPATH"] = path
     atexit.register(server.close)
