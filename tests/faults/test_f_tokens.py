@@ -44,7 +44,7 @@ def arith() -> Iterator[Case]:
         yield case
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tune() -> Iterator[Case]:
     with case_of(TUNE) as case:
         yield case
