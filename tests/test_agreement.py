@@ -73,11 +73,11 @@ def compare(flags: dict[str, str]) -> Compared:
 
 @torch.no_grad()
 def by_transformers(model: Any, row: Row) -> Tensor:
-    """The row's log-probs by transformers' own layers, in the model's dtype."""
+    """The log-probs of the row's sampled tokens by transformers' own layers, in the model's dtype."""
     tokens = torch.tensor([row.tokens])
-    logits = model(tokens, use_cache=False).logits[0, :-1]
-    logprobs = logits.gather(1, tokens[0, 1:, None])[:, 0] - logits.logsumexp(-1)
-    return logprobs[torch.tensor(row.train[1:])].double()
+    sampled = torch.tensor(row.train).nonzero()[:, 0]
+    logits = model(tokens, use_cache=False, logits_to_keep=sampled - 1).logits[0]
+    return (logits.gather(1, tokens[0, sampled, None])[:, 0] - logits.logsumexp(-1)).double()
 
 
 def use_float64(model: Any) -> None:
@@ -141,7 +141,8 @@ def test_engine_and_trainer_agree_on_the_default_model(episodes: int) -> None:
     """A wrong position, mask or adapter is 1e-2 and more. What is less is rounding only if each side is as near to
     float64 as transformers' own layers are in float32: in the mean, and where the two differ most."""
     fewer = {"orchestrator.batch_size": str(episodes), "orchestrator.rollouts_per_example": "2"}  # 15 s each on an N1
-    found = compare({**TUNE, **fewer, "seq_len": "768", "orchestrator.env.0.args.max_turns": "3"})
+    small = {"seq_len": "768", "inference.kv_tokens": "4096", "orchestrator.env.0.args.max_turns": "3"}
+    found = compare({**TUNE, **fewer, **small})
     assert max(len(t.turns) for t in found.trajectories) > 1 and found.tokens > 50 * episodes
     assert found.worst < 3e-4
     at = max(range(len(found.rows)), key=lambda i: found.gaps[i].max().item())

@@ -18,12 +18,26 @@ from airloop.errors import AirError
 from airloop.text.plain import SIGNS
 
 SHORT = ["--max_steps", "2", "--warmstart.steps", "5", "--orchestrator.eval.num_examples", "2", "--skip-proofs"]
+SHORT += ["--orchestrator.batch_size", "16", "--orchestrator.eval.rollouts_per_example", "1"]
+# Commands one after the other, a form feed after each.
+SEVERAL = """
+import sys
+from airloop.cli import main
+for words in {commands}:
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (words, end.code)
+    print("\f", end="")
+"""
 
 
 def air(*words: str, cwd: Path, front: tuple[str, ...] = (), **more: str) -> subprocess.CompletedProcess[bytes]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
-    command = [*front, sys.executable, "-m", "airloop.cli", *words]
+    program = words if words[0] == "-c" else ("-m", "airloop.cli", *words)
+    command = [*front, sys.executable, *program]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, timeout=300, check=False)
 
 
@@ -32,37 +46,36 @@ def status(outputs: Path) -> str:
     return str(json.loads((made / "status.json").read_text(encoding="utf-8"))["status"])
 
 
+def small_machine() -> tuple[str, ...]:
+    """One core and 4 GiB. prlimit counts addresses, not memory in use: stricter than a machine of 4 GiB is."""
+    if shutil.which("taskset") is None or shutil.which("prlimit") is None:
+        return ()
+    return ("taskset", "-c", str(min(os.sched_getaffinity(0))), "prlimit", f"--as={4 << 30}")
+
+
 @pytest.mark.slow
-def test_a_locale_without_utf8(tmp_path: Path) -> None:
+def test_one_core_4_gib_and_a_locale_without_utf8(tmp_path: Path) -> None:
     """A whole run and what is asked of it afterwards, with a name that ASCII does not have."""
     folder = tmp_path / "Läufe ✓"
     folder.mkdir()
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
-    done = air("train", "arith", *SHORT, "--logbook.goal", "größer → besser", cwd=folder, **plain)
+    words = ["train", "arith", *SHORT, "--logbook.goal", "größer → besser"]
+    done = air(*words, cwd=folder, front=small_machine(), **plain)
     assert done.returncode == 0, done.stderr[-2000:]
     assert b"->" in done.stdout and done.stdout.isascii() and done.stderr.isascii()
     assert status(folder / "outputs") == "completed"
-    for words in (["log", "list"], ["log", "show", "1.0"], ["tasks", "list"], ["view", "--text"], ["configs", "list"]):
-        done = air(*words, cwd=folder, **plain)
-        assert done.returncode == 0 and done.stdout and done.stdout.isascii(), done.stderr[-2000:]
-    done = air("log", "list", "--json", cwd=folder, **plain)
-    assert "größer → besser" in json.dumps(json.loads(done.stdout), ensure_ascii=False)
+    commands = ["log list", "log show 1.0", "tasks list", "view --text", "configs list", "log list --json"]
+    done = air("-c", SEVERAL.format(commands=[words.split() for words in commands]), cwd=folder, **plain)
+    assert done.returncode == 0 and done.stdout.isascii(), done.stderr[-2000:]
+    *said, _ = done.stdout.split(b"\f")
+    assert len(said) == len(commands) and all(said)
+    assert "größer → besser" in json.dumps(json.loads(said[-1]), ensure_ascii=False)
 
 
 def test_signs_have_an_ascii_form_of_their_own(tmp_path: Path) -> None:
     assert all(len(sign) == 1 and form.isascii() for sign, form in SIGNS.items())
     done = air("train", "ärith", cwd=tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert done.returncode == 1 and b"\\u00e4rith" in done.stderr and b"did you mean arith?" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("taskset") is None or shutil.which("prlimit") is None, reason="needs util-linux")
-def test_one_core_and_4_gib(tmp_path: Path) -> None:
-    """prlimit counts addresses, not memory in use: stricter than a machine of 4 GiB is."""
-    front = ("taskset", "-c", str(min(os.sched_getaffinity(0))), "prlimit", f"--as={4 << 30}")
-    done = air("train", "arith", *SHORT, cwd=tmp_path, front=front)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert status(tmp_path / "outputs") == "completed"
 
 
 @pytest.mark.slow

@@ -41,12 +41,15 @@ def test_the_page_of_the_python_interface_is_what_is_generated() -> None:
 
 
 @pytest.mark.slow
-def test_the_readmes_python_runs(tmp_path: Path) -> None:
+def test_the_readmes_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     session, example = PYTHON.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     exec(compile(session, "README.md", "exec"), {})
     assert len(example.splitlines()) <= 12
-    (tmp_path / "example.py").write_text(example, encoding="utf-8")
-    lines = run_script(["example.py"], tmp_path).splitlines()
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 + 3 + 1 and [line.split()[0] for line in lines[:10]] == [str(step) for step in range(10)]
     assert all(re.fullmatch(r"\d\+\d .* [01]\.0", line) for line in lines[10:13])
     assert "'mean': 1.0" in lines[13]  # of the oracle

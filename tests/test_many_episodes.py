@@ -143,8 +143,7 @@ def test_memory_does_not_grow_from_step_to_step() -> None:
     [
         ("gsm8k", "noop"),
         ("gsm8k", "cheat"),
-        ("gsm8k-calculator", "noop"),
-        pytest.param("gsm8k-calculator", "cheat", marks=pytest.mark.soak),
+        *(pytest.param("gsm8k-calculator", agent, marks=pytest.mark.soak) for agent in ("noop", "cheat")),
     ],
 )
 def test_256_empty_and_cheating_episodes_hold_too_and_earn_nothing(name: str, agent: str) -> None:

@@ -23,6 +23,7 @@ from airloop.learn.learner import Learner
 from airloop.learn.lora import attach_lora, use_fp32_adapters
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_config, tiny_model
+from airloop.models.wide_products import are_slow, widen_products
 from airloop.plan import MOMENTS, Memory, MemoryPlan, Shape, find_shape, memory, plan, read_shape, shape_of
 from airloop.plan.advice import advise, advise_gpus, apply
 from airloop.plan.counted import count
@@ -130,6 +131,7 @@ def test_a_gguf_is_planned_from_its_header(tmp_path: Path) -> None:
 
 def tiny_policy(kind: str, dtype: torch.dtype, train: str, hidden: int = 64, layers: int = 2) -> Policy:
     model = tiny_model(kind, hidden=hidden, layers=layers, dtype=str(dtype).removeprefix("torch.")).model
+    widen_products(are_slow(model))
     if train == "lora":
         attach_lora(model, 16, 32, TARGETS)
         use_fp32_adapters(model)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -358,10 +359,15 @@ def test_a_second_resume_leaves_the_running_one_alone(tmp_path: Path) -> None:
     assert run.status()["status"] == "running" and not (run.path / "log.txt").exists()
 
 
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_here(tmp_path_factory.mktemp("four"), max_steps="4").path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["adapter/adapter_model.safetensors", "state.pt", "position.json"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, damage: str) -> None:
-    run = run_here(tmp_path, max_steps="4")
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, four_steps: Path, damage: str) -> None:
+    run = Run.open(shutil.copytree(four_steps, tmp_path / four_steps.name))
     before = what_happened(run)
     for text in ("", "{}", "junk"):
         (run.path / "checkpoints" / "step_4" / damage).write_text(text)

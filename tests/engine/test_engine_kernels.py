@@ -84,11 +84,11 @@ def test_add_product(tokens: int, rank: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("programs", [1, 528])
+@pytest.mark.parametrize("programs", [1, 64])
 def test_decode_attention(shape: tuple[int, int, int], programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from airloop.engine.embedded.kernels import attention
 
-    monkeypatch.setattr(attention, "PROGRAMS", programs)  # 1: no split; 528: more splits than pages
+    monkeypatch.setattr(attention, "PROGRAMS", programs)  # 1: no split; 64: 8 splits and more of 5 pages
     keys, values, table = pages(*shape)
     query = torch.randn(4, shape[0], shape[2], device=DEVICE)
     seats = torch.tensor([2, 0, 1, 1], device=DEVICE)

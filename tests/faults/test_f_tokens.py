@@ -44,15 +44,22 @@ def arith() -> Iterator[Case]:
         yield case
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tune() -> Iterator[Case]:
     with case_of(TUNE) as case:
         yield case
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize(
+    ("train", "kind"),
+    [
+        ("lora", "llama"),
+        ("full", "qwen2"),
+        pytest.param("lora", "qwen2", marks=pytest.mark.soak),
+        pytest.param("full", "llama", marks=pytest.mark.soak),
+    ],
+)
 def test_F_proofs_are_silent_on_a_healthy_learner(kind: str, train: str) -> None:
     with case_of(TUNE, model__name=f"tiny:{kind}", trainer__model__train=train) as case:
         for name in PROOFS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import statistics
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -113,13 +112,17 @@ def test_G14_a_runs_steps_take_what_was_forecast(monkeypatch: pytest.MonkeyPatch
     flags = {**ARITH, "orchestrator.batch_size": "64", "orchestrator.sampling.max_tokens": "32"}
     with case_of(flags) as case:
         parts, probe = case.parts, without_waits(case.probe)
-        ratios = []
-        for _ in range(3):
+        ratios: list[float] = []
+        while len(ratios) < 3 and sum(map(is_near, ratios)) < 2:  # with two that are, the median of three is
             told = forecast(case.config, probe, case.wait(measure_speed(parts)))
             began = time.process_time()
             case.wait(one_step(parts))
             ratios.append((time.process_time() - began) / told.step_s)
-    assert 1 / 1.5 < statistics.median(ratios) < 1.5, ratios
+    assert sum(map(is_near, ratios)) >= 2, ratios
+
+
+def is_near(ratio: float) -> bool:
+    return 1 / 1.5 < ratio < 1.5
 
 
 def without_waits(probe: Probe) -> Probe:

@@ -345,7 +345,8 @@ def _same_start_on_both_sides(members: list[Member]) -> None:
 @pytest.mark.slow
 def test_a_verdict_from_real_runs_and_what_a_failed_run_does_to_it(air: Any, tmp_path: Path) -> None:
     """The runs are made in this process; the rest is as `air lab run` does it."""
-    found = read_hypothesis(written(tmp_path, deterministic="deterministic = false"))
+    shorter = {"warmstart.steps": "warmstart.steps = 10", "deterministic": "deterministic = false"}
+    found = read_hypothesis(written(tmp_path, **shorter))
     lab = Lab(tmp_path / "out", found, [0, 1, 2], [{"time": 0.0, "added": [0, 1, 2]}], {})
     lab.path.mkdir()
     lab.save()

@@ -20,6 +20,7 @@ from airloop.learn.losses import LossSettings
 from airloop.learn.report import Statistics, _gaps
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
+from airloop.models.wide_products import are_slow, widen_products
 from airloop.policy import Policy
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral"]
@@ -257,6 +258,7 @@ def test_F9_gradients_in_few_bits_are_added_up_in_float32(kind: str) -> None:
     """Also those of a tied head, which come chunk by chunk. In bf16 a sum of 64 parts was off by a percent."""
     policy = make_policy(kind)
     policy.model.to(torch.bfloat16)
+    widen_products(are_slow(policy.model))
     rows = group_rows(prompts=1, members=8)
     learner = Learner(policy, LearnerSettings(token_budget=1))
     narrow = [i for i, p in enumerate(learner.parameters) if p.dtype == torch.bfloat16]
@@ -293,6 +295,7 @@ def test_bf16_weights_are_trained_through_fp32_masters() -> None:
     """F5: a step of 1e-5 is lost in bf16; the masters remember it until it shows."""
     policy = make_policy()
     policy.model.to(torch.bfloat16)
+    widen_products(are_slow(policy.model))
     learner = Learner(policy, LearnerSettings(lr=1e-5, max_norm=1e9))
     before = [p.detach().clone() for p in learner.parameters]
     rows = tuple(group_rows())

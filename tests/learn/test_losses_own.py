@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import warm_process
 from support.probe_cases import ARITH, ask, case_of
 from support.tiny_runs import WARMSTART, write_config
 
@@ -129,18 +130,16 @@ overlong_share = 1.0
 """
 
 
-def run_example(directory: Path, *flags: str) -> Run:
+def example_flags(directory: Path) -> list[str]:
     written(directory, example(), "my_loss.py")
     # after a supervised start replies differ in length, and length has a price: rewards differ
     extra = OWN + WARMSTART.replace("steps = 6", "steps = 12")
-    file = str(write_config(directory, extra=extra))
-    config = load_config(["@", file, "--orchestrator.sampling.max_tokens", "6", *flags])
-    return start(config, Display(quiet=True), skip_proofs=True).run
+    return ["@", str(write_config(directory, extra=extra)), "--orchestrator.sampling.max_tokens", "6"]
 
 
 @pytest.mark.slow
 def test_the_documented_example_trains_and_a_changed_file_is_told(tmp_path: Path) -> None:
-    run = run_example(tmp_path)
+    run = start(load_config(example_flags(tmp_path)), Display(quiet=True), skip_proofs=True).run
     learner = [step["learner"] for step in run.metrics("train")]
     assert len(learner) == 2 and all(0 <= one["tapered"] <= 1 and one["grad_norm"] > 0 for one in learner)
     kept = run.status()["code"]
@@ -161,8 +160,12 @@ def test_two_processes_train_it_as_one_does(tmp_path: Path) -> None:
     found = []
     for processes in ("1", "2"):
         (tmp_path / processes).mkdir()
-        run = run_example(tmp_path / processes, "--trainer.processes", processes, "--model.device", "cpu")
-        found.append([[step["learner"][key] for key in ("loss", "grad_norm")] for step in run.metrics("train")])
+        ranks = ["--trainer.processes", processes, "--model.device", "cpu"]
+        done = warm_process.run(["train", "--skip-proofs", *example_flags(tmp_path / processes), *ranks])
+        assert done.returncode == 0, done.stderr
+        (path,) = (tmp_path / processes).glob("outputs/exp*")
+        steps = Run.open(path).metrics("train")
+        found.append([[step["learner"][key] for key in ("loss", "grad_norm")] for step in steps])
     assert any(loss for loss, _ in found[0])
     for one, two in zip(*found, strict=True):
         assert one == pytest.approx(two, rel=1e-3, abs=1e-5)

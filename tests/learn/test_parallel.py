@@ -27,6 +27,7 @@ from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
 from airloop.learn.learner import Learner, LearnerSettings
 from airloop.learn.losses import LossSettings
 from airloop.learn.parallel import shard, share_rows
+from airloop.models.wide_products import are_slow, widen_products
 from airloop.ranks import DistributedRanks, RankLost, Ranks
 
 WAIT_S = 240.0
@@ -110,6 +111,7 @@ def make_learner(ranks: Ranks, train: str, changes: dict[str, Any], kind: str = 
     policy = make_policy(kind, lora=train == "lora")
     if changes.pop("bf16", False):
         policy.model.to(torch.bfloat16)
+        widen_products(are_slow(policy.model))
     if changes.pop("ac", False):
         from airloop.assemble import checkpoint_activations
 

@@ -1,11 +1,19 @@
-"""A busy machine: processes that do nothing but compute, for as long as something is tried beside them."""
+"""A busy machine: processes that do nothing but compute, for as long as something is tried beside them; or only what
+they would leave of a core, which takes none of the time of the tests beside it."""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+
+from support.warm_process import Process
+
+# On two cores each of nine processes has less than a quarter of one.
+RUNS_S, STANDS_S = 0.010, 0.035
 
 
 @contextlib.contextmanager
@@ -17,3 +25,16 @@ def busy_processes(count: int = 8) -> Iterator[None]:
         for process in running:
             process.kill()
             process.wait()
+
+
+def wait_starved(process: Process) -> int:
+    """Its exit code. As it would beside eight busy processes, it stands still most of the time."""
+    try:
+        while process.poll() is None:
+            time.sleep(RUNS_S)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(STANDS_S)
+            process.send_signal(signal.SIGCONT)
+    finally:
+        process.kill()
+    return process.wait()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from airloop.forkserver import ForkServer
+from airloop.launch import local
 from airloop.launch.local import PRELOADED
 
 WAIT_S = 300.0
@@ -34,7 +35,7 @@ class Process:
     ) -> None:
         """`air WORDS`, or `python -c CODE WORDS`. `interrupt`: Ctrl-C is not ignored, as for a background job."""
         self.args = [str(word) for word in words]
-        target, given = ("airloop.cli:main", self.args) if code is None else (RUN_CODE, [code, *self.args])
+        target, given = (AIR, self.args) if code is None else (RUN_CODE, [code, *self.args])
         pipes = [os.pipe() if wanted else None for wanted in (stdout, stderr)]
         nowhere = os.open(os.devnull, os.O_RDWR)
         files = [nowhere, *(pipe[1] if pipe else nowhere for pipe in pipes)]
@@ -86,7 +87,7 @@ def _server() -> ForkServer:
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, path]))  # so that it finds this module
     try:
-        server = ForkServer([*PRELOADED, "airloop.cli", "airloop.models.tiny", LLAMA, __name__])
+        server = ForkServer([*PRELOADED, "airloop.cli", "airloop.models.tiny", "matplotlib.pyplot", LLAMA, __name__])
     finally:
         os.environ["PYTHONPATH"] = path
     atexit.register(server.close)
@@ -94,7 +95,17 @@ def _server() -> ForkServer:
 
 
 LLAMA = "transformers.models.llama.modeling_llama"
-RUN_CODE = f"{__name__}:run_code"
+AIR, RUN_CODE = f"{__name__}:air", f"{__name__}:run_code"
+
+
+def air() -> None:
+    """In the new process: `air WORDS`. The server of its ranks is forked now, while it has a single thread: later it
+    would be started, and import everything once more."""
+    from airloop import cli
+
+    server = ForkServer(PRELOADED)
+    local.ForkServer = lambda modules: server  # type: ignore[assignment, misc]
+    cli.main()
 
 
 def run_code() -> None:

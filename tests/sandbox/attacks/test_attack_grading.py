@@ -280,14 +280,17 @@ def solve(num_vars, clauses):
 """
 
 
+@pytest.fixture(scope="module")
+def starters_time(all_episodes: Episodes) -> float:
+    return all_episodes.score("3SATTime", "echo >> solver.py", "submit")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ignore", ["", IGNORE], ids=["zombie", "gone"])
-def test_work_in_a_child_nobody_waits_for_is_counted(episodes: Episodes, ignore: str) -> None:
+def test_work_in_a_child_nobody_waits_for_is_counted(episodes: Episodes, starters_time: float, ignore: str) -> None:
     """It ends as a zombie, or (with SIGCHLD ignored) as nothing: its time is in no living process."""
-    copied = "cp solver.py starter.py"
-    honest = episodes.score("3SATTime", f"{copied}; echo >> solver.py", "submit")
-    hidden = episodes.score("3SATTime", copied, write("solver.py", ignore + HIDDEN_TIME), "submit")
-    assert hidden > 0.7 * honest
+    hidden = episodes.score("3SATTime", "cp solver.py starter.py", write("solver.py", ignore + HIDDEN_TIME), "submit")
+    assert hidden > 0.7 * starters_time
 
 
 BACKWARDS = """
