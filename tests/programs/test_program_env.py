@@ -1,0 +1,144 @@
+"""The environment `program`: what its id and arguments mean, and a run of it that learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airloop.config import load_config
+from airloop.envs.base import load_environment
+from airloop.errors import AirError
+from airloop.programs.env import ProgramEnv
+from airloop.runs.run import Run
+from airloop.training import start
+from airloop.types import Message
+from airloop.watch.display.display import Display
+
+AGENT = '''
+def solve(task, client):
+    """Half of what is said should be small letters, and so should the other half."""
+    reply = client.chat([{"role": "user", "content": f"say {task['word']}"}], max_tokens=8)
+    text = reply["content"] or " "
+    return sum(letter.islower() for letter in text) / max(len(text), 1)
+
+def not_scored(task):
+    return {"a": 1, "b": 2}
+
+def shout(task, messages):
+    return task["word"].upper()
+
+class Env:
+    pass
+'''
+CONFIG = """
+max_steps = 12
+seq_len = 128
+output_dir = "out"
+[model]
+name = "tiny:llama"
+[trainer.model]
+train = "full"
+[trainer.optim]
+lr = 5e-3
+[orchestrator]
+batch_size = 32
+rollouts_per_example = 8
+[orchestrator.sampling]
+max_tokens = 8
+[orchestrator.eval]
+num_examples = 8
+[[orchestrator.env]]
+id = "./agent.py:solve"
+args = { tasks = "tasks.jsonl" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    rows = [{"word": f"w{i}"} for i in range(60)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "run.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def env_of(folder: Path, function: str = "solve", **args: Any) -> ProgramEnv:
+    made = load_environment(f"{folder / 'agent.py'}:{function}", {"tasks": str(folder / "tasks.jsonl"), **args})
+    assert isinstance(made, ProgramEnv)
+    return made
+
+
+def test_a_function_of_a_file_is_an_agent(folder: Path) -> None:
+    env = env_of(folder)
+    assert env.name == "agent" and env.success == "score" and env.max_turns == 64
+    same = load_environment(
+        "program", {"tasks": str(folder / "tasks.jsonl"), "function": f"{folder / 'agent.py'}:solve"}
+    )
+    assert [t.id for t in same.tasks("train")] == [t.id for t in env.tasks("train")]
+
+
+def test_rows_are_in_one_split_each_and_stay_there(folder: Path) -> None:
+    env = env_of(folder)
+    splits = {split: {task.id for task in env.tasks(split)} for split in ("train", "eval", "test")}
+    assert sum(map(len, splits.values())) == 60 and all(splits.values())
+    (folder / "tasks.jsonl").write_text((folder / "tasks.jsonl").read_text() + '\n{"word": "new"}')
+    again = env_of(folder)
+    assert all(splits[split] <= {task.id for task in again.tasks(split)} for split in splits)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "said"),
+    [
+        ("Env", {}, "no environment"),
+        ("solv", {}, "no environment 'solv'"),
+        ("solve", {"train": "some"}, '"all", "main" or "system:TEXT"'),
+        ("solve", {"train": "system:"}, "names no text"),
+        ("solve", {"max_requests": 0}, "max_requests"),
+        ("solve", {"tasks": "absent.jsonl"}, "absent.jsonl"),
+    ],
+)
+def test_what_cannot_be_is_told(folder: Path, function: str, args: dict[str, Any], said: str) -> None:
+    with pytest.raises(AirError, match=said):
+        env_of(folder, function, **args).tasks("train")
+
+
+def test_without_a_program_it_is_told_how_to_name_one(folder: Path) -> None:
+    with pytest.raises(AirError, match="which program"):
+        load_environment("program", {"tasks": str(folder / "tasks.jsonl")})
+
+
+def test_what_is_trained_is_chosen_by_how_a_conversation_opens(folder: Path) -> None:
+    def said(system: str) -> list[Message]:
+        return [Message(role="system", content=system), Message(role="user", content="x")]
+
+    chief, worker = said("You plan."), said("You are a worker.")
+    assert env_of(folder).trains(worker, chief)
+    assert env_of(folder, train="main").trains(chief, chief) and not env_of(folder, train="main").trains(worker, chief)
+    by_text = env_of(folder, train="system:worker")
+    assert by_text.trains(worker, chief) and not by_text.trains(chief, chief)
+
+
+def test_paths_are_relative_to_the_toml_and_the_file_is_part_of_the_run(folder: Path, monkeypatch: Any) -> None:
+    from airloop.runs.run import digest_of
+
+    monkeypatch.chdir(folder.parent)
+    config = load_config(["@", str(folder / "run.toml")])
+    assert config.orchestrator.env[0].id == f"{folder / 'agent.py'}:solve"
+    assert config.orchestrator.env[0].args["tasks"] == str(folder / "tasks.jsonl")
+    before = digest_of(config)
+    (folder / "agent.py").write_text(AGENT + "\n# other code\n")
+    assert digest_of(load_config(["@", str(folder / "run.toml")])) != before
+
+
+@pytest.mark.slow
+def test_an_agent_of_ones_own_learns(folder: Path) -> None:
+    """Success is of held-out rows; the doctor has looked on before, and the run can be resumed."""
+    done = start(load_config(["@", str(folder / "run.toml")]), Display(quiet=True))
+    lines = done.run.metrics("train")
+    first, last = ([s for m in part for s in m["successes"]] for part in (lines[:3], lines[-3:]))
+    assert sum(last) / len(last) > sum(first) / len(first) + 0.2
+    played = Run.open(done.run.path).finished(11)
+    assert len(played) == 32 and all(t.branches and t.metrics["requests"] == 1 for t in played.values())
