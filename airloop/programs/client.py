@@ -1,31 +1,34 @@
 """A client of the policy without dependencies, for agents that have no library of their own. It stands alone.
 
 client = Client()                                   # OPENAI_BASE_URL and OPENAI_API_KEY
-reply = client.chat([{"role": "user", "content": "1+1="}])
-reply["content"]
+reply = client.chat.completions.create(messages=[{"role": "user", "content": "1+1="}])
+reply.choices[0].message.content
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 from typing import Any
 
 TRIES, WAIT_S, TIMEOUT_S = 3, 1.0, 600
 
 
 class Client:
+    """The part of OpenAI's that asks for chat completions: the same words, and answers that are read alike."""
+
     def __init__(self, base_url: str = "", api_key: str = "") -> None:
         self.base_url = (base_url or os.environ["OPENAI_BASE_URL"]).rstrip("/")
         self.api_key = api_key or os.environ["OPENAI_API_KEY"]
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create))
 
-    def chat(self, messages: list[Any], tools: list[Any] | None = None, **more: Any) -> Any:
-        """The assistant's message; `more` are other fields of a chat completion's request."""
-        body = {"model": "policy", "messages": messages, **more, **({"tools": tools} if tools else {})}
-        return self.post("/chat/completions", body)["choices"][0]["message"]
+    def create(self, **body: Any) -> Any:
+        return self.post("/chat/completions", {"model": "policy", **body})
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         for number in range(TRIES):
@@ -34,7 +37,7 @@ class Client:
             asked = urllib.request.Request(self.base_url + path, json.dumps(body).encode(), head)
             try:
                 with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
-                    return json.load(answer)
+                    return json.load(answer, object_hook=_Answer)
             except urllib.error.HTTPError as error:
                 said = error.read().decode(errors="replace")
                 if error.code < 500 or number == TRIES - 1:
@@ -43,3 +46,17 @@ class Client:
                 if number == TRIES - 1:
                     raise
             time.sleep(WAIT_S * 2**number)
+
+
+class AsyncClient(Client):
+    async def create(self, **body: Any) -> Any:
+        return await asyncio.to_thread(super().create, **body)
+
+
+class _Answer(dict[str, Any]):
+    """By attribute too, and None for what is not there; as a message it can be sent back as it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get(name)

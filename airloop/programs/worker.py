@@ -260,10 +260,10 @@ def arguments(function: Any, task: dict[str, Any]) -> tuple[Any, ...]:
     wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
     if len([p for p in wanted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) < 2:
         return (task,)
-    library = the_client()
+    library, later = the_client(), inspect.iscoroutinefunction(function)
     if library.__name__ != "openai":
-        return task, library.Client()
-    return task, library.AsyncOpenAI() if inspect.iscoroutinefunction(function) else library.OpenAI()
+        return task, library.AsyncClient() if later else library.Client()
+    return task, library.AsyncOpenAI() if later else library.OpenAI()
 
 
 def the_client() -> Any:

@@ -20,8 +20,8 @@ from airloop.watch.display.display import Display
 AGENT = '''
 def solve(task, client):
     """Half of what is said should be small letters, and so should the other half."""
-    reply = client.chat([{"role": "user", "content": f"say {task['word']}"}], max_tokens=8)
-    text = reply["content"] or " "
+    said = [{"role": "user", "content": f"say {task['word']}"}]
+    text = client.chat.completions.create(model="m", messages=said, max_tokens=8).choices[0].message.content or " "
     return sum(letter.islower() for letter in text) / max(len(text), 1)
 
 def not_scored(task):

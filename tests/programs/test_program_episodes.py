@@ -12,6 +12,8 @@ from support.endpoint_world import CALL, CHAT, TOOL, Recorded, user
 
 from airloop.engine.base import Sampling
 from airloop.errors import InfraError
+from airloop.programs.client import AsyncClient
+from airloop.programs.client import Client as PlainClient
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import EpisodeDefect
 from airloop.rollout.program import Address, ProgramCrashed, ProgramEnvironment, Silent
@@ -248,3 +250,25 @@ def test_what_a_program_asks_first_can_be_looked_at() -> None:
     assert opening.messages[-1]["content"] == "first" and opening.tools == (TOOL,)
     with pytest.raises(InfraError, match="asked nothing"):
         asyncio.run(look(_asks_nothing))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_the_client_that_needs_nothing_asks_and_echoes(later: bool) -> None:
+    async def program(client: Client) -> float:
+        at = {"base_url": str(client.http.base_url), "api_key": client.http.headers["Authorization"][7:]}
+        said: list[Any] = [user("one")]
+        for _ in range(2):
+            own: Any = AsyncClient(**at) if later else PlainClient(**at)
+            asked = {"messages": said, "tools": [TOOL]}
+            ask = own.chat.completions.create
+            reply = await ask(**asked) if later else await asyncio.to_thread(ask, **asked)
+            message = reply.choices[0].message
+            assert message.tool_calls is None and message["role"] == "assistant"
+            said += [message, user("two")]
+        with pytest.raises(RuntimeError, match="400"):
+            await asyncio.to_thread(PlainClient(**at).create, messages=[])
+        return float(reply.usage.completion_tokens > 0)
+
+    played, engine = play(program)
+    assert played.reward == 1.0 and len(played.branches) == 1
+    trained_is_sampled(played, engine)

@@ -25,7 +25,8 @@ PROGRAM = """
     def number(task): return task["x"] * 2
     def several(task): return {"right": True, "length": 3}
     async def later(task): return 0.5
-    def client(task, client): return float(hasattr(client, "chat"))
+    def client(task, client): return float(callable(client.chat.completions.create))
+    async def later_client(task, client): return float(callable(client.chat.completions.create))
     def at_import(task): return float(AT_IMPORT == os.environ["OPENAI_BASE_URL"] and AT_IMPORT is not None)
     def apart(task):
         import builtins
@@ -82,7 +83,7 @@ def test_scores_of_every_form(program: Any) -> None:
     assert outcome(program("number"), x=2) == 4.0
     assert outcome(program("several")) == {"right": 1.0, "length": 3.0}
     assert outcome(program("later")) == 0.5
-    assert outcome(program("client")) == 1.0
+    assert outcome(program("client")) == outcome(program("later_client")) == 1.0
 
 
 def test_the_address_is_there_when_the_file_is_imported(program: Any) -> None:
@@ -106,7 +107,7 @@ def test_every_episode_has_a_process_of_its_own(program: Any) -> None:
         ("nothing", AirError, "must be a number"),
         ("infinite", AirError, "is inf"),
         ("absent", AirError, "no function 'absent'"),
-        ("wrong", ProgramCrashed, r"KeyError: 'absent' \(line 16\)"),
+        ("wrong", ProgramCrashed, r"KeyError: 'absent' \(line 17\)"),
         ("leaves", ProgramCrashed, r"sys.exit\(3\)"),
         ("hard_exit", ProgramCrashed, "code 9 .* last words"),
         ("offline", InfraError, "no way"),
