@@ -237,6 +237,13 @@ def learner_settings(config: Config) -> LearnerSettings:
     )
 
 
+def training_schedule(config: Config, envs: Mapping[str, Environment]) -> TaskSchedule:
+    """The tasks that a run trains on. One ratio makes all of them count, 1 where none is said."""
+    given = {env.title: env.ratio for env in config.orchestrator.env}
+    ratios = {name: ratio or 1.0 for name, ratio in given.items()} if any(given.values()) else None
+    return TaskSchedule(envs, "train", config.seed, ratios)
+
+
 def rollout_settings(
     config: Config, envs: dict[str, Environment], stop_ids: tuple[int, ...] = (), ranks: int = 1
 ) -> RolloutSettings:

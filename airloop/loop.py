@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airloop.assemble import Components
+from airloop.assemble import Components, training_schedule
 from airloop.budget import Budget, keep_to_budget, plan_steps
 from airloop.config import Config
 from airloop.errors import AirError
@@ -26,7 +26,6 @@ from airloop.learn.optimiser import NotFinite
 from airloop.learn.overlong import Overlong, shape_overlong
 from airloop.learn.schedules import scheduled_lr
 from airloop.rollout.collected import Collected
-from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import Run
 from airloop.runs.step_record import StepRecord
 from airloop.success import NAME, success_in
@@ -69,7 +68,7 @@ async def _train(
     """sample → advantages → update → publish → accept, with held-out evaluation before, during and after. A step that
     is refused comes again, with other seeds."""
     policy, learner, engine, evaluation = parts.policy, parts.learner, parts.engine, parts.config.orchestrator.eval
-    schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
+    schedule = training_schedule(parts.config, parts.envs)
 
     def save(trajectory: Trajectory, step: int) -> None:
         run.save_trajectory(trajectory, step)

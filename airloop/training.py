@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop import interrupts
-from airloop.assemble import Components, assemble, check_prompts, held_out_tasks
+from airloop.assemble import Components, assemble, check_prompts, held_out_tasks, training_schedule
 from airloop.budget import Budget, size_by_config, size_of_demonstrations
 from airloop.config import Config, with_changes
 from airloop.determinism import pin_run
@@ -247,7 +247,7 @@ async def _plan_time(parts: Components, run: Run, display: Watcher, budget: Budg
     """With a budget that the supervised start has not been planned with: there is none to make, or it was found."""
     if budget is None or "budget" in run.status():
         return
-    schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
+    schedule = training_schedule(parts.config, parts.envs)
     prompt = await check_prompts(parts, schedule.batch(0, min(PROMPTS_FOR_PLAN, len(schedule))), display)
     turns = max(env.max_turns for env in parts.envs.values())
     size = size_by_config(parts.config, prompt, turns)
@@ -264,7 +264,7 @@ async def _plan_time(parts: Components, run: Run, display: Watcher, budget: Budg
 async def _check_and_open(parts: Any, display: Watcher) -> None:
     """The first and the held-out prompts fit; what the run will be, in a few lines."""
     config = parts.config
-    schedule = TaskSchedule(parts.envs, "train", config.seed)
+    schedule = training_schedule(config, parts.envs)
     tasks = schedule.batch(0, min(PROMPTS_MEASURED, len(schedule)))
     tasks += held_out_tasks(parts.envs, config.orchestrator.eval.test_split, PROMPTS_MEASURED)
     longest = await check_prompts(parts, tasks, display)

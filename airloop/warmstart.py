@@ -18,9 +18,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from airloop.assemble import Components, assemble, learner_settings, load_environments, rollout_settings
+from airloop.assemble import (
+    Components,
+    assemble,
+    learner_settings,
+    load_environments,
+    rollout_settings,
+    training_schedule,
+)
 from airloop.chat.transcript import Transcript
 from airloop.config import Config, WarmstartConfig, with_changes
+from airloop.config.orchestrator import EnvConfig
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
 from airloop.events import Watcher
@@ -28,7 +36,6 @@ from airloop.files import append_line, read_object, whole_directory, write_json
 from airloop.learn.advantages import demonstration_batch
 from airloop.own_code import is_file_id, split_id
 from airloop.rollout.sampler import Sampler
-from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import read_trajectories
 from airloop.runs.trajectory_file import to_json
 from airloop.types import Sampled, Task, Trajectory
@@ -72,7 +79,7 @@ def warmstart_directory(config: Config, files: bool = True) -> Path:
         "optim": _as_written(config.trainer.optim, exclude={"lr", "warmup_steps", "schedule", "decay_steps", "min_lr"}),
         "train": trainer.train,
         "lora": {**_as_written(trainer.lora), "dropout": 0.0},  # as earlier versions wrote it
-        "env": [e.model_dump() | _file_of(e.id) for e in config.orchestrator.env],
+        "env": [_env(e) | _file_of(e.id) for e in config.orchestrator.env],
         "warmstart": _as_written(config.warmstart) if config.warmstart else None,
         "seq_len": config.seq_len,
         "seed": config.seed,
@@ -102,6 +109,11 @@ def _files(value: Any) -> list[tuple[str, int, int]]:
     if isinstance(value, Mapping):
         return [file for part in value.values() for file in _files(part)]
     return [file for part in value for file in _files(part)] if isinstance(value, list | tuple) else []
+
+
+def _env(env: EnvConfig) -> dict[str, Any]:
+    """Without a ratio where none is said: as earlier versions wrote it."""
+    return {key: value for key, value in env.model_dump().items() if key != "ratio" or value is not None}
 
 
 def _file_of(env_id: str) -> dict[str, str]:
@@ -222,7 +234,7 @@ def best_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 async def _scripted(config: Config, settings: WarmstartConfig, watcher: Watcher) -> list[Trajectory]:
     envs = load_environments(config)
-    schedule = TaskSchedule(envs, "train", config.seed)
+    schedule = training_schedule(config, envs)
     tasks = -(-settings.episodes // SAME_TASK)
     watcher.phase(f"demonstrations by {settings.source!r}", tasks * SAME_TASK)
     sampler = Sampler(None, None, envs, rollout_settings(config, envs), lambda *_: watcher.advance())

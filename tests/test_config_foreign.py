@@ -130,7 +130,7 @@ def test_every_key_of_the_tables_exists():
         ("--trainer.loss.type bnpo", "--trainer.loss.type dapo --trainer.loss.clip_high 0.2", "gspo"),
         ("--loss-type bnpo", "--trainer.loss.type dapo", "gspo"),
         ("--model.device tpu", "your choice: write one of these", "--model.device cpu"),
-        ("--orchestrator.buffer.env_ratios [1,2]", "once an epoch", "fix: leave it out"),
+        ("--orchestrator.buffer.env_ratios [1,2]", "ratio = 1, ratio = 2", "fix: leave it out"),
         ("--num_iterations 2", "--trainer.loss.passes 2", "leave it out"),
         ("--lr_scheduler_type cosine", "--trainer.optim.schedule cosine", "your choice"),
         ("--lr_scheduler_type polynomial", "no equivalent", "fix: leave it out"),

@@ -64,7 +64,13 @@ def test_entry_points_name_the_extra_they_need() -> None:
     written = PROJECT["entry-points"]["airloop.envs"]
     needed = {name: re.findall(r"\[(\w+)\]", value) for name, value in written.items()}
     assert all(extra in EXTRAS for found in needed.values() for extra in found)
-    assert {name for name, found in needed.items() if not found} == {"arith", "gsm8k", "gsm8k-calculator", "prompts"}
+    assert {name for name, found in needed.items() if not found} == {
+        "arith",
+        "gsm8k",
+        "gsm8k-calculator",
+        "program",
+        "prompts",
+    }
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ def test_environments_whose_extra_is_not_there_say_so(bare: Path, here: Path) ->
         "arith",
         "gsm8k",
         "gsm8k-calculator",
+        "program",
         "prompts",
     }
     text = run(bare, "tasks", "list", cwd=here)

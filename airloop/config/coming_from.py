@@ -26,6 +26,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "_level": ("token", "sequence"),
     "_schedule": ("constant", "cosine", "polynomial"),
     "_group": (8, 1),
+    "_ratios": ([1, 2],),
     "_offload": (True,),
     "_buffer_type": ("online-difficulty", "simple"),
     "_pools": (0.5,),

@@ -120,6 +120,15 @@ def _schedule(given: Any, _: Mapping[str, Any]) -> Answer:
     )
 
 
+def _ratios(given: Any, _: Mapping[str, Any]) -> Answer:
+    """One for each environment, in their order."""
+    values = given if isinstance(given, list) else str(given).strip("[] ").split(",")
+    each = ", ".join(f"ratio = {value}" for value in values)
+    return Answer(
+        "each environment has its own", instead=f"write in the [[orchestrator.env]]s, in turn: {each}", choice=True
+    )
+
+
 def _peft(given: Any, _: Mapping[str, Any]) -> Answer:
     return Answer("an adapter, or all the weights", {"trainer.model.train": "lora" if is_on(given) else "full"})
 
@@ -272,10 +281,7 @@ ALIASES: dict[str, Alias] = {
     "dataset_name": none(_ENV_DATA, _ENV_ARGS),
     "dataset_config": none(_ENV_DATA, _ENV_ARGS),
     "dataset_subset": none(_ENV_DATA, _ENV_ARGS),
-    "env_ratios": none(
-        "every task of every environment comes once an epoch, in a shuffled order",
-        "the number of tasks in the environments' args is their share",
-    ),
+    "env_ratios": Alias(read=_ratios),
     "num_train_epochs": none("a run is counted in steps", "write max_steps"),
     "warmup_ratio": when_off("warming up is counted in steps", "write trainer.optim.warmup_steps"),
     "max_prompt_length": drop("a prompt is never cut: prompt and reply share seq_len"),

@@ -358,7 +358,6 @@ PRIME: dict[str, Alias] = {
     "orchestrator.sampling.temp_scheduler.**": none(
         "the temperature is constant", "see orchestrator.sampling.temperature"
     ),
-    "orchestrator.env.*.ratio": ALIASES["env_ratios"],
     "orchestrator.env.*.address": drop("environments run in this program"),
     "orchestrator.env.*.num_workers": to("orchestrator.workers_per_env"),
     "orchestrator.env.*.max_retries": to("orchestrator.retries"),

@@ -53,6 +53,13 @@ class EnvConfig(Section):
         default=None, description="Weight of each reward component; by default the environment's own."
     )
 
+    ratio: float | None = Field(
+        default=None,
+        gt=0,
+        description="Its share of a step's tasks, against the other environments' (1); by default by how many tasks "
+        "each has.",
+    )
+
     @property
     def title(self) -> str:
         """What it is called in metrics and file names."""

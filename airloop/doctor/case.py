@@ -159,10 +159,9 @@ class Case:
 
     def _first_tasks(self) -> list[Task]:
         """Of the first steps, and those held out."""
-        from airloop.assemble import held_out_tasks
-        from airloop.rollout.schedule import TaskSchedule
+        from airloop.assemble import held_out_tasks, training_schedule
 
-        schedule = TaskSchedule(self.envs, "train", self.config.seed)
+        schedule = training_schedule(self.config, self.envs)
         tasks = schedule.batch(0, min(PROMPTS, len(schedule)))
         tasks += held_out_tasks(self.envs, self.config.orchestrator.eval.test_split, PROMPTS)
         seen: set[str] = set()

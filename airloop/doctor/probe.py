@@ -170,11 +170,11 @@ class _Sampling:
     """The probe under way."""
 
     def __init__(self, parts: Components, episodes: int, most_tokens: int | None = None) -> None:
-        from airloop.rollout.schedule import TaskSchedule
+        from airloop.assemble import training_schedule
 
         self.parts = parts
         self.rounds, self.replies = (ROUNDS, REPLIES) if episodes >= EPISODES else (1, 1)
-        self.schedule = TaskSchedule(parts.envs, "train", parts.config.seed)
+        self.schedule = training_schedule(parts.config, parts.envs)
         self._round_s = ROUND_S.get(parts.policy.device.type, ROUND_S["cpu"])
         self.members = min(parts.config.orchestrator.rollouts_per_example, LARGEST_GROUP, episodes)
         self.width = min(episodes // self.members, len(self.schedule))

@@ -87,6 +87,7 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
 
     name: ClassVar[str] = "program"
     function: ClassVar[str] = ""  # where the config's id names it
+    success: ClassVar[str | None] = SCORE
     reward_weights: Mapping[str, float] = {SCORE: 1.0}
 
     @classmethod

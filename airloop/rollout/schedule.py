@@ -7,7 +7,7 @@ import functools
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from airloop.envs.base import Environment
@@ -20,12 +20,15 @@ MAX_NAMED = 6  # families named one by one
 
 class TaskSchedule:
     """An endless stream: every epoch holds each task of each environment once, shuffled (E5: never sorted by
-    difficulty, whatever order an environment lists them in).
+    difficulty, whatever order an environment lists them in). With `ratios`, by environment, each has a stream of its
+    own, and the tasks of any stretch are shared out by them.
 
     From here on `task.env` is the run's name of the environment: a run may have the same one twice, with other args.
     """
 
-    def __init__(self, envs: Mapping[str, Environment], split: str, seed: int) -> None:
+    def __init__(
+        self, envs: Mapping[str, Environment], split: str, seed: int, ratios: Mapping[str, float] | None = None
+    ) -> None:
         self._seed = seed
         self._tasks = [replace(task, env=name) for name, env in envs.items() for task in env.tasks(split)]
         if not self._tasks:
@@ -33,6 +36,12 @@ class TaskSchedule:
                 f"The environments {', '.join(envs) or '(none)'} have no tasks in the split {split!r}.",
                 "choose another split, or other args of the environment",
             )
+
+        with_tasks = {task.env for task in self._tasks}
+        self._ratios = {name: ratio for name, ratio in (ratios or {}).items() if name in with_tasks}
+        self._turns: list[tuple[str, int]] = []  # which environment's, and its how many-th task
+        self._taken = dict.fromkeys(self._ratios, 0)
+        self._own = {name: TaskSchedule({name: envs[name]}, split, seed) for name in self._ratios}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -44,6 +53,10 @@ class TaskSchedule:
     def describe(self, batch_size: int, rollouts: int, steps: int) -> str:
         """What a run of this schedule will see, in a person's words."""
         examples, a_step = len(self), batch_size // rollouts
+        if self._ratios:
+            mixed = ", ".join(f"{name} {ratio:g} ({len(self._own[name])})" for name, ratio in self._ratios.items())
+            a_step_is = f"{a_step} examples a step = {batch_size} rollouts / {rollouts} each"
+            return f"{examples} examples mixed as {mixed}; {a_step_is}"
         return (
             f"{examples} examples{_of_families(self.families())}; {a_step} examples a step = {batch_size} rollouts / "
             f"{rollouts} each; {examples / a_step:.4g} steps an epoch; {steps} steps = "
@@ -58,12 +71,30 @@ class TaskSchedule:
         """Tasks to put in place of those of batch(step, n), in an order of the step's own: the stream itself
         goes on untouched, so what was replaced in one step does not change the next."""
         chosen = {(task.env, task.id) for task in self.batch(step, n)}
-        order = [self._tasks[i] for i in self._shuffled(f"spares of step {step}")]
-        fresh = [task for task in order if (task.env, task.id) not in chosen]
-        candidates = fresh or order  # of so few tasks, any may come again
+        if self._ratios:
+            turns = [self._turn(i) for i in range(count)]
+            own = {name: schedule._fresh(step, chosen) for name, schedule in self._own.items()}
+            return [own[name][i % len(own[name])] for name, i in turns]
+        candidates = self._fresh(step, chosen)
         return [candidates[i % len(candidates)] for i in range(count)]
 
+    def _fresh(self, step: int, chosen: Set[tuple[str, str]]) -> list[Task]:
+        order = [self._tasks[i] for i in self._shuffled(f"spares of step {step}")]
+        return [task for task in order if (task.env, task.id) not in chosen] or order  # of so few, any may come again
+
+    def _turn(self, position: int) -> tuple[str, int]:
+        """Whose task it is: of whoever has had the least of its share by then."""
+        while len(self._turns) <= position:
+            total, so_far = sum(self._ratios.values()), len(self._turns) + 1
+            name = max(self._ratios, key=lambda name: self._ratios[name] / total * so_far - self._taken[name])
+            self._turns.append((name, self._taken[name]))
+            self._taken[name] += 1
+        return self._turns[position]
+
     def _at(self, position: int) -> Task:
+        if self._ratios:
+            name, number = self._turn(position)
+            return self._own[name]._at(number)
         epoch, place = divmod(position, len(self._tasks))
         return self._tasks[self._shuffled(f"epoch {epoch}")[place]]
 

@@ -5,6 +5,8 @@ import sys
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.rollout_world import StubEnv
 
 from airloop.errors import AirError
@@ -61,3 +63,25 @@ def test_names_never_collide_and_tell_their_place() -> None:  # G8
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzT0123456789._-") and name[0] != "." for name in made)
     assert place_in_step(made[-1]) == (3, 4)
     assert made[0].startswith("a-b-c_pi12_2") and made[0].endswith("_0-0")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=4),
+    ratios=st.lists(st.floats(0.1, 9), min_size=4, max_size=4),
+    seed=st.integers(0, 9),
+)
+def test_ratios_share_out_every_stretch_and_each_environment_goes_through_its_tasks(sizes, ratios, seed) -> None:
+    envs = {f"e{i}": StubEnv(tasks=size) for i, size in enumerate(sizes)}
+    wanted = dict(zip(envs, ratios, strict=False))
+    schedule = TaskSchedule(envs, "train", seed, wanted)
+    drawn = [task for step in range(20) for task in schedule.batch(step, 10)]
+    total = sum(wanted.values())
+    for name, env in envs.items():
+        own = [task.id for task in drawn if task.env == name]
+        assert abs(len(own) - 200 * wanted[name] / total) < len(envs)
+        size = len(env.tasks("train"))
+        for epoch in range(len(own) // size):
+            assert len(set(own[epoch * size : (epoch + 1) * size])) == size
+    again = TaskSchedule(envs, "train", seed, wanted)
+    assert again.batch(19, 10) == schedule.batch(19, 10)  # whatever was asked before
+    assert len(schedule.spares(3, 10, 25)) == 25
