@@ -22,7 +22,7 @@ from airloop.config.toml import toml_value
 from airloop.text.spelling import distance, misspelt
 
 ARITH = '\n[[orchestrator.env]]\nid = "arith"\n'
-KNOWN = "arith, gsm8k, gsm8k-calculator, mlgym, musique, prompts, soup, tune"
+KNOWN = "arith, gsm8k, gsm8k-calculator, mlgym, musique, program, prompts, soup, tune"
 
 
 def refused(folder: Path, text: str, *flags: str) -> Refused:
