@@ -12,11 +12,14 @@ import heapq
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from airloop.engine.embedded.lent_memory import LentMemory
 from airloop.text.prefix import common_prefix
+
+ALIGNED = 64  # bytes: torch's own on the CPU
 
 
 class Node:
@@ -171,7 +174,7 @@ class KeyValues:
             self.data = self._memory.tensor(shape, dtype).zero_()
         else:
             # Zeros, not empty: masked slots are multiplied by a zero weight, and 0 × NaN would be NaN.
-            self.data = torch.zeros(shape, dtype=dtype, device=device)
+            self.data = _zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def bytes(self) -> int:
@@ -203,3 +206,12 @@ class KeyValues:
         keys, values = self.data[layer].flatten(1, 2)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros that the system hands out page by page, when they are first used: most of this memory never is, and to
+    write zeros into gigabytes takes seconds. At an address as torch's own have it."""
+    size = math.prod(shape) * dtype.itemsize
+    held = np.zeros(size + ALIGNED, np.uint8)
+    first = -held.ctypes.data % ALIGNED
+    return torch.from_numpy(held[first : first + size]).view(dtype).view(shape)
