@@ -136,7 +136,7 @@ def _enough_memory(parts: Components, run: Run) -> AbstractContextManager[None]:
 
 
 def _lr(config: Config, step: int, steps: int) -> float:
-    """A budget may change `steps` on the way: the rate then falls to the new end from where it is."""
+    """A budget may change `steps` on the way: the rate then is what the new length says."""
     o = config.trainer.optim
     return scheduled_lr(
         o.schedule, o.lr, step, steps, warmup_steps=o.warmup_steps, decay_steps=o.decay_steps, min_lr=o.min_lr

@@ -255,6 +255,12 @@ def as_transcript(trajectory: Trajectory, tokenizer: Any) -> Trajectory:
     """Give a demonstration the tokens it would have had, had the policy said it."""
     if trajectory.branches and _speaks_alike(trajectory, tokenizer):
         return trajectory  # sampled by a policy of these tokens: they are kept as they are
+    if trajectory.metrics.get("conversations", 1) > 1:
+        raise AirError(
+            f"The demonstration {trajectory.id} has several conversations, each with tools and prompts of its own, and "
+            "cannot be made into one.",
+            "demonstrate by a program that has one conversation, or start from episodes that this model has sampled.",
+        )
     transcript = Transcript(tokenizer, trajectory.tools)
     for turn, shown in zip(trajectory.turns, trajectory.conversations(), strict=True):
         transcript.show(shown)
@@ -267,7 +273,7 @@ def _speaks_alike(trajectory: Trajectory, tokenizer: Any) -> bool:
     """Whether the tokens of a sampled episode mean to this tokenizer, and its template, what was said. Those of another
     model are other words, or none."""
     first = tokenizer.encode(tokenizer.render(next(trajectory.conversations()), trajectory.tools, True))
-    if list(trajectory.branches[0].tokens[: len(first)]) != list(first):
+    if not any(list(branch.tokens[: len(first)]) == list(first) for branch in trajectory.branches):
         return False
     for turn in trajectory.turns:
         ids = turn.sampled.token_ids if turn.sampled else ()

@@ -11,7 +11,7 @@ from airloop.errors import AirError
 
 GIB = 2**30
 # What torch says where the machine's own memory is used up, which is a plain RuntimeError.
-OF_THE_CPU = "can't allocate memory"
+OF_THE_CPU = "DefaultCPUAllocator"
 LEAST_BUDGET = 512
 
 
@@ -24,10 +24,10 @@ def memory_told(device: torch.device, token_budget: int, resume: str) -> Iterato
         if not isinstance(error, torch.OutOfMemoryError) and OF_THE_CPU not in str(error):
             raise
         smaller, said = max(LEAST_BUDGET, token_budget // 2), str(error).splitlines()[0].split(". GPU")[0]
+        budget = f"set trainer.token_budget = {smaller} (it is {token_budget}), or " if smaller < token_budget else ""
         raise AirError(
             f"There was too little memory for the update ({said}). {held(device)}",
-            f"set trainer.token_budget = {smaller} (it is {token_budget}), or wait until others have ended: {resume}. "
-            "The step's episodes are saved.",
+            f"{budget}wait until others have ended: {resume}. The step's episodes are saved.",
         ) from error
 
 

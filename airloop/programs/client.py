@@ -40,8 +40,10 @@ class Client:
                     return json.load(answer, object_hook=_Answer)
             except urllib.error.HTTPError as error:
                 said = error.read().decode(errors="replace")
-                if error.code < 500 or number == TRIES - 1:
+                if error.code < 500:
                     raise RuntimeError(f"{error.code}: {said}") from None
+                if number == TRIES - 1:
+                    raise ConnectionError(f"{error.code}: {said}") from None
             except OSError:
                 if number == TRIES - 1:
                     raise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +18,7 @@ from airloop import own_code
 from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
 from airloop.envs.rows import Row, anchored_source
-from airloop.envs.splits import SPLITS, TEST_SHARE, hash_of, home, read_with_test
+from airloop.envs.splits import read_with_test, share_out
 from airloop.errors import AirError
 from airloop.programs.workers import Workers
 from airloop.rollout.program import Address, ProgramEnvironment
@@ -126,18 +128,15 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
         rows, test_rows = read_with_test(self.args.tasks, self.args.test_tasks)
         if not rows:
             raise AirError(f"The data set {self.args.tasks!r} has no rows.", "name another, or a longer slice.")
-        test = {_hash(row): row for row in test_rows}
-        splits: dict[str, list[Task]] = {split: [] for split in SPLITS}
-        for hashed, row in {_hash(row): row for row in rows}.items():
-            if hashed not in test:
-                split = home(hashed, self.args.eval_share, 0.0 if test else TEST_SHARE)
-                splits[split].append(self._task(hashed, row, split))
-        splits["test"] += [self._task(hashed, row, "test") for hashed, row in test.items()]
-        for split in ("test", "eval"):  # of a few rows perhaps none is held out by its hash alone
-            if not splits[split] and len(splits["train"]) > 1:
-                moved = splits["train"].pop()
-                splits[split].append(self._task(moved.id, moved.payload, split))
-        return splits
+        splits = share_out(_by_hash(rows), _by_hash(test_rows), self.args.eval_share)
+        made = {split: [self._task(*one, split) for one in found.items()] for split, found in splits.items()}
+        ids = Counter(task.id for tasks in made.values() for task in tasks)
+        if twice := [id for id, count in ids.items() if count > 1]:
+            raise AirError(
+                f"Of the tasks in {self.args.tasks!r} several have the id {twice[0]!r}.",
+                "give each row an id of its own, or none.",
+            )
+        return made
 
     def _task(self, hashed: str, row: Mapping[str, Any], split: str) -> Task:
         return Task(self.name, str(row.get("id") or hashed), split, row)
@@ -166,5 +165,7 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
         self.workers.close()
 
 
-def _hash(row: Row) -> str:
-    return hash_of(json.dumps(row, sort_keys=True, ensure_ascii=False, default=str))
+def _by_hash(rows: Sequence[Row]) -> dict[str, Row]:
+    """The same row twice is one task."""
+    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in rows]
+    return {hashlib.sha256(text.encode()).hexdigest()[:10]: row for text, row in zip(texts, rows, strict=True)}

@@ -11,26 +11,32 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import ctypes
 import importlib
 import importlib.util
 import inspect
 import json
 import os
+import random
 import selectors
 import signal
+import subprocess
 import sys
 import traceback
 from typing import Any, NoReturn
 
 KEPT = 4096  # characters of what an episode prints, its last ones
+DEPTH = 64  # of what processes have started that have started processes
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TEMPORARY = 75  # the exit code of a program that says: not my fault, try again (sysexits.h)
-# Trouble on the way to the policy, or of the machine: no ending of the agent's.
-NOT_THE_AGENTS = (ConnectionError, TimeoutError, MemoryError, BrokenPipeError)
+# Trouble on the way to the policy: no ending of the agent's, whatever it was wrapped into.
+NOT_THE_AGENTS = (ConnectionError,)
 NAMES_OF_SUCH = {"APIConnectionError", "APITimeoutError", "InternalServerError", "InfraError"}
 
 
 def main() -> None:
     path, name = sys.argv[1:3]
+    del sys.path[0]  # where this file is: an agent's library may be called as one beside it
     if sys.argv[3:] == ["--once"]:  # forked from a process that could not stay as it was
         order = json.loads(sys.stdin.readline())
         episode(path, name, order, int(order["result"]))
@@ -77,16 +83,22 @@ class Server:
         for end in (ended, woken, self.orders):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(woken)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # it only has to be heard
         self.select.register(ended, selectors.EVENT_READ, self.look)
         self.select.register(self.orders, selectors.EVENT_READ, self.read_orders)
-        self.send({"ready": True, "forks": self.forks})
-        while self.orders >= 0:
-            for key, _ in self.select.select():
-                if key.fd in self.select.get_map():  # not closed meanwhile
-                    key.data(key.fd)
-        for one in self.running.values():
-            kill(one.pid)
+        try:
+            self.send({"ready": True, "forks": self.forks})
+            while self.orders >= 0:
+                for key, _ in self.select.select():
+                    if key.fd in self.select.get_map():  # not closed meanwhile
+                        key.data(key.fd)
+        except BrokenPipeError:
+            pass  # who started it is gone
+        finally:
+            for one in self.running.values():
+                kill(one.pid)
+            end_orphans(set())
 
     def read_orders(self, fd: int) -> None:
         data = os.read(fd, 65536)
@@ -103,9 +115,17 @@ class Server:
             if order["kill"] in self.running:
                 kill(self.running[order["kill"]].pid)
             return
-        printed, said = os.pipe()
-        result, told = os.pipe()
-        pid = os.fork()
+        opened: list[int] = []
+        try:
+            opened += os.pipe()
+            opened += os.pipe()
+            pid = os.fork()
+        except OSError as error:  # too many files or processes
+            for fd in opened:
+                os.close(fd)
+            self.send({"id": order["id"], "code": 0, "result": {"infra": f"cannot be started: {error}"}, "printed": ""})
+            return
+        printed, said, result, told = opened
         if pid == 0:
             self.leave([printed, result], said)
             if self.forks:
@@ -122,6 +142,7 @@ class Server:
     def leave(self, others: list[int], said: int) -> None:
         """In an episode's process: nothing is left of who started it but where to print."""
         os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in (1, 2):
@@ -134,7 +155,7 @@ class Server:
         """Somebody has ended. Its process counts, not its pipes: what it has left running may hold those for ever."""
         os.read(fd, 65536)
         for id, one in list(self.running.items()):
-            if os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if not has_ended(one.pid):
                 continue
             kill(one.pid)  # what it has left behind; its number is its own until it is waited for
             code = os.waitstatus_to_exitcode(os.waitpid(one.pid, 0)[1])
@@ -150,6 +171,8 @@ class Server:
                 result = {}
             printed = one.held[one.printed].decode("utf-8", "replace")
             self.send({"id": id, "code": code, "result": result, "printed": printed})
+
+        end_orphans({one.pid for one in self.running.values()})
 
     def send(self, said: dict[str, Any]) -> None:
         data = json.dumps(said).encode() + b"\n"
@@ -180,6 +203,37 @@ def can_fork() -> bool:
     return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
 
 
+def has_ended(pid: int) -> bool:
+    """Without taking its exit code away."""
+    if hasattr(os, "waitid"):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    state = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return not state.strip() or state.strip().startswith("Z")  # macOS before Python 3.13
+
+
+def end_orphans(own: set[int]) -> None:
+    """What episodes have started in groups of their own becomes ours when they end, where we are its reaper."""
+    for _ in range(DEPTH):
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+                found = {int(pid) for pid in file.read().split()} - own
+        except OSError:
+            return
+        for pid in found:
+            kill(pid)
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, 0)
+        if not found:
+            return
+
+
+def prctl(option: int, value: int) -> None:
+    """Where there is such a thing: on Linux."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
 def kill(pid: int) -> None:
     for end in (os.killpg, os.kill):
         with contextlib.suppress(OSError):
@@ -208,6 +262,7 @@ def feed(write: int, order: dict[str, Any]) -> None:
 
 def episode(path: str, name: str, order: dict[str, Any], told: int) -> NoReturn:
     os.environ.update(order["env"])
+    reseed(int(order["env"].get("AIR_SEED", 0)))
     result = outcome(path, name, order["task"])
     sys.stdout.flush()
     sys.stderr.flush()
@@ -226,7 +281,8 @@ def outcome(path: str, name: str, task: dict[str, Any]) -> dict[str, Any]:
     if function is None:
         return {"defect": f"{path} has no function {name!r}"}
     try:
-        given = function(*arguments(function, task))
+        places, names = arguments(function, task)
+        given = function(*places, **names)
         value = asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
         return {"score": as_score(value)}
     except SystemExit as error:
@@ -236,9 +292,25 @@ def outcome(path: str, name: str, task: dict[str, Any]) -> dict[str, Any]:
         return {"defect": str(error)}
     except BaseException as error:
         traceback.print_exc()
-        names = {kind.__name__ for kind in type(error).__mro__}
-        infra = isinstance(error, NOT_THE_AGENTS) or names & NAMES_OF_SUCH
-        return {"infra" if infra else "crash": told_of(error, path)}
+        return {"infra" if is_infra(error) else "crash": told_of(error, path)}
+
+
+def is_infra(error: BaseException | None) -> bool:
+    """Of it, or of what it was raised from."""
+    for _ in range(DEPTH):
+        if error is None:
+            return False
+        if isinstance(error, NOT_THE_AGENTS) or {k.__name__ for k in type(error).__mro__} & NAMES_OF_SUCH:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def reseed(seed: int) -> None:
+    """Forks of one process would all draw the same numbers."""
+    random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed % 2**32)
 
 
 async def _awaited(given: Any) -> Any:
@@ -255,15 +327,19 @@ def load(path: str, name: str) -> Any:
     return getattr(module, name, None)
 
 
-def arguments(function: Any, task: dict[str, Any]) -> tuple[Any, ...]:
+def arguments(function: Any, task: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The task and, if the function takes it, a client: OpenAI's where that is installed, else one of ours."""
-    wanted = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-    if len([p for p in wanted if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) < 2:
-        return (task,)
-    library, later = the_client(), inspect.iscoroutinefunction(function)
+    taken = inspect.signature(function).parameters.values()
+    by_place = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+    by_name = any(p.name == "client" and p not in by_place for p in taken)
+    if len(by_place) < 2 and not by_name:
+        return (task,), {}
+    library, later = the_client(), inspect.iscoroutinefunction(inspect.unwrap(function))
     if library.__name__ != "openai":
-        return task, library.AsyncClient() if later else library.Client()
-    return task, library.AsyncOpenAI() if later else library.OpenAI()
+        client = library.AsyncClient() if later else library.Client()
+    else:
+        client = library.AsyncOpenAI() if later else library.OpenAI()
+    return ((task,), {"client": client}) if by_name else ((task, client), {})
 
 
 def the_client() -> Any:

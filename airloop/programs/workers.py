@@ -7,6 +7,8 @@ import contextlib
 import itertools
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +22,8 @@ from airloop.rollout.program import ProgramCrashed
 WORKER = Path(__file__).with_name("worker.py")
 END_S = 10.0  # from being told to end until it is killed
 LOCAL = "127.0.0.1,localhost,::1"
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+LEAST_SECRET = 8  # characters: shorter ones are words
 SHOWN = 400  # characters of what a program printed last
 FIX = "correct the agent's file; `air tasks show` plays its first request."
 
@@ -30,24 +34,25 @@ class Workers:
     def __init__(self, path: Path, function: str, python: str = "") -> None:
         self._command = [python or sys.executable, str(WORKER), str(path), function]
         self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Future[dict[str, Any]]]] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
     async def run(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> float | dict[str, float]:
         """The score that the function gave. AirError where its file cannot be used."""
-        loop = asyncio.get_running_loop()
-        id, future = str(next(self._numbers)), loop.create_future()
-        self._waiting[id] = loop, future
+        id, waiting = str(next(self._numbers)), _Waiting(asyncio.get_running_loop())
+        self._waiting[id] = waiting
+        proxies = {name: ",".join(filter(None, [os.environ.get(name), LOCAL])) for name in ("NO_PROXY", "no_proxy")}
         try:
-            self._send({"id": id, "task": task, "env": {**variables, "NO_PROXY": LOCAL, "no_proxy": LOCAL}})
-            ended = await future
+            waiting.process = self._send({"id": id, "task": task, "env": {**variables, **proxies}})
+            ended = await waiting.future
         except asyncio.CancelledError:
-            self._send({"kill": id})
+            with contextlib.suppress(InfraError):
+                self._send({"kill": id})
             raise
         finally:
             self._waiting.pop(id, None)
-        return _score(ended)
+        return _score({**ended, "printed": masked(ended["printed"], variables)}, variables)
 
     def close(self) -> None:
         with self._lock:
@@ -63,12 +68,12 @@ class Workers:
             process.kill()
             process.wait()
 
-    def _send(self, order: Mapping[str, Any]) -> None:
+    def _send(self, order: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
         with self._lock:
             process = self._process
             if process is None or process.poll() is not None:
                 if "kill" in order:
-                    return
+                    return None
                 process = self._process = self._start()
             assert process.stdin is not None
             try:
@@ -76,9 +81,11 @@ class Workers:
                 process.stdin.flush()
             except OSError as error:
                 raise InfraError(f"the process that starts the agent's programs is gone: {error}") from error
+        return process
 
     def _start(self) -> subprocess.Popen[bytes]:
-        env = dict(os.environ)
+        # A library that makes a client when it is imported must not make one with the user's own key.
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "ANTHROPIC_"))}
         if self._command[0] != sys.executable:  # another environment, with libraries of its own
             env.pop("PYTHONPATH", None)
         try:
@@ -97,22 +104,39 @@ class Workers:
         for line in process.stdout:
             said = json.loads(line)
             if "id" in said and (found := self._waiting.get(said["id"])):
-                _resolve(*found, said)
+                found.resolve(said)
         code = process.wait()
-        for loop, future in list(self._waiting.values()):
-            _resolve(loop, future, {"code": code, "result": {}, "printed": "", "gone": True})
+        for waiting in list(self._waiting.values()):
+            if waiting.process in (None, process):
+                waiting.resolve({"code": code, "result": {}, "printed": "", "gone": True})
 
 
-def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[dict[str, Any]], said: dict[str, Any]) -> None:
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(said)
+class _Waiting:
+    """For the end of one episode, in an event loop."""
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(resolve)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.future = loop, loop.create_future()
+        self.process: subprocess.Popen[bytes] | None = None  # that was told to start it
+
+    def resolve(self, said: dict[str, Any]) -> None:
+        def resolve() -> None:
+            if not self.future.done():
+                self.future.set_result(said)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(resolve)
 
 
-def _score(ended: Mapping[str, Any]) -> float | dict[str, float]:
+def masked(text: str, variables: Mapping[str, str]) -> str:
+    """Without any key that a program could know: what it says of its end is kept with the run."""
+    known = {**os.environ, **variables}
+    secrets = {value for name, value in known.items() if len(value) >= LEAST_SECRET and SECRET.search(name)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text
+
+
+def _score(ended: Mapping[str, Any], variables: Mapping[str, str]) -> float | dict[str, float]:
     result, code = ended["result"], ended["code"]
     printed = ended["printed"].strip()[-SHOWN:]
     after = f"; it printed last: {printed}" if printed else ""
@@ -121,11 +145,12 @@ def _score(ended: Mapping[str, Any]) -> float | dict[str, float]:
     if "defect" in result:
         raise AirError(f"The agent's program: {result['defect']}.", FIX)
     if "crash" in result:
-        raise ProgramCrashed(result["crash"])
+        raise ProgramCrashed(masked(result["crash"], variables))
     if "infra" in result:
-        raise InfraError(f"the agent's program: {result['infra']}")
+        raise InfraError(f"the agent's program: {masked(result['infra'], variables)}")
     if ended.get("gone"):
         raise InfraError(f"the process that starts the agent's programs ended with code {code}")
-    if code < 0:
-        raise InfraError(f"the agent's program was ended by signal {-code}{after}")
-    raise ProgramCrashed(f"it ended with code {code} and without a score{after}")
+    if code == -signal.SIGKILL:  # as a system does that is out of memory
+        raise InfraError(f"the agent's program was killed{after}")
+    how = f"by signal {-code}" if code < 0 else f"with code {code}"
+    raise ProgramCrashed(f"it ended {how} and without a score{after}")

@@ -7,6 +7,7 @@ episode was worth.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from abc import abstractmethod
@@ -132,12 +133,6 @@ def serve_policy(
     env: ProgramEnvironment, engine: Engine, tokenizer: Tokenizer, settings: RolloutSettings, seed: int, order: str
 ) -> ServedEpisode:
     """The policy, as the environment's programs speak with it."""
-    first: list[Sequence[Message]] = []
-
-    def trains(messages: Sequence[Message]) -> bool:
-        first.append(messages)
-        return env.trains(messages, first[0])
-
     return ServedEpisode(
         engine,
         tokenizer,
@@ -147,7 +142,7 @@ def serve_policy(
         parser=settings.parser,
         strategy=settings.strategy,
         most_requests=env.max_turns,
-        trains=trains,
+        trains=env.trains,
     )
 
 
@@ -228,23 +223,39 @@ async def _play(
     env: ProgramEnvironment, task: Task, seed: int, episode: ServedEpisode, address: Address, deadline_s: float
 ) -> tuple[Ending, Score, str]:
     """How it ended, what it was worth, and what the program's crash said."""
-    nothing = Score(dict.fromkeys(env.reward_weights, 0.0))
+    nothing = Score(dict.fromkeys(env.reward_weights, 0.0), {env.success: 0.0} if env.success else {})
+    ending: Ending = "done"
     try:
         with waiting(f"the program of task {task.id}", f"environment {env.name}", deadline_s):
             score = await within(deadline_s, "the program", env.play(task, seed, address))
-    except OutOfTime:
-        return "deadline", nothing, ""
+        crash = ""
+    except OutOfTime as error:
+        ending, score, crash = "deadline", nothing, ""
+        asked_nothing = f"{error}, and it had asked nothing"
     except ProgramCrashed as error:
-        if not episode.exchanges and not episode.full:
-            raise InfraError(f"the program failed before it had asked anything: {error}") from error
-        ending: Ending = "context_full" if episode.full else "max_turns" if episode.spent else "done"
-        return ending, nothing, str(error)
-    if not episode.exchanges:
-        raise InfraError(
+        score, crash = nothing, str(error)
+        asked_nothing = f"the program failed before it had asked anything: {error}"
+    else:
+        asked_nothing = (
             "the program ended without having asked the policy anything: it must use OPENAI_BASE_URL and "
             "OPENAI_API_KEY, or the client that it is given"
         )
-    return "context_full" if episode.full else "max_turns" if episode.spent else "done", score, ""
+    if episode.trouble is not None:  # whatever the program made of it
+        raise _spoilt(episode.trouble)
+    if not episode.exchanges and not episode.full:
+        raise InfraError(asked_nothing)
+    if ending == "done" and (episode.full or episode.spent):
+        ending = "context_full" if episode.full else "max_turns"
+    return ending, score, crash
+
+
+def _spoilt(trouble: Exception) -> Exception:
+    """A failed engine ends the run; anything else spoils the episode."""
+    if isinstance(trouble, EngineFailed | InfraError):
+        return trouble
+    spoilt = InfraError(f"a request could not be answered: {type(trouble).__name__}: {trouble}")
+    spoilt.__cause__ = trouble
+    return spoilt
 
 
 # --- looking on, and other models ------------------------------------------------------------------------------
@@ -253,10 +264,13 @@ async def _play(
 class _FirstOnly(ServedAgent):
     """Notes the first request and answers none."""
 
-    asked_first: ChatRequest | None = None
+    def __init__(self) -> None:
+        super().__init__(Silent())
+        self.asked_first: asyncio.Future[ChatRequest] = asyncio.get_running_loop().create_future()
 
     async def chat(self, request: ChatRequest) -> Answer:
-        self.asked_first = self.asked_first or request
+        if not self.asked_first.done():
+            self.asked_first.set_result(request)
         raise BadRequest("Only the first request was wanted.", code="only_looking")
 
 
@@ -267,17 +281,19 @@ class FirstRequest(Session):
         self._env, self._task, self._seed = env, task, seed
 
     async def begin(self) -> Opening:
-        told = _FirstOnly(Silent())
+        told = _FirstOnly()
         async with Door() as door:
-            try:
-                await within(OPENING_S, "the program", self._env.play(self._task, self._seed, door.open("look", told)))
-            except (ProgramCrashed, OutOfTime) as error:
-                if told.asked_first is None:
-                    raise InfraError(f"the program of task {self._task.id} asked nothing: {error}") from error
-        if told.asked_first is None:
-            raise InfraError(f"the program of task {self._task.id} asked nothing")
-        messages = tuple(Message(**message) for message in told.asked_first.messages)  # type: ignore[typeddict-item]
-        return Opening(messages, told.asked_first.tools)
+            played = self._env.play(self._task, self._seed, door.open("look", told))
+            playing = asyncio.ensure_future(within(OPENING_S, "the program", played))
+            either: set[asyncio.Future[Any]] = {playing, told.asked_first}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            playing.cancel()
+            (ended,) = await asyncio.gather(playing, return_exceptions=True)
+        if not told.asked_first.done():
+            said = f": {ended}" if isinstance(ended, Exception) else ""
+            raise InfraError(f"the program of task {self._task.id} asked nothing{said}")
+        request = told.asked_first.result()
+        return Opening(tuple(Message(**m) for m in request.messages), request.tools)  # type: ignore[typeddict-item]
 
     async def act(self, action: Action) -> Observation:
         raise InfraError("a program's episode is its own: it cannot be played from outside")

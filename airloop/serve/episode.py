@@ -50,7 +50,7 @@ class Exchange:
     tools: tuple[Mapping[str, Any], ...]
     reply: str
     actions: tuple[Action, ...]
-    sampled: Sampled | None  # None: not of the policy
+    sampled: Sampled | None  # None: not of the policy, or not to be trained
     times: Times
     asked: float  # by time.monotonic()
     answered: float = field(default_factory=time.monotonic)
@@ -76,11 +76,12 @@ class ServedEpisode:
     # episodes of a group would be alike.
     training: bool = True
     most_requests: int | None = None
-    # Whether replies in a conversation that opens like this are trained.
-    trains: Callable[[Sequence[Message]], bool] = lambda messages: True
+    # Whether replies in a conversation are trained; the other one is the first that was asked for.
+    trains: Callable[[Sequence[Message], Sequence[Message]], bool] = lambda messages, first: True
     requests: int = 0
     spent: bool = False  # more was asked than most_requests
     full: bool = False  # a conversation had no room left for a reply
+    trouble: Exception | None = None  # the first of the machinery's: whatever became of it, the episode is spoilt
     abandoned: int = 0  # requests whose client was gone before the reply
     asked: dict[str, list[Any]] = field(default_factory=dict)  # sampling that clients wanted and the run decides
     # By request, of those that were asked for the first time: for a client that never got its answer and asks again.
@@ -89,6 +90,7 @@ class ServedEpisode:
     def __post_init__(self) -> None:
         self.forest = Forest(self.tokenizer, self.strategy)
         self.exchanges: list[Exchange] = []
+        self.opening: tuple[Message, ...] = ()
         self._under_way: set[asyncio.Future[Any]] = set()
         self._over = False
         self._prompt_tokens = self._cached_tokens = 0
@@ -98,10 +100,11 @@ class ServedEpisode:
 
     async def chat(self, request: ChatRequest) -> Answer:
         """Samples the replies to a request. ContextFull where the conversation leaves no room for one."""
-        asked = time.monotonic()
+        asked, number = time.monotonic(), self._count()
         messages, known, before = self.recognise(request.messages)
+        self.opening = self.opening or tuple(messages)
         prompt = self.forest.prompt(messages, request.tools, known)
-        drawn = await self._sample(prompt.token_ids, request.n, request.max_tokens, request.seed, request.asked)
+        drawn = await self._sample(prompt.token_ids, number, request.n, request.max_tokens, request.seed, request.asked)
         choices = tuple(self._keep(prompt, generation, request, messages, before, asked) for generation in drawn)
         return Answer(choices, len(prompt.token_ids), min(g.cached_tokens for g in drawn), drawn[0].version)
 
@@ -109,15 +112,18 @@ class ServedEpisode:
         self, token_ids: Sequence[int], max_tokens: int | None, seed: int | None, asked: Mapping[str, Any]
     ) -> tuple[Reply, str]:
         """A reply to tokens as they are; and why it ended."""
-        began = time.monotonic()
+        began, number = time.monotonic(), self._count()
         if max(token_ids, default=0) >= self.tokenizer.vocab_size:
             raise BadRequest(f"There is no token {max(token_ids)}.", param="token_ids")
         prompt = self.forest.prompt_of_tokens(token_ids)
-        (generation,) = await self._sample(prompt.token_ids, 1, max_tokens, seed, asked)
         said = (Message(role="user", content=self.tokenizer.decode(token_ids)),)
+        self.opening = self.opening or said
+        (generation,) = await self._sample(prompt.token_ids, number, 1, max_tokens, seed, asked)
         sampled, times = _sampled(generation), _times(generation)
-        reply = self.forest.append(prompt, sampled, trained=self.trains(said))
-        self.exchanges.append(Exchange(said, (), reply.text, (Action("text", reply.text),), sampled, times, began))
+        trained = self.trains(said, self.opening)
+        reply = self.forest.append(prompt, sampled, trained=trained)
+        noted = sampled if trained else None
+        self.exchanges.append(Exchange(said, (), reply.text, (Action("text", reply.text),), noted, times, began))
         return reply, generation.stop
 
     def branches(self) -> tuple[Branch, ...]:
@@ -132,7 +138,7 @@ class ServedEpisode:
         asked = [*(exchange.asked for exchange in self.exchanges), ended][1:]
         for exchange, next_asked in zip(self.exchanges, asked, strict=True):
             shown, places = shown_anew(known, exchange.messages)
-            said = Message(role="assistant", content=exchange.reply)
+            said = _said(exchange)
             known = [*exchange.messages, said]
             times = replace(exchange.times, tool=max(0.0, next_asked - exchange.answered))
             made.append(Turn(shown, said, exchange.sampled, exchange.actions, (Observation(""),), times, places))
@@ -147,8 +153,17 @@ class ServedEpisode:
             "cached_share": self._cached_tokens / max(self._prompt_tokens, 1),
             "requests": self.requests,
             "requests_abandoned": self.abandoned,
-            "conversations": len(self.forest.branches()),
+            "conversations": self._conversations(),
         }
+
+    def _conversations(self) -> int:
+        """How many there are: one begins where a request does not go on from an earlier one and its reply."""
+        ended = {_line([*exchange.messages, _said(exchange)]) for exchange in self.exchanges}
+        going_on = sum(
+            any(_line(exchange.messages[:i]) in ended for i in range(1, len(exchange.messages)))
+            for exchange in self.exchanges
+        )
+        return len(self.exchanges) - going_on
 
     def end(self) -> None:
         """The episode is over: what is still being sampled is given up, and nothing more is."""
@@ -190,6 +205,7 @@ class ServedEpisode:
     async def _sample(
         self,
         token_ids: Sequence[int],
+        number: int,
         n: int,
         max_tokens: int | None,
         seed: int | None,
@@ -197,7 +213,6 @@ class ServedEpisode:
     ) -> list[Generation]:
         for name, value in asked.items():
             self.asked.setdefault(name, []).append(value)
-        number = self._count()
         most = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
         stops = self.sampling.stop_ids or self.tokenizer.stop_ids
         own = replace(self.sampling, max_tokens=most, stop_ids=stops, **({} if self.training else asked))
@@ -216,6 +231,9 @@ class ServedEpisode:
             raise
         except ContextFull:
             self.full = True
+            raise
+        except Exception as error:
+            self.trouble = self.trouble or error
             raise
         finally:
             self._under_way.discard(work)
@@ -256,14 +274,15 @@ class ServedEpisode:
         asked: float,
     ) -> Choice:
         sampled, halted = _until(_sampled(generation), request.stop, self.tokenizer)
-        reply = self.forest.append(prompt, sampled, trained=self.trains(messages))
+        trained = self.trains(messages, self.opening)
+        reply = self.forest.append(prompt, sampled, trained=trained)
         cut = generation.stop == "length" and not halted
         said = reply.text.partition(halted)[0] if halted else reply.text
         spoken = read_reply(said, tools=bool(request.tools), parser=self.parser, cut=cut, thinking=prompt.thinking)
         actions = spoken.calls or (Action("text", said),)
-        times = _times(generation)
+        times, noted = _times(generation), sampled if trained else None
         message = self._note(
-            Exchange(tuple(messages), request.tools, reply.text, actions, sampled, times, asked), spoken, before
+            Exchange(tuple(messages), request.tools, reply.text, actions, noted, times, asked), spoken, before
         )
         finish = "tool_calls" if spoken.calls else "length" if cut else "stop"
         return Choice(message, finish, reply.token_ids, reply.logprobs, halted)
@@ -293,10 +312,21 @@ class ServedAgent(ServedEpisode):
 
     async def chat(self, request: ChatRequest) -> Answer:
         self._count()
+        if request.n > 1:
+            raise BadRequest("Who answers here gives one reply.", param="n")
         messages, _, before = self.recognise(request.messages)
         began = time.monotonic()
-        reply = await self.agent.reply(messages, request.tools)
+        try:
+            reply = await self.agent.reply(messages, request.tools)
+        except ContextFull:
+            self.full = True
+            raise
+        except Exception as error:
+            self.trouble = self.trouble or error
+            raise
         text, times = reply["content"], Times(model=time.monotonic() - began)
+        for stop in request.stop:
+            text = text.partition(stop)[0]
         spoken = read_reply(text, tools=bool(request.tools), parser=self.parser, cut=False, thinking=False)
         actions = spoken.calls or (Action("text", text),)
         said = Exchange(tuple(messages), request.tools, text, actions, None, times, began)
@@ -305,6 +335,14 @@ class ServedAgent(ServedEpisode):
 
     async def generate(self, *given: Any) -> tuple[Reply, str]:
         raise BadRequest("Who answers here takes messages, not tokens.", code="unsupported_endpoint")
+
+
+def _said(exchange: Exchange) -> Message:
+    return Message(role="assistant", content=exchange.reply)
+
+
+def _line(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
+    return tuple((message["role"], message["content"]) for message in messages)
 
 
 def _being_cancelled() -> bool:

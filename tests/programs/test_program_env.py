@@ -136,7 +136,7 @@ def test_paths_are_relative_to_the_toml_and_the_file_is_part_of_the_run(folder: 
 @pytest.mark.slow
 def test_an_agent_of_ones_own_learns(folder: Path) -> None:
     """Success is of held-out rows; the doctor has looked on before, and the run can be resumed."""
-    done = start(load_config(["@", str(folder / "run.toml")]), Display(quiet=True))
+    done = start(load_config(["@", str(folder / "run.toml"), "--output_dir", str(folder / "out")]), Display(quiet=True))
     lines = done.run.metrics("train")
     first, last = ([s for m in part for s in m["successes"]] for part in (lines[:3], lines[-3:]))
     assert sum(last) / len(last) > sum(first) / len(first) + 0.2

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from support.endpoint_world import CALL, CHAT, TOOL, Recorded, user
 
-from airloop.engine.base import Sampling
+from airloop.engine.base import EngineFailed, Sampling
 from airloop.errors import InfraError
 from airloop.programs.client import AsyncClient
 from airloop.programs.client import Client as PlainClient
@@ -169,18 +169,24 @@ async def _sleeps(client: Client) -> float:
     return 1.0
 
 
+async def _sleeps_without_asking(client: Client) -> float:
+    await asyncio.sleep(100)
+    return 1.0
+
+
 @pytest.mark.parametrize(
     ("program", "ending", "error", "crashed"),
     [
         (_asks_for_ever, "max_turns", "max_requests_exceeded", 1.0),
         (_fails_later, "done", "ValueError: no", 1.0),
         (_sleeps, "deadline", "", 0.0),
+        (_sleeps_without_asking, "infra_error", "it had asked nothing", None),
         (_asks_nothing, "infra_error", "without having asked", None),
         (_fails_at_once, "infra_error", "before it had asked anything: ValueError: no", None),
     ],
 )
 def test_every_ending_is_told(program: Program, ending: str, error: str, crashed: float | None) -> None:
-    played, _ = play(program, deadline_s=1.0 if ending == "deadline" else 60.0)
+    played, _ = play(program, deadline_s=1.0 if "sleeps" in program.__name__ else 60.0)
     assert played.ending == ending and error in played.error and played.reward == 0.0
     assert played.metrics.get("crashed") == crashed
 
@@ -272,3 +278,65 @@ def test_the_client_that_needs_nothing_asks_and_echoes(later: bool) -> None:
     played, engine = play(program)
     assert played.reward == 1.0 and len(played.branches) == 1
     trained_is_sampled(played, engine)
+
+
+class Breaks(Recorded):
+    """Its second answer is trouble."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
+        if self.pairs:
+            raise self.error
+        return await super().generate(token_ids, sampling, order)
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_trouble_of_the_machinery_is_never_a_score(swallowed: bool) -> None:
+    async def program(client: Client) -> float:
+        await client.ask(user("x"))
+        try:
+            await client.ask(user("y"))
+        except ProgramCrashed:
+            if not swallowed:
+                raise
+        return 1.0
+
+    played, _ = play(program, Breaks(RuntimeError("CUDA error")))
+    assert played.ending == "infra_error" and "CUDA error" in played.error
+    with pytest.raises(EpisodeDefect, match="the engine is gone"):
+        play(program, Breaks(EngineFailed("the engine is gone", "look")))
+
+
+def test_a_crash_has_a_success_of_nothing_whatever_it_is_called() -> None:
+    class Other(ProgramsEnv):
+        success: ClassVar[str | None] = "correct"
+
+    played, _ = play(_fails_later, env=Other(_fails_later))
+    assert played.ending == "done" and played.metrics["success"] == 0.0
+
+
+def test_the_main_conversation_is_the_one_that_was_asked_first_not_answered_first() -> None:
+    class SlowChief(Recorded):
+        async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
+            if "You plan" in CHAT.decode(token_ids):
+                await asyncio.sleep(0.2)
+            return await super().generate(token_ids, sampling, order)
+
+    async def program(client: Client) -> float:
+        chief = asyncio.ensure_future(client.ask({"role": "system", "content": "You plan."}, user("go")))
+        await asyncio.sleep(0.05)
+        await client.ask({"role": "system", "content": "You work."}, user("do"))
+        await chief
+        return 1.0
+
+    class Main(ProgramsEnv):
+        def trains(self, messages: Sequence[Message], first: Sequence[Message]) -> bool:
+            return messages[0] == first[0]
+
+    played, _ = play(program, SlowChief(), env=Main(program))
+    (branch,) = played.branches
+    assert "You plan" in CHAT.decode(branch.tokens)
+    assert [turn.sampled is not None for turn in played.turns] == [False, True]

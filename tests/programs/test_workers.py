@@ -17,7 +17,7 @@ from airloop.errors import AirError, InfraError
 from airloop.programs.workers import WORKER, Workers
 from airloop.rollout.program import ProgramCrashed
 
-AT = {"OPENAI_BASE_URL": "http://127.0.0.1:1/e/x/v1", "OPENAI_API_KEY": "key"}
+AT = {"OPENAI_BASE_URL": "http://127.0.0.1:1/e/x/v1", "OPENAI_API_KEY": "air-0123456789", "AIR_SEED": "5"}
 PROGRAM = """
     import os, signal, subprocess, sys, time
     AT_IMPORT = os.environ.get("OPENAI_BASE_URL")
@@ -38,6 +38,19 @@ PROGRAM = """
     def offline(task): raise ConnectionError("no way")
     def leaves(task): print("so long"); sys.exit(3)
     def temporary(task): sys.exit(75)
+    def segfault(task): os.kill(os.getpid(), signal.SIGSEGV)
+    def tool_times_out(task): raise TimeoutError("a tool of mine")
+    def wrapped(task):
+        try: raise ConnectionError("no way")
+        except ConnectionError as error: raise RuntimeError("gave up") from error
+    def tells_keys(task): raise ValueError(os.environ["OPENAI_API_KEY"] + " and " + os.environ["JUDGE_API_KEY"])
+    def draws(task):
+        import random
+        return random.random()
+    def escapes(task):
+        child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+        return child.pid
+    def named(task, *, client=None): return float(client is not None)
     def killed(task): os.kill(os.getpid(), signal.SIGKILL)
     def hard_exit(task): print("last words", flush=True); os._exit(9)
     def prints(task): print("x" * 100000); return 1
@@ -112,10 +125,17 @@ def test_every_episode_has_a_process_of_its_own(program: Any) -> None:
         ("hard_exit", ProgramCrashed, "code 9 .* last words"),
         ("offline", InfraError, "no way"),
         ("temporary", InfraError, "75"),
-        ("killed", InfraError, "signal 9"),
+        ("killed", InfraError, "was killed"),
+        ("segfault", ProgramCrashed, "signal 11"),
+        ("tool_times_out", ProgramCrashed, "TimeoutError"),
+        ("wrapped", InfraError, "RuntimeError: gave up"),
+        ("tells_keys", ProgramCrashed, "ValueError: … and …"),
     ],
 )
-def test_every_failure_is_somebodys(program: Any, function: str, kind: type[Exception], said: str) -> None:
+def test_every_failure_is_somebodys(
+    program: Any, function: str, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "sk-planted-here")
     with pytest.raises(kind, match=said):
         outcome(program(function))
 
@@ -152,6 +172,59 @@ def test_cancelled_it_leaves_nobody_behind(program: Any, tmp_path: Path) -> None
 def test_what_an_episode_leaves_running_ends_with_it(program: Any) -> None:
     pid = int(outcome(program("orphan")))
     wait_until(lambda: gone(pid))
+
+
+def test_what_leaves_the_episodes_group_ends_with_it_too(program: Any) -> None:
+    pid = int(outcome(program("escapes")))
+    wait_until(lambda: gone(pid))
+
+
+def test_episodes_draw_by_their_seeds_and_a_client_may_be_asked_for_by_name(program: Any) -> None:
+    assert outcome(program("draws")) == outcome(program("draws"))
+    assert outcome(program("named")) == 1.0
+
+
+def test_the_users_own_key_is_not_there_when_libraries_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "eager.py").write_text("import os\nKEY = os.environ.get('OPENAI_API_KEY')\n")
+    (tmp_path / "agent").mkdir()
+    path = tmp_path / "agent" / "agent.py"
+    path.write_text("import eager\ndef solve(task): return float(eager.KEY != 'the-users-own')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "library"))
+    monkeypatch.setenv("OPENAI_API_KEY", "the-users-own")
+    workers = Workers(path, "solve")
+    try:
+        assert outcome(workers) == 1.0
+    finally:
+        workers.close()
+
+
+def test_killed_with_its_run_it_leaves_nobody_behind(tmp_path: Path) -> None:
+    """Episodes are ending all the while: to tell of one fails then, which must not keep the others alive."""
+    path = tmp_path / "agent.py"
+    path.write_text(
+        "import os, time\n"
+        "def solve(task):\n"
+        "    open(task['folder'] + f'/{os.getpid()}', 'w').close()\n"
+        "    time.sleep(0.05 if task['i'] % 2 else 100)\n"
+        "    return 1\n"
+    )
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    code = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom airloop.programs.workers import Workers\n"
+        f"w = Workers(Path({str(path)!r}), 'solve')\n"
+        "async def many():\n"
+        f"    await asyncio.gather(*(w.run({{'i': i, 'folder': {str(folder)!r}}}, {{}}) for i in range(16)))\n"
+        "asyncio.run(many())\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(lambda: len(list(folder.iterdir())) == 16)
+    process.kill()
+    process.wait()
+    wait_until(lambda: all(gone(int(file.name)) for file in folder.iterdir()))
 
 
 def test_closed_it_ends_its_episodes(program: Any, tmp_path: Path) -> None:
