@@ -62,6 +62,8 @@ def finished_probe(case: Case) -> Probe:
 @check("G9", stage="probe", title="episodes end in a score")
 def episodes_end(case: Case) -> Finding:
     probe = case.probe
+    if not probe.lost and (crashing := _crashing(probe, HALF)) is not None:
+        return replace(crashing, verdict="warn")
     if not probe.lost:
         endings = Counter(t.ending for t in probe.trajectories)
         named = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
@@ -88,7 +90,7 @@ def rewards_differ(case: Case) -> Finding:
     seen = f"{silent} of {len(groups)} groups have equal rewards; {count} of {n} episodes got {common:g}"
     if silent == len(groups):
         enough = n >= ENOUGH_EPISODES and not probe.hurried
-        if (broken := _broken_world(probe)) is not None:
+        if (broken := _crashing(probe, COMMON) or _broken_world(probe)) is not None:
             return replace(broken, verdict="fail" if enough else "warn", seen=f"{broken.seen}; {seen}")
         return Finding(
             "fail" if enough else "warn",
@@ -111,6 +113,21 @@ def rewards_differ(case: Case) -> Finding:
             ids=("E9", "E2"),
         )
     return passed(f"{seen}; within a group {probe.stuck:.0%} have the commonest reward")
+
+
+def _crashing(probe: Probe, share: float) -> Finding | None:
+    """More than this share of the agents' own programs failed after the policy had spoken: what they said of it."""
+    crashed = [t for t in probe.trajectories if t.metrics.get("crashed")]
+    if not crashed or len(crashed) < share * len(probe.trajectories):
+        return None
+    error, count = Counter(t.error for t in crashed).most_common(1)[0]
+    return Finding(
+        "fail",
+        f"in {len(crashed)} of {len(probe.trajectories)} episodes the agent's program failed, {count} times: {error}",
+        "an episode whose program fails is worth nothing, whatever the policy said: if that is the program's own "
+        "fault, all rewards are equal",
+        "mend the program, or let it score what it cannot read: `air tasks show … --play noop` plays it.",
+    )
 
 
 def _broken_world(probe: Probe) -> Finding | None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from airloop.config import load_config
+from airloop.doctor.case import Case
+from airloop.doctor.examine import examine
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
 from airloop.programs.env import ProgramEnv
@@ -142,3 +144,21 @@ def test_an_agent_of_ones_own_learns(folder: Path) -> None:
     assert sum(last) / len(last) > sum(first) / len(first) + 0.2
     played = Run.open(done.run.path).finished(11)
     assert len(played) == 32 and all(t.branches and t.metrics["requests"] == 1 for t in played.values())
+
+
+def test_the_doctor_names_the_programs_own_fault_before_the_rewards(folder: Path) -> None:
+    """E1 would blame tasks and rewards."""
+    (folder / "agent.py").write_text(AGENT.replace("return sum(", "return task['absent'] + sum("))
+    config = load_config(["@", str(folder / "run.toml"), "--output_dir", str(folder / "out")])
+    with Case(config) as case:
+        (result,) = examine(case, ("probe",), ["rewards_differ"])
+    (found,) = result.findings
+    assert found.verdict == "fail" and "KeyError: 'absent'" in found.seen and "program" in found.fix
+
+
+def test_rows_that_share_an_id_and_rows_that_are_all_held_out_are_refused(folder: Path) -> None:
+    (folder / "tasks.jsonl").write_text('{"id": 1, "word": "a"}\n{"id": 1, "word": "b"}\n{"id": 2, "word": "c"}')
+    with pytest.raises(AirError, match="several have the id '1'"):
+        env_of(folder).tasks("train")
+    with pytest.raises(AirError, match="No row is left"):
+        env_of(folder, test_tasks=str(folder / "tasks.jsonl")).tasks("train")
