@@ -1,4 +1,4 @@
-"""OpenAI's own client, of two major versions, unchanged: whatever way it asks, what it is answered is what is trained."""
+"""OpenAI's own client, of two major versions, unchanged: in whatever way it asks, what is trained is what it got."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def adds(prompt: str, seed: int) -> str:
 def test_episodes_of_its_client(
     library: str, function: str, speak: Callable[[str, int], str], turns: int, conversations: int, tmp_path: Path
 ) -> None:
-    played, _ = play(tmp_path, library, f"chat_loop.py:{function}", speak)
+    played = play(tmp_path, library, f"chat_loop.py:{function}", speak)
     assert [len(t.turns) for t in played] == [turns] * len(played)
     assert [t.metrics["conversations"] for t in played] == [conversations] * len(played)

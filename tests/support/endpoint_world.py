@@ -90,10 +90,15 @@ def trained_pairs(episode: ServedEpisode) -> list[tuple[list[int], list[int]]]:
 
 def trained_is_sampled(engine: Recorded, *played: Trajectory) -> None:
     """Every trained row is a request and its response, and each response is trained once."""
+    assert trained_rows(*played) == sorted(engine.pairs)
+
+
+def trained_rows(*played: Trajectory) -> list[tuple[list[int], list[int]]]:
+    """Of each trained reply: the tokens before it and its own."""
     found = []
     for branch in (branch for trajectory in played for branch in trajectory.branches):
         for i, on in enumerate(branch.train):
             if on and not branch.train[i - 1]:
                 end = next((j for j in range(i, len(branch.train)) if not branch.train[j]), len(branch.train))
                 found.append((list(branch.tokens[:i]), list(branch.tokens[i:end])))
-    assert sorted(found) == sorted(engine.pairs)
+    return sorted(found)

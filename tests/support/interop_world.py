@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.endpoint_world import Recorded, trained_is_sampled
+from support.endpoint_world import Recorded, trained_rows
 from support.rollout_world import chat_tokenizer
 
 from airloop.engine.base import Sampling
 from airloop.envs.base import load_environment
+from airloop.models.chat import ChatTokenizer
 from airloop.programs.env import ProgramEnv
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.sampler import Sampler
@@ -66,13 +67,19 @@ def both_at_once(prompt: str, seed: int) -> str:
     return str(sum(known)) if known else "\n".join(["I look them up.", *calls])
 
 
+def until(chat: ChatTokenizer, token_ids: list[int], stop: str) -> list[int]:
+    """Up to the token that completes a text which the agent has asked to stop at; all of it where there is none."""
+    ends = (end for end in range(1, len(token_ids) + 1) if stop and stop in chat.decode(token_ids[:end]))
+    return token_ids[: next(ends, len(token_ids))]
+
+
 def play(
-    folder: Path, library: str, program: str, speak: Callable[[str, int], str], **args: Any
-) -> tuple[list[Trajectory], Recorded]:
+    folder: Path, library: str, program: str, speak: Callable[[str, int], str], *, stop: str = ""
+) -> list[Trajectory]:
     """An episode of each row, all at the same time. Every one is right, and what is trained of it is what was sampled,
-    to the byte."""
+    to the byte. `stop`: a text that the agent has replies end at."""
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    given = {"tasks": str(folder / "rows.jsonl"), "python": interpreter(library), **args}
+    given = {"tasks": str(folder / "rows.jsonl"), "python": interpreter(library)}
     env = load_environment(str(PROGRAMS / program), given)
     assert isinstance(env, ProgramEnv)
     chat = chat_tokenizer()
@@ -84,6 +91,13 @@ def play(
         asyncio.run(sampler.evaluate(tasks))
     finally:
         env.abandon()
-    assert [(t.ending, t.error, t.reward) for t in saved] == [("done", "", 1.0)] * len(ROWS)
-    trained_is_sampled(engine, *saved)
-    return saved, engine
+    ended = [(t.ending, t.error, t.reward) for t in saved]
+    assert ended == [("done", "", 1.0)] * len(ROWS), f"{ended}; the first was:\n{_told(saved[0])}"
+    sampled = [(sent, until(chat, came, stop)) for sent, came in engine.pairs]
+    assert trained_rows(*saved) == sorted(sampled), "a trained row is no request and its response"
+    return saved
+
+
+def _told(played: Trajectory) -> str:
+    """What was said in an episode, to see why it went wrong."""
+    return "\n".join(f"[{m['role']}] {m['content']}" for conversation in played.conversations() for m in conversation)
