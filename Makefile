@@ -9,7 +9,7 @@ WORKERS ?= 4
 export PYTHONDONTWRITEBYTECODE =
 PYTEST := "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: train test test-fast durations soak lint clean for-train for-dev
+.PHONY: train test test-fast test-interop durations soak lint clean for-train for-dev
 
 train: for-train
 	"$(BIN)/air" train quickstart --continue
@@ -22,6 +22,12 @@ test: for-dev
 
 test-fast: for-dev
 	$(PYTEST) --fast
+
+# Agents of other libraries, each in an environment of its own under .venv-interop (made once). What cannot be installed
+# is skipped by name, with the reason.
+test-interop: for-dev
+	"$(BIN)/python" scripts/interop.py
+	"$(BIN)/python" -m pytest -n 2 --dist worksteal -m interop -rs tests/interop
 
 # What `make test-fast` leaves out: to be made anew, on an idle machine, when it has become slow.
 durations: for-dev

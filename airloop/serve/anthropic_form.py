@@ -10,8 +10,9 @@ from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_reques
 from airloop.serve.episode import Answer, Choice
 
 _SILENT = {"model", "metadata", "service_tier", "container", "betas", "context_management", "cache_control"}
-_SILENT |= {"inference_geo"}
+_SILENT |= {"inference_geo", "diagnostics", "speed", "user_profile_id", "workspace_id"}
 _SAME = {"temperature", "top_p", "top_k", "max_tokens", "stream"}
+_READ = {"system", "messages", "tools", "tool_choice", "stop_sequences", "thread"}
 FINISHED = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -19,7 +20,8 @@ def read_messages_request(body: Any) -> ChatRequest:
     """A request of /v1/messages; BadRequest says what of it cannot be had."""
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.")
-    for name in body.keys() - _SILENT - _SAME - {"system", "messages", "tools", "tool_choice", "stop_sequences"}:
+    _refuse_thread(body.get("thread"))
+    for name in body.keys() - _SILENT - _SAME - _READ:
         if name == "thinking" and _kind(body[name]) in (None, "disabled", "adaptive"):
             continue  # the policy thinks or does not, as it has learned to
         raise BadRequest(f"{name} is not supported here.", param=name, code="unsupported_parameter")
@@ -35,6 +37,15 @@ def read_messages_request(body: Any) -> ChatRequest:
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
     return read_request(chat)
+
+
+def _refuse_thread(given: Any) -> None:
+    """A conversation that the server keeps, of which clients send only what is new. Told so in these words, a client
+    that would like one sends the whole."""
+    if given is not None:
+        code = "thread_unsupported_request"
+        why = "No conversation is kept here: send the whole of it."
+        raise BadRequest(why, param="thread", code=code, details={"error_code": code, "unsupported": ["thread"]})
 
 
 def _kind(given: Any) -> Any:

@@ -16,15 +16,25 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 class BadRequest(Exception):
-    """What is wrong with a request, for who sent it; `status` and `code` as OpenAI's servers have them."""
+    """What is wrong with a request, for who sent it; `status` and `code` as OpenAI's servers have them, `details` as
+    Anthropic's, by which its client knows what to do instead."""
 
-    def __init__(self, message: str, *, param: str = "", code: str = "invalid_value", status: int = 400) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str = "",
+        code: str = "invalid_value",
+        status: int = 400,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.param, self.code, self.status = param, code, status
+        self.param, self.code, self.status, self.details = param, code, status, details
 
     def as_json(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param or None, "code": self.code}}
+        said = {"message": str(self), "type": kind, "param": self.param or None, "code": self.code}
+        return {"error": {**said, "details": dict(self.details)} if self.details else said}
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class ChatRequest:
 # Of who asks, or of how the answer is stored: they say nothing of what is sampled.
 _SILENT = {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 _SILENT |= {"top_logprobs", "parallel_tool_calls", "verbosity", "prompt_cache_retention"}
+_SILENT |= {"prompt_cache_options"}
 # The run's own values are used: with others it would be another policy that is trained.
 _DECIDED: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
@@ -63,7 +74,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0, 0.0),
     "frequency_penalty": (None, 0, 0.0),
     "repetition_penalty": (None, 1, 1.0),
-    "reasoning_effort": (None,),
+    "reasoning_effort": (None, "none"),
     "modalities": (None, ["text"]),
     "functions": (None, []),
     "function_call": (None,),

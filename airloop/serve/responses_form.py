@@ -9,7 +9,7 @@ from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_reques
 from airloop.serve.episode import Answer, Choice
 
 _SILENT = {"model", "store", "user", "metadata", "parallel_tool_calls", "include", "service_tier", "safety_identifier"}
-_SILENT |= {"prompt_cache_key", "prompt_cache_retention", "top_logprobs", "stream_options"}
+_SILENT |= {"prompt_cache_key", "prompt_cache_retention", "top_logprobs", "stream_options", "prompt_cache_options"}
 _SAME = {"temperature", "top_p", "stream"}
 _READ = {"input", "instructions", "tools", "tool_choice", "max_output_tokens"}
 # What would need a memory on the server, or change what is sampled, unless it has one of these values.

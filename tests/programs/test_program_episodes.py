@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
-from support.endpoint_world import CALL, CHAT, TOOL, Recorded, user
+from support.endpoint_world import CALL, CHAT, TOOL, Recorded, trained_is_sampled, user
 
 from airloop.engine.base import EngineFailed, Sampling
 from airloop.errors import InfraError
@@ -76,17 +76,6 @@ def play(
     return saved[0], engine
 
 
-def trained_is_sampled(trajectory: Trajectory, engine: Recorded) -> None:
-    """Every trained row is a request and its response, and each response is trained once."""
-    found = []
-    for branch in trajectory.branches:
-        for i, on in enumerate(branch.train):
-            if on and not branch.train[i - 1]:
-                end = next((j for j in range(i, len(branch.train)) if not branch.train[j]), len(branch.train))
-                found.append((list(branch.tokens[:i]), list(branch.tokens[i:end])))
-    assert sorted(found) == sorted(engine.pairs)
-
-
 def test_a_conversation_is_an_episode() -> None:
     async def program(client: Client) -> float:
         first = await client.ask(user("one"))
@@ -99,7 +88,7 @@ def test_a_conversation_is_an_episode() -> None:
     assert len(played.branches) == 1 and played.metrics["success"] == 0.75
     assert played.metrics["requests"] == 2 and played.metrics["crashed"] == 0
     assert set(played.branches[0].turns) == {-1, 0, 1}
-    trained_is_sampled(played, engine)
+    trained_is_sampled(engine, played)
 
 
 def test_agents_side_by_side_are_lines_of_one_episode() -> None:
@@ -111,7 +100,7 @@ def test_agents_side_by_side_are_lines_of_one_episode() -> None:
 
     played, engine = play(program)
     assert len(played.branches) == 4 and len(played.turns) == 4 and played.metrics["conversations"] == 4
-    trained_is_sampled(played, engine)
+    trained_is_sampled(engine, played)
 
 
 @pytest.mark.parametrize(("trains", "turns"), [("all", {0, 1, 2}), ("main", {0, 2}), ("worker", {1})])
@@ -142,7 +131,7 @@ def test_calls_of_tools_are_its_actions() -> None:
 
     played, engine = play(program, Recorded(lambda prompt, seed: "a door" if "a door" in prompt else CALL))
     assert [(a.kind, a.name) for a in played.turns[0].actions] == [("tool", "look")] and played.tools == (TOOL,)
-    trained_is_sampled(played, engine)
+    trained_is_sampled(engine, played)
 
 
 async def _asks_for_ever(client: Client) -> float:
@@ -217,7 +206,7 @@ def test_a_request_that_is_under_way_when_the_episode_ends_is_given_up() -> None
 
     played, engine = play(program, Slow())
     assert played.ending == "done" and len(played.turns) == 1
-    trained_is_sampled(played, engine)
+    trained_is_sampled(engine, played)
 
 
 def test_a_wrong_score_stops_the_run_with_the_episode() -> None:

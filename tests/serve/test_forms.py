@@ -145,3 +145,35 @@ def test_anthropics_clients_send_the_key_in_a_head_of_their_own() -> None:
         assert (await client.post(body, MESSAGES, **{"x-api-key": endpoint.key("one")})).status_code == 200
 
     asyncio.run(work())
+
+
+def test_who_would_have_its_conversation_kept_is_told_to_send_the_whole() -> None:
+    """By the error's details: Anthropic's runner of tools asks for it by itself, and goes on without when told so."""
+
+    async def work(client: Client) -> None:
+        body = {"max_tokens": 9, "messages": [user("a")], "thread": {"type": "create"}}
+        refused = await client.post(body, MESSAGES)
+        details = refused.json()["error"]["details"]
+        assert refused.status_code == 400 and details["error_code"] == "thread_unsupported_request"
+        assert (await client.post({**body, "thread": None}, MESSAGES)).status_code == 200
+
+    assert len(play(work).forest.replies) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "none", "verbosity": "low", "prompt_cache_options": {}}),
+        (RESPONSES, {"reasoning": {"effort": "none"}, "text": {"verbosity": "low"}, "prompt_cache_options": {}}),
+        (MESSAGES, {"diagnostics": {}, "speed": "standard", "user_profile_id": "x", "workspace_id": "y"}),
+    ],
+)
+def test_what_says_nothing_of_the_sampling_is_let_by(path: str, body: dict[str, Any]) -> None:
+    """What libraries send by themselves: OpenAI's Agents SDK asks its default model not to think."""
+
+    async def work(client: Client) -> None:
+        asked = {"input": "a"} if path == RESPONSES else {"max_tokens": 9, "messages": [user("a")]}
+        answer = await client.post({**asked, **body}, path)
+        assert answer.status_code == 200, answer.text
+
+    assert len(play(work).forest.replies) == 1

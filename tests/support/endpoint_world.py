@@ -11,8 +11,10 @@ import httpx
 from support.rollout_world import ScriptedEngine, chat_tokenizer
 
 from airloop.engine.base import Sampling
+from airloop.models.chat import ChatTokenizer
 from airloop.serve.app import Endpoint
 from airloop.serve.episode import ServedEpisode
+from airloop.types import Trajectory
 
 CHAT = chat_tokenizer("chatml")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -26,8 +28,13 @@ def user(text: str) -> dict[str, Any]:
 class Recorded(ScriptedEngine):
     """Keeps what was sent and what came back."""
 
-    def __init__(self, speak: Callable[[str, int], str] = lambda prompt, seed: f"yes {seed % 97}", **more: Any) -> None:
-        super().__init__(CHAT, speak, **more)
+    def __init__(
+        self,
+        speak: Callable[[str, int], str] = lambda prompt, seed: f"yes {seed % 97}",
+        tokenizer: ChatTokenizer = CHAT,
+        **more: Any,
+    ) -> None:
+        super().__init__(tokenizer, speak, **more)
         self.pairs: list[tuple[list[int], list[int]]] = []
 
     async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
@@ -79,3 +86,19 @@ def trained_pairs(episode: ServedEpisode) -> list[tuple[list[int], list[int]]]:
             assert turn not in found
             found[turn] = (list(branch.tokens[: places[0]]), [branch.tokens[i] for i in places])
     return [found[turn] for turn in sorted(found)]
+
+
+def trained_is_sampled(engine: Recorded, *played: Trajectory) -> None:
+    """Every trained row is a request and its response, and each response is trained once."""
+    assert trained_rows(*played) == sorted(engine.pairs)
+
+
+def trained_rows(*played: Trajectory) -> list[tuple[list[int], list[int]]]:
+    """Of each trained reply: the tokens before it and its own."""
+    found = []
+    for branch in (branch for trajectory in played for branch in trajectory.branches):
+        for i, on in enumerate(branch.train):
+            if on and not branch.train[i - 1]:
+                end = next((j for j in range(i, len(branch.train)) if not branch.train[j]), len(branch.train))
+                found.append((list(branch.tokens[:i]), list(branch.tokens[i:end])))
+    return sorted(found)

@@ -1,0 +1,76 @@
+"""Makes the environments of the libraries that `make test-interop` tries, one each: they need not agree.
+
+    python scripts/interop.py               # all of them
+    python scripts/interop.py langgraph
+
+What each has is in tests/interop/requirements/NAME.txt. One that is as that file wants it is left as it is. One that
+cannot be made keeps the reason beside it, and its tests are skipped with that reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WANTED = ROOT / "tests" / "interop" / "requirements"
+PLACE = ROOT / ".venv-interop"
+AT_ONCE = 2  # pip waits for the network half of its time
+TIMEOUT_S = 900
+
+
+def python_of(name: str) -> Path:
+    return PLACE / name / "bin" / "python"
+
+
+def reason_file(name: str) -> Path:
+    return PLACE / f"{name}.failed"
+
+
+def make(name: str) -> str:
+    """What is to be said of it."""
+    wanted = WANTED / f"{name}.txt"
+    stamp = PLACE / name / "requirements.txt"
+    if stamp.exists() and stamp.read_text() == wanted.read_text():
+        return f"{name}: is there"
+    began = time.monotonic()
+    reason_file(name).unlink(missing_ok=True)
+    venv.create(PLACE / name, clear=True, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", str(python_of(name)), "--disable-pip-version-check"]
+    try:
+        done = subprocess.run(
+            [*pip, "install", "--quiet", "-r", str(wanted)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        problem = _last(done.stderr) if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"pip has not ended in {TIMEOUT_S} s"
+    if problem:
+        shutil.rmtree(PLACE / name, ignore_errors=True)
+        reason_file(name).write_text(problem)
+        return f"{name}: cannot be installed: {problem}"
+    shutil.copyfile(wanted, stamp)
+    return f"{name}: installed in {time.monotonic() - began:.0f} s"
+
+
+def _last(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.startswith("ERROR:")]
+    return (lines or said.strip().splitlines() or ["pip gave no reason"])[-1]
+
+
+def main() -> None:
+    names = sys.argv[1:] or sorted(path.stem for path in WANTED.glob("*.txt"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for said in pool.map(make, names):
+            print(said, flush=True)
+
+
+if __name__ == "__main__":
+    main()
