@@ -266,7 +266,7 @@ def test_the_client_that_needs_nothing_asks_and_echoes(later: bool) -> None:
 
     played, engine = play(program)
     assert played.reward == 1.0 and len(played.branches) == 1
-    trained_is_sampled(played, engine)
+    trained_is_sampled(engine, played)
 
 
 class Breaks(Recorded):
