@@ -399,6 +399,14 @@ def test_without_flake8_syntax_errors_are_still_found(shell_in: Callable[..., Sh
     shell.ok("edit 1:1\nx = y\nend_of_edit")
 
 
+def slowed() -> float:
+    """How many times as long work takes now as on a machine of our own: at least 1."""
+    began, until = time.perf_counter(), time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    return max(1.0, (time.perf_counter() - began) / 0.1)
+
+
 def test_an_edit_of_a_python_file_is_fast(shell: Shell) -> None:
     body = "".join(f"def f{number}(x):\n    return x + {number}\n\n\n" for number in range(75))
     (shell.home / "a.py").write_text(body)
@@ -408,7 +416,7 @@ def test_an_edit_of_a_python_file_is_fast(shell: Shell) -> None:
         started = time.perf_counter()
         shell.ok(f"edit 2:2\n    return x - {number}\nend_of_edit")
         times.append(time.perf_counter() - started)
-    assert min(times) < 0.5  # about 0.1 on a free machine
+    assert min(times) < 0.5 * slowed()  # about 0.1 on a free machine
 
 
 # Searching
