@@ -161,3 +161,9 @@ def test_no_file_is_longer_than_can_be_read() -> None:
         str(path.relative_to(ROOT)) for path in python_files() if path.read_text(encoding="utf-8").count("\n") > LONGEST
     }
     assert long == TO_BE_CUT
+
+
+def test_no_two_tests_have_one_name() -> None:
+    """Folders of tests are no packages: of two files of one name, pytest can import one only."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
