@@ -15,8 +15,9 @@ from airloop.errors import AirError
 from airloop.events import Say, Watcher
 from airloop.ranks import Ranks
 from airloop.rollout.collected import RolloutSettings, Save
+from airloop.rollout.mixture import Curriculum
 from airloop.rollout.sampler import Sampler
-from airloop.rollout.schedule import TaskSchedule
+from airloop.rollout.schedule import TaskSchedule, stratified
 from airloop.types import Task
 from airloop.waits import waiting
 
@@ -241,7 +242,10 @@ def training_schedule(config: Config, envs: Mapping[str, Environment]) -> TaskSc
     """The tasks that a run trains on. One ratio makes all of them count, 1 where none is said."""
     given = {env.title: env.ratio for env in config.orchestrator.env}
     ratios = {name: ratio or 1.0 for name, ratio in given.items()} if any(given.values()) else None
-    return TaskSchedule(envs, "train", config.seed, ratios)
+    families = {env.title: env.families for env in config.orchestrator.env if env.families}
+    c = config.orchestrator.curriculum
+    curriculum = Curriculum(c.low, c.high, c.floor, c.episodes) if c else None
+    return TaskSchedule(envs, "train", config.seed, ratios, families, curriculum)
 
 
 def rollout_settings(
@@ -265,9 +269,10 @@ def rollout_settings(
 
 
 def held_out_tasks(envs: dict[str, Environment], split: str, count: int) -> list[Task]:
-    """The first `count` tasks of a shuffle that no config can change: every evaluation meets the same rows."""
+    """The first `count` tasks of a shuffle that no config can change, each family with its share: every evaluation
+    meets the same rows."""
     schedule = TaskSchedule(envs, split, seed=0)
-    return schedule.batch(0, min(count, len(schedule)))
+    return stratified(schedule.batch(0, len(schedule)), min(count, len(schedule)))
 
 
 async def check_prompts(parts: Components, tasks: list[Task], watcher: Watcher) -> int:

@@ -6,10 +6,12 @@ All of them end a run the same way: an update that has begun is finished, everyt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import signal
 import subprocess
 from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -36,12 +38,37 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     asyncio turns the first Ctrl-C into a cancellation, so that what holds the interpreter comes to its end. Where
     Ctrl-C is ignored it does not, and neither would it for our `kill`.
     """
+    if asyncio._get_running_loop() is not None:
+        return _beside(main)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or signal.getsignal(signal.SIGTERM) is not _stop:
         return asyncio.run(main)
     try:
         return asyncio.run(_cancelled_by_kill(main))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def _beside(main: Coroutine[Any, Any, T]) -> T:
+    """In a notebook a loop is running already, and a thread has one at most: ours runs in another. An interrupt, which
+    reaches the notebook's, is passed on as the cancellation that it is elsewhere."""
+    task: Future[asyncio.Task[Any]] = Future()
+
+    async def work() -> T:
+        running = asyncio.current_task()
+        assert running is not None
+        task.set_result(running)
+        return await main
+
+    with ThreadPoolExecutor(1, "air") as pool:
+        done = pool.submit(asyncio.run, work())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            running = task.result()
+            running.get_loop().call_soon_threadsafe(running.cancel)
+            with contextlib.suppress(asyncio.CancelledError, KeyboardInterrupt):
+                done.result()
+            raise
 
 
 async def _cancelled_by_kill(main: Coroutine[Any, Any, T]) -> T:

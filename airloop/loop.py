@@ -69,6 +69,9 @@ async def _train(
     is refused comes again, with other seeds."""
     policy, learner, engine, evaluation = parts.policy, parts.learner, parts.engine, parts.config.orchestrator.eval
     schedule = training_schedule(parts.config, parts.envs)
+    for line in run.metrics("train"):
+        if line["step"] < run.first_step:
+            schedule.heard(line.get("task", {}))
 
     def save(trajectory: Trajectory, step: int) -> None:
         run.save_trajectory(trajectory, step)
@@ -115,6 +118,7 @@ async def _train(
             alarms.tell(found)
             raise Halted(found.worst, run.path, refusals)
         run.accept(step, made)
+        schedule.heard(made.metrics["task"])
         watcher.step(made.metrics)
         likeness.suspect(made.metrics)
         alarms.tell(found)

@@ -112,8 +112,9 @@ def _files(value: Any) -> list[tuple[str, int, int]]:
 
 
 def _env(env: EnvConfig) -> dict[str, Any]:
-    """Without a ratio where none is said: as earlier versions wrote it."""
-    return {key: value for key, value in env.model_dump().items() if key != "ratio" or value is not None}
+    """Without a ratio and families where none are said: as earlier versions wrote it."""
+    new = ("ratio", "families")
+    return {key: value for key, value in env.model_dump().items() if key not in new or value is not None}
 
 
 def _file_of(env_id: str) -> dict[str, str]:

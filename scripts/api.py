@@ -18,6 +18,7 @@ PARTS: dict[str, tuple[str, dict[str, list[str]]]] = {
         "What `air train` and `air eval` do. A config has the keys that `air train --help` lists.",
         {
             "airloop.api": ["train", "evaluate"],
+            "airloop.frames": ["load_run", "LoadedRun"],
             "airloop.config": ["load_config", "with_changes", "to_toml"],
             "airloop.training": [
                 "start",
@@ -30,7 +31,11 @@ PARTS: dict[str, tuple[str, dict[str, list[str]]]] = {
     ),
     "Environments": (
         "What an environment of your own subclasses ([environments.md](environments.md); `air init DIR` writes one).",
-        {"airloop.envs.base": ["Environment", "Session", "Opening", "EnvArgs", "ActionFormat", "load_environment"]},
+        {
+            "airloop.envs.base": ["Environment", "Session", "Opening", "EnvArgs", "ActionFormat", "load_environment"],
+            "airloop.envs.tools": ["ToolSession", "tool"],
+            "airloop.envs.prompts.reward": ["reward"],
+        },
     ),
     "Data": (
         "Plain, frozen, and as they stand in the files of a run.",

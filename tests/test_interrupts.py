@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+
+from airloop import interrupts
 
 REPORT = "import signal; print([signal.getsignal(n).__class__.__name__ for n in (signal.SIGINT, signal.SIGTERM)])"
 USUAL = "['builtin_function_or_method', 'Handlers']"  # KeyboardInterrupt, and SIG_DFL
@@ -144,3 +148,40 @@ def test_who_is_stopped_by_what(
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_where_a_loop_is_running_already_another_is_run_beside_it() -> None:
+    """As in a notebook."""
+
+    async def work() -> tuple[int, bool]:
+        await asyncio.sleep(0)
+        return 7, threading.current_thread() is threading.main_thread()
+
+    async def notebook() -> tuple[int, bool]:
+        return interrupts.run(work())
+
+    assert asyncio.run(notebook()) == (7, False)
+
+
+def test_an_interrupt_of_a_notebook_cancels_what_runs_beside_it() -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            main = threading.main_thread().ident
+            threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGINT]).start()
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    async def notebook() -> None:
+        # A kernel's own: in a loop of asyncio's, an interrupt would be told to its task instead.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            interrupts.run(work())
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(notebook())
+    assert ended == [True]

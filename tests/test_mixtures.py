@@ -34,7 +34,7 @@ def test_one_ratio_is_against_the_others_one(tmp_path: Path) -> None:
     envs = {"arith": ArithEnv(), "second": ArithEnv()}
     names = [task.env for task in training_schedule(config, envs).batch(0, 40)]
     assert names.count("arith") == 30
-    assert "arith 3" in training_schedule(config, envs).describe(8, 4, 2)
+    assert "arith 75%" in training_schedule(config, envs).describe(8, 4, 2)
     plain = load_config(["@", str(config_of(tmp_path))])
     assert "mixed" not in training_schedule(plain, envs).describe(8, 4, 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from airloop.config.section import Section
 from airloop.envs.files import title
@@ -45,6 +45,21 @@ class LogConfig(Section):
     )
 
 
+class CurriculumConfig(Section):
+    """Families of tasks are sampled by how well they go: in full within the band, less outside of it."""
+
+    low: float = Field(default=0.2, gt=0, lt=1, description="Success below which a family is sampled less.")
+    high: float = Field(default=0.8, gt=0, lt=1, description="Success above which a family is sampled less.")
+    floor: float = Field(default=0.1, gt=0, le=1, description="The least weight of a family, against 1 in the band.")
+    episodes: int = Field(default=64, ge=1, description="A family is judged by so many of its last episodes.")
+
+    @model_validator(mode="after")
+    def _a_band(self) -> CurriculumConfig:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low} must be below high = {self.high}")
+        return self
+
+
 class EnvConfig(Section):
     id: str = Field(min_length=1, description='As `air tasks` lists it, or a file and class: "./my_env.py:MyEnv".')
     name: str | None = Field(default=None, min_length=1, description="What it is called in metrics; by default its id.")
@@ -59,6 +74,11 @@ class EnvConfig(Section):
         description="Its share of a step's tasks, against the other environments' (1); by default by how many tasks "
         "each has.",
     )
+    families: dict[str, float] | None = Field(
+        default=None,
+        description="Weights of the families of its tasks in training (those not named: 1; 0: left out); by default by "
+        "how many tasks each has.",
+    )
 
     @property
     def title(self) -> str:
@@ -69,6 +89,13 @@ class EnvConfig(Section):
     @classmethod
     def _canonical(cls, value: str) -> str:
         return ENV_SYNONYMS.get(value, value)
+
+    @field_validator("families")
+    @classmethod
+    def _weights(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if wrong := [name for name, weight in (value or {}).items() if not 0 <= weight < float("inf")]:
+            raise ValueError(f"expected weights from 0 on, not {wrong[0]} = {(value or {})[wrong[0]]}")
+        return value
 
     @field_validator("args")
     @classmethod
@@ -113,6 +140,9 @@ class OrchestratorConfig(Section):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     buffer: BufferConfig = Field(default_factory=BufferConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    curriculum: CurriculumConfig | None = Field(
+        default=None, description="Sample families of tasks by their success; by default as many as there are."
+    )
     log: LogConfig = Field(default_factory=LogConfig)
     env: list[EnvConfig] = Field(
         default_factory=lambda: [EnvConfig(id=DEFAULT_ENV)], min_length=1, description="The environments."

@@ -15,9 +15,9 @@ from airloop.errors import AirError
 from airloop.eval.trained import Checkpoint, config_of, open_trained, with_weights
 from airloop.events import Say, Watcher
 from airloop.rewards import as_paid
-from airloop.rollout.agents import UrlAgent
 from airloop.rollout.collected import AgentFactory, Save
 from airloop.rollout.sampler import Sampler
+from airloop.rollout.url_agent import Dialect, UrlAgent
 from airloop.types import Agent, Task
 
 KINDS = "model, run:DIR, run:DIR@STEP, scripted:NAME or url:http://HOST/v1"
@@ -119,6 +119,7 @@ class LoadedAgent:
     envs: dict[str, Environment]
     parts: Components | None = None
     spent: list[UrlAgent] = field(default_factory=list)
+    dialect: Dialect = field(default_factory=Dialect)  # of the server behind a URL
 
     async def check(self, plan: list[Task], watcher: Watcher) -> None:
         """Refuses before the first episode what would spoil every one of them."""
@@ -149,6 +150,7 @@ class LoadedAgent:
                 temperature=temperature,
                 max_tokens=player.config.orchestrator.sampling.max_tokens,
                 seed=seed,
+                dialect=self.dialect,
             )
             self.spent.append(agent)
             return agent

@@ -132,6 +132,8 @@ async def _evaluate(player: AgentSpec, asked: dict[str, Any], directory: Path, w
         seconds = time.perf_counter() - clock
     finally:
         await seat.close()
+    for note in seat.dialect.notes:
+        watcher.say(f"note: {note}")
     reused = {t.id for t in finished.values()}
     report = {**header, "finished": True, **_results(result, seat, reused), "seconds": seconds}
     write_json(directory / "evaluation.json", report)
@@ -195,6 +197,7 @@ def _results(result: Evaluated, seat: LoadedAgent, reused: set[str]) -> dict[str
         "kinds": by_kind(result.trajectories),
         "tokens": tokens,
         "cost": cost,
+        "notes": seat.dialect.notes,
     }
 
 

@@ -21,7 +21,7 @@ from airloop.envs.rows import Row, anchored_source
 from airloop.envs.splits import read_with_test, share_out
 from airloop.errors import AirError
 from airloop.programs.workers import Workers
-from airloop.rollout.program import Address, ProgramEnvironment
+from airloop.rollout.program import MEASURED, Address, ProgramEnvironment
 from airloop.types import Agent, Message, Score, Task
 
 SCORE = "score"  # what a function's single number is called
@@ -149,6 +149,11 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
     async def play(self, task: Task, seed: int, address: Address) -> Score:
         given = await self.workers.run(dict(task.payload), {**address.variables(), "AIR_SEED": str(seed)})
         values = given if isinstance(given, dict) else {SCORE: given}
+        if taken := [name for name in values if name in MEASURED]:
+            raise AirError(
+                f"The agent's function gave a score called {taken[0]!r}, which every episode's metrics have already.",
+                f"call it otherwise: my_{taken[0]}.",
+            )
         if lacking := [name for name in self.reward_weights if name not in values]:
             raise AirError(
                 f"The agent's function gave {', '.join(values) or 'no score'}, and rewards weigh {', '.join(lacking)}.",

@@ -193,6 +193,11 @@ class _Episode:
     async def _play(self, session: Session) -> Ending:
         opening = await session.begin()
         self.messages, self.tools = list(opening.messages), opening.tools
+        if self.tools and self.env.action_format != "tools":
+            raise ValueError(
+                f"its session has tools, and it reads replies as {self.env.action_format}: a session with tools needs "
+                'action_format = "tools" in its environment'
+            )
         while len(self.turns) < self.max_turns:
             if await self._turn(session):
                 return "done"

@@ -39,6 +39,11 @@ from airloop.types import Action, Agent, Ending, Message, Observation, Score, Ta
 from airloop.waits import waiting
 
 MODEL = "policy"  # what the endpoint calls it; programs may write any other
+# Metrics that every episode of a program has already: a score of the same name would be lost.
+MEASURED = (
+    *("reward", "turns", "crashed", "requests", "requests_abandoned", "conversations"),
+    *("sampled_tokens", "length_stops", "cached_share", "seconds_opening", "seconds_scoring"),
+)
 OPENING_S = 120.0  # for a program's first request, where only that is wanted
 
 

@@ -199,7 +199,7 @@ class Run:
     def finished(self, step: int) -> dict[tuple[int, int], Trajectory]:
         """Episodes of a step that are on disk, by their place in it. Those that infrastructure errors spoilt are
         left out, to be tried again, unless the step's update was made without them: it is then repeated so."""
-        found = self._read(self._episodes(step))
+        found = self.episodes_in(self._episodes(step))
         lost = {place_in_step(t.id): t for t in found} if self.recorded(step) else {}
         return lost | _by_place(found)
 
@@ -229,9 +229,10 @@ class Run:
 
     def evaluated(self, name: str) -> dict[tuple[int, int], Trajectory]:
         """Scored episodes of an evaluation, by their place in it."""
-        return _by_place(self._read(self.path / "evaluations" / name))
+        return _by_place(self.episodes_in(self.path / "evaluations" / name))
 
-    def _read(self, directory: Path) -> list[Trajectory]:
+    def episodes_in(self, directory: Path) -> list[Trajectory]:
+        """Of one of its folders, with the names that its config gives the environments."""
         names = names_by_id((entry.id, entry.title) for entry in self.config.orchestrator.env)
         return [with_run_name(t, names) for t in read_trajectories(directory)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import hashlib
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -154,6 +155,7 @@ class ServedEpisode:
             "requests": self.requests,
             "requests_abandoned": self.abandoned,
             "conversations": self._conversations(),
+            **{f"asked_{name}": statistics.fmean(values) for name, values in self.asked.items()},
         }
 
     def _conversations(self) -> int:

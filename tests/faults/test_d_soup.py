@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from airloop.rollout.agents import UrlAgent
 from airloop.rollout.episode import run_episode
+from airloop.rollout.url_agent import UrlAgent
 from airloop.types import Action, Agent, Message, Task, Trajectory
 from airloop_envs.soup.agents import call, say
 from airloop_envs.soup.args import SoupArgs

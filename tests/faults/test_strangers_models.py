@@ -26,7 +26,7 @@ from airloop.models.gguf_header import check_header
 from airloop.models.template_time import at_most
 from airloop.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from airloop.plan.model_shape import find_shape
-from airloop.rollout.agents import _as_text
+from airloop.rollout.url_agent import _as_text
 from airloop.runs.run import Run, read_trajectories
 from airloop_envs.mlgym.traj import read_recording
 

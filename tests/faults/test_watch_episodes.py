@@ -3,6 +3,7 @@ says nothing. (Silence on longer, recorded runs: tests/watch/test_alarms.py.)"""
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from airloop.assemble import Components
 from airloop.loop import best_step
 from airloop.runs.run import Run
 from airloop.types import Alarm
-from airloop.watch.alarms.episode_rules import replies_run_to_the_limit
+from airloop.watch.alarms.episode_rules import programs_crash, replies_run_to_the_limit
 from airloop.watch.alarms.monitor import Halted, rules
 
 FRESH = {  # random weights, four groups of four, nothing learned
@@ -28,6 +29,12 @@ FRESH = {  # random weights, four groups of four, nothing learned
     "orchestrator.retries": "0",
     "trainer.optim.lr": "1e-4",
 }
+
+CRASHING = """
+def solve(task, client):
+    client.chat.completions.create(model="m", messages=[{"role": "user", "content": task["word"]}])
+    return 1 / 0
+"""
 
 
 def coin(number: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -242,6 +249,27 @@ def test_G9_when_all_rollouts_fail_the_run_is_paused(tmp_path: Path) -> None:
     run, _, error = run_watched(tmp_path, talking(talk), **{**FRESH, "max_steps": "4"})
     assert isinstance(error, Halted) and error.alarm.name == "all_rollouts_fail" and error.alarm.step == 1
     assert len(list(run.path.glob("trajectories/*/*.json"))) == 32  # nothing is lost
+
+
+def test_G9_agents_programs_that_crash_are_an_alarm_with_what_they_say(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(CRASHING)
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"word": f"word{i}"}) + "\n" for i in range(40)))
+    program = {
+        "orchestrator.env.0.id": f"{tmp_path}/agent.py:solve",
+        "orchestrator.env.0.args": f'{{ tasks = "{tmp_path}/tasks.jsonl" }}',
+        "seq_len": "96",
+    }
+    _, witness, _ = run_watched(tmp_path / "runs", **{**FRESH, **program, "max_steps": "3"})
+    alarm = the(witness, "programs_crash")
+    assert (alarm.id, alarm.severity, alarm.step) == ("G9", "note", 2)
+    assert "In 100% of the episodes" in alarm.seen and "ZeroDivisionError" in alarm.seen
+
+
+def test_G9_programs_that_a_beginner_crashes_less_and_less_are_none() -> None:
+    lines = [{"metrics": {"crashed": share}} for share in (0.85, 0.8, 0.7, 0.6, 0.55)]
+    assert all(programs_crash(line, lines[:i]) is None for i, line in enumerate(lines))
+    assert programs_crash({"metrics": {"crashed": 0.6}}, [{"metrics": {"crashed": 0.1}}]) is not None
+    assert programs_crash({"metrics": {}}, []) is None
 
 
 def test_tokens_of_replies_cut_off_by_the_deadline_are_in_the_ledger(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from airloop.doctor.examine import examine
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
 from airloop.programs.env import ProgramEnv
+from airloop.rollout.program import Address
 from airloop.runs.run import Run
 from airloop.training import start
 from airloop.types import Message
@@ -31,6 +33,9 @@ def not_scored(task):
 
 def shout(task, messages):
     return task["word"].upper()
+
+def measured(task):
+    return {"score": 1, "turns": 2}
 
 class Env:
     pass
@@ -105,6 +110,15 @@ def test_rows_are_in_one_split_each_and_stay_there(folder: Path) -> None:
 def test_what_cannot_be_is_told(folder: Path, function: str, args: dict[str, Any], said: str) -> None:
     with pytest.raises(AirError, match=said):
         env_of(folder, function, **args).tasks("train")
+
+
+def test_a_score_may_not_have_the_name_of_a_metric(folder: Path) -> None:
+    env = env_of(folder, "measured")
+    try:
+        with pytest.raises(AirError, match="a score called 'turns'"):
+            asyncio.run(env.play(env.tasks("train")[0], 0, Address("http://127.0.0.1:9/v1", "key")))
+    finally:
+        env.abandon()
 
 
 def test_without_a_program_it_is_told_how_to_name_one(folder: Path) -> None:

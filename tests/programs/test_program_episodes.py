@@ -91,6 +91,16 @@ def test_a_conversation_is_an_episode() -> None:
     trained_is_sampled(engine, played)
 
 
+def test_what_a_client_wishes_of_sampling_is_kept_beside_what_it_got() -> None:
+    async def program(client: Client) -> float:
+        await client.ask(user("one"), temperature=0.2, top_p=0.5)
+        await client.ask(user("two"), temperature=0.6)
+        return 1.0
+
+    played, _ = play(program)
+    assert played.metrics["asked_temperature"] == pytest.approx(0.4) and played.metrics["asked_top_p"] == 0.5
+
+
 def test_agents_side_by_side_are_lines_of_one_episode() -> None:
     async def program(client: Client) -> float:
         plan = await client.ask({"role": "system", "content": "You plan."}, user("go"))

@@ -17,8 +17,9 @@ from support.rollout_world import ScriptedEngine, ToolEnv, chat_tokenizer
 from airloop.chat.session import ChatSession
 from airloop.engine.base import ContextFull, Sampling
 from airloop.errors import AirError, InfraError
-from airloop.rollout.agents import PolicyAgent, UrlAgent
+from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.episode import run_episode
+from airloop.rollout.url_agent import Dialect, UrlAgent
 from airloop.types import Message
 
 HELLO = [Message(role="user", content="hello")]
@@ -169,3 +170,53 @@ def test_a_server_gets_its_own_calls_back_wherever_the_view_puts_them() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "abc", "content": "seen"},
     ]
+
+
+LOOK = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (404, {"error": {"message": "No endpoints found that support tool use. Try disabling the tool", "code": 404}}),
+        (400, {"error": "registry/model:latest does not support tools"}),
+        (400, {"message": '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'}),
+        (400, {"error": {"message": "Unrecognized request argument supplied: tools"}}),
+    ],
+)
+def test_a_server_without_tools_is_told_of_them_in_the_system_message(refusal: tuple[int, Any]) -> None:
+    dialect = Dialect()
+    spoken = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    with server(refusal, completion(spoken), completion("done")) as (url, requests):
+        agent = UrlAgent(url, "m", dialect=dialect)
+        first = ask(agent, tools=[LOOK])
+        ask(agent, [*HELLO, first, Message(role="tool", content="a shelf")], [LOOK])
+        ask(UrlAgent(url, "m", dialect=dialect), tools=[LOOK])
+    assert ["tools" in request for request in requests] == [True, False, False, False], "refused once, then known"
+    system, user = requests[1]["messages"]
+    assert system["role"] == "system" and '"name": "look"' in system["content"] and user == HELLO[0]
+    assert requests[2]["messages"][1:] == [
+        HELLO[0],
+        {"role": "assistant", "content": spoken},
+        {"role": "user", "content": "<tool_response>\na shelf\n</tool_response>"},
+    ]
+    assert len(dialect.notes) == 1 and "has no tools" in dialect.notes[0]
+
+
+def test_a_server_that_wants_another_name_for_the_length_gets_it() -> None:
+    said = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    with server((400, {"error": {"message": said}}), completion("hi")) as (url, requests):
+        agent = UrlAgent(url, "m", max_tokens=7)
+        assert ask(agent)["content"] == ask(agent)["content"] == "hi"
+    assert [(r.get("max_tokens"), r.get("max_completion_tokens")) for r in requests] == [
+        (7, None),
+        (None, 7),
+        (None, 7),
+    ]
+
+
+def test_any_other_refusal_is_told_as_it_is_and_asked_once() -> None:
+    refusal = (400, {"error": "tools.0.function: name is too long"})
+    with server(refusal) as (url, requests), pytest.raises(AirError, match="name is too long"):
+        ask(UrlAgent(url, "m"), tools=[LOOK])
+    assert len(requests) == 1

@@ -132,6 +132,7 @@ def as_written_today(line: Line) -> None:
         line |= {"success_name": "correct", "success": 0.5, "successes": [0.0, 1.0] * (count // 2)}
         line["group_sizes"] = [4] * (count // 4)
         line["metrics"].setdefault("idle", 0.0)
+        line["metrics"].setdefault("crashed", 0.0)
         line["one_answer"] = {"share": 0.0, "tasks": 0, "text": ""}
 
 
@@ -159,6 +160,7 @@ WRONG: dict[str, tuple[Callable[[Line, int], None], bool]] = {
     "logprob_gap_grows": (gap_grows, False),
     "rollouts_fail": (attempts_fail, False),
     "all_rollouts_fail": (attempts_fail, False),
+    "programs_crash": (set_in("metrics", crashed=0.95), False),
 }
 
 

@@ -33,7 +33,9 @@ class PromptsArgs(EnvArgs):
         min_length=1, description="a jsonl(.gz) file, a directory or a hub id: path[,config[,split[:slice]]]"
     )
     rewards: Annotated[list[str], Anchored(code)] = Field(
-        min_length=1, description='functions of files: ["./rewards.py:correct", "./rewards.py:length"]'
+        min_length=1,
+        description='functions of files: ["./rewards.py:correct", "./rewards.py:length"]; of a file alone, all that '
+        "are marked with @airloop.reward",
     )
     prompt: str = Field(default="prompt", description="the column with the prompts: texts, or lists of chat messages")
     system: str = Field(default="", description="a system message before every prompt")
@@ -109,7 +111,7 @@ class PromptsEnv(Environment[PromptsArgs]):
     def __init__(self, args: PromptsArgs | None = None) -> None:
         super().__init__(args)
         self.functions = load_functions(self.args.rewards)
-        self.reward_weights = {function.name: 1.0 for function in self.functions}
+        self.reward_weights = {function.name: function.weight for function in self.functions}
         self._check_names()
         self.shaping = dict.fromkeys(self.args.shaping, 1.0)
         self.beyond_scripts = [function.name for function in self.functions if function.reads_ids]

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from airloop.envs.prompts.reward import is_reward, weight_of
 from airloop.errors import AirError, InfraError
 from airloop.own_code import check_file, is_file_id, line_of, load_module, split_id
 from airloop.text.spelling import misspelt
@@ -66,6 +67,11 @@ class RewardFunction:
     @functools.cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.function).parameters
+
+    @property
+    def weight(self) -> float:
+        """What it counts unless the config says otherwise."""
+        return weight_of(self.function)
 
     @property
     def takes_all(self) -> bool:
@@ -145,8 +151,7 @@ class RewardFunction:
 def load_functions(ids: Sequence[str]) -> tuple[RewardFunction, ...]:
     """Found and imported, not yet called. AirError says what is wrong with a file or a name."""
     found: dict[str, RewardFunction] = {}
-    for file_id in ids:
-        function = _load(file_id)
+    for function in (function for file_id in ids for function in _load(file_id)):
         if function.name in MEASURED:
             raise AirError(
                 f"The reward function {function.name} ({function.place}) has the name of a metric of every episode.",
@@ -163,7 +168,8 @@ def load_functions(ids: Sequence[str]) -> tuple[RewardFunction, ...]:
     return tuple(found.values())
 
 
-def _load(file_id: str) -> RewardFunction:
+def _load(file_id: str) -> list[RewardFunction]:
+    """The function that is named, or all that are marked with @reward in a file that is."""
     name = split_id(file_id)[2]
     if not is_file_id(file_id):
         raise AirError(f"The reward {file_id!r} names no file.", 'write it like "./rewards.py:correct".')
@@ -172,10 +178,14 @@ def _load(file_id: str) -> RewardFunction:
     own = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
     found = getattr(module, name, None) if name else None
     if callable(found):
-        return RewardFunction(name, path, found)
+        return [RewardFunction(name, path, found)]
+    marked = [RewardFunction(key, path, value) for key, value in vars(module).items() if is_reward(value)]
+    if marked and not name:
+        return marked
     if found is not None:
         raise AirError(f"{path}:{name} is a {type(found).__name__}, not a function.", FORM.format(name))
-    problem = f"{path} has no function {name!r}." if name else f"{file_id!r} names no function of the file."
+    unmarked = f"{file_id!r} names no function of the file, and none is marked with @airloop.reward."
+    problem = f"{path} has no function {name!r}." if name else unmarked
     near = misspelt(name, own) or (own[0] if len(own) == 1 else None)
     hint = f"did you mean {path}:{near}?" if near else f"it has: {', '.join(own)}." if own else FORM.format(name or "f")
     raise AirError(problem, hint)

@@ -37,6 +37,9 @@ GAIN = 0.25
 CANCEL_SHARE = 0.05
 # Attempts that the machinery spoilt: each is repeated and costs time; a fifth is a defect, not bad luck.
 FAILED_SHARE = 0.2
+# Agents' own programs that fail on what the policy says: a beginner's ending, of which there are fewer and fewer.
+# Nearly all of them, or half where there were few before, is the program's fault or the world's.
+CRASHED_SHARE, CRASHED_GROWN = 0.9, 0.5
 
 
 @watch("A6", patience=2)
@@ -227,6 +230,23 @@ def all_rollouts_fail(step: Step, before: Sequence[Step]) -> Sign | None:
     rollout = step["rollout"]
     gone = rollout.get("episodes", 0) > 0 and rollout.get("lost", 0) == rollout["episodes"]
     return _failures(step, 1.0) if gone else None
+
+
+@watch("G9", patience=3)
+def programs_crash(step: Step, before: Sequence[Step]) -> Sign | None:
+    share = step["metrics"].get("crashed")
+    if not share or share <= CRASHED_GROWN:
+        return None
+    at_first = next((v for one in before if (v := one["metrics"].get("crashed")) is not None), share)
+    if share < CRASHED_SHARE and at_first > share / 2:
+        return None
+    grown = f"; in the first step it was {at_first:.0%}" if at_first <= share / 2 else ""
+    return Sign(
+        f"In {share:.0%} of the episodes the agent's own program failed after the policy had spoken{grown}. Most "
+        f"often: {step.get('commonest_crash') or '(its episode says how)'}",
+        "Such an episode is worth nothing, whatever the policy said; where all are, there is nothing to learn from.",
+        "mend the program, or let it score what it cannot read; the episodes with crashed = 1 hold their errors.",
+    )
 
 
 def _failed_share(rollout: Mapping[str, float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ def step_facts(parts: Components, collected: Collected, report: Report) -> dict[
         "versions": versions(collected) | {"policy": parts.policy.version, "served": parts.engine.version},
         "worst": worst,
         "first_error": first[:ERROR_CHARACTERS],
+        **commonest_crash(collected),
         "memory": memory(str(parts.policy.device)),
         "plan": {
             "max_steps": config.max_steps,
@@ -52,6 +54,13 @@ def step_facts(parts: Components, collected: Collected, report: Report) -> dict[
             "success": {title: env.success for title, env in parts.envs.items()},
         },
     }
+
+
+def commonest_crash(collected: Collected) -> dict[str, str]:
+    """What the agents' own programs said most often when they failed; nothing where none did."""
+    episodes = [t for group in collected.groups for t in group.trajectories]
+    said = Counter(t.error[:ERROR_CHARACTERS] for t in episodes if t.metrics.get("crashed"))
+    return {"commonest_crash": said.most_common(1)[0][0]} if said else {}
 
 
 def versions(collected: Collected) -> dict[str, int]:

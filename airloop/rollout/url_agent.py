@@ -1,0 +1,242 @@
+"""Any model behind an OpenAI-compatible URL as an agent: baselines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import re
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airloop.chat.actions import JSON
+from airloop.chat.forest import find_replies
+from airloop.engine.base import ContextFull
+from airloop.errors import AirError, InfraError
+from airloop.models.chat_forms import with_tools_in_system, without_tool_role
+from airloop.rollout.agents import ModelAgent
+from airloop.types import Message, Times
+
+if TYPE_CHECKING:
+    import httpx  # imported where it is used: most runs ask no URL
+
+# How servers say that there are no tools: a router without an endpoint that has them, Ollama, vLLM without its flag,
+# and others that do not know the key.
+NO_TOOLS = re.compile(
+    r"support tool use|not support (tools|tool|function)|tools?( use| calling)? (is|are) not supported"
+    r"|enable-auto-tool-choice|(unsupported|unknown|unrecogni[sz]ed|unexpected)[^.]{0,60}\btools\b",
+    re.IGNORECASE,
+)
+SHOWN = 200  # characters of a server's words
+
+
+@dataclass
+class Dialect:
+    """What a server has turned out not to understand: learned once, for all episodes with it."""
+
+    length: str = "max_tokens"
+    tools: bool = True  # they have a place of their own in a request
+    notes: list[str] = field(default_factory=list)
+
+    def learn(self, said: str, body: Mapping[str, Any]) -> bool:
+        """Of a refusal: whether asking in another way may help."""
+        if self.length in body and self.length == "max_tokens" and "max_completion_tokens" in said:
+            self.length = "max_completion_tokens"
+            self.notes.append("the endpoint takes max_completion_tokens in place of max_tokens")
+            return True
+        if "tools" in body and NO_TOOLS.search(said):
+            self.tools = False
+            self.notes.append(
+                "the endpoint has no tools: they are listed in the system message, and calls are expected as "
+                f"<tool_call>… text. It said: {said[:SHOWN]}"
+            )
+            return True
+        # Another episode has learned it meanwhile.
+        return (self.length not in body) or ("tools" in body and not self.tools)
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Reading the certificates takes longer than the rest of a request; once is enough."""
+    return ssl.create_default_context()
+
+
+class _Retry(Exception):
+    """Worth another try; `after` seconds if the server said so."""
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class _AskAnew(Exception):
+    """The server takes what was asked in another form."""
+
+
+class UrlAgent(ModelAgent):
+    """A model behind an OpenAI-compatible URL, for baselines. Prices are per million tokens.
+
+    The episode's conversation is text, as for the policy. A server that reads tool calls out of the text
+    gets them back in its own form, and what it returns as `tool_calls` is written as Hermes text. One that has no
+    tools is told of them in the system message, as local models are whose template has no place for them.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key_env: str | None = None,
+        price_in: float = 0.0,
+        price_out: float = 0.0,
+        temperature: float = 1.0,
+        max_tokens: int = 1024,
+        timeout_s: float = 120.0,
+        seed: int | None = None,
+        *,
+        attempts: int = 5,
+        backoff_s: float = 1.0,
+        dialect: Dialect | None = None,
+    ) -> None:
+        self._url = base_url.rstrip("/") + "/chat/completions"
+        self._options: dict[str, Any] = {"model": model, "temperature": temperature}
+        self._max_tokens = max_tokens
+        self._dialect = dialect or Dialect()
+        if seed is not None:
+            self._options["seed"] = seed
+        self._headers = _authorisation(api_key_env)
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._backoff_s = backoff_s
+        self._price_in, self._price_out = price_in, price_out
+        self._native: list[tuple[str, dict[str, Any]]] = []  # each reply's text, and the server's own message
+        self._cuts = self._retries = 0
+        self.tokens_in = self.tokens_out = 0
+
+    @property
+    def cost(self) -> float:
+        return (self.tokens_in * self._price_in + self.tokens_out * self._price_out) / 1e6
+
+    def metrics(self) -> Mapping[str, float]:
+        return {
+            "tokens_in": self.tokens_in,
+            "tokens_out": self.tokens_out,
+            "cost": self.cost,
+            "length_stops": self._cuts / max(len(self._native), 1),
+            "request_retries": self._retries,
+        }
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
+        started = time.monotonic()
+        while True:
+            try:
+                answer, choice = await self._ask_until_answered(self._body(messages, tools))
+                break
+            except _AskAnew:
+                continue
+        self.times = Times(model=time.monotonic() - started)
+        usage = answer.get("usage") or {}
+        self.tokens_in += int(usage.get("prompt_tokens") or 0)
+        self.tokens_out += int(usage.get("completion_tokens") or 0)
+        self.cut = choice.get("finish_reason") == "length"
+        self._cuts += self.cut
+        text = _as_text(choice["message"])
+        self._native.append((text, choice["message"]))
+        return Message(role="assistant", content=text)
+
+    def _body(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        native = self._as_native(messages)
+        body = {**self._options, self._dialect.length: self._max_tokens, "messages": native}
+        if tools and self._dialect.tools:
+            body["tools"] = [dict(tool) for tool in tools]
+        elif tools:
+            body["messages"] = with_tools_in_system(without_tool_role(native), tools)
+        return body
+
+    async def _ask_until_answered(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        import httpx
+
+        async with httpx.AsyncClient(timeout=self._timeout_s, headers=self._headers, verify=_tls()) as client:
+            for attempt in range(self._attempts):
+                try:
+                    return await self._ask(client, body)
+                except _Retry as error:
+                    reason = str(error)
+                    wait = self._backoff_s * 2**attempt if error.after is None else error.after
+                if attempt + 1 < self._attempts:
+                    self._retries += 1
+                    await asyncio.sleep(min(wait, self._timeout_s))
+        raise InfraError(f"{self._url} did not answer in {self._attempts} attempts; the last: {reason}")
+
+    async def _ask(self, client: httpx.AsyncClient, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        import httpx
+
+        try:
+            response = await client.post(self._url, json=body)
+        except httpx.TransportError as error:
+            raise _Retry(f"{type(error).__name__} {error}".strip()) from error
+        if response.status_code in (408, 409, 429) or response.status_code >= 500:
+            after = response.headers.get("retry-after", "")
+            raise _Retry(f"status {response.status_code}", float(after) if after.isdecimal() else None)
+        if response.status_code >= 400:
+            if "context_length" in response.text or "maximum context length" in response.text:
+                raise ContextFull(response.text[:500])
+            if self._dialect.learn(response.text, body):
+                raise _AskAnew
+            raise AirError(
+                f"{self._url} refused the request with status {response.status_code}: {response.text[:500]}",
+                "check the URL, the model's name and the API key",
+            )
+        try:
+            answer = response.json()
+            choice = answer["choices"][0]
+            choice["message"].get("content")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise _Retry(f"an answer that is not a chat completion: {response.text[:200]}") from error
+        return answer, choice
+
+    def _as_native(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Tool results answer the server's own calls by id; without such calls they go as user messages."""
+        out: list[dict[str, Any]] = []
+        open_calls: list[str] = []
+        own = find_replies(messages, [text for text, _ in self._native])
+        for place, message in enumerate(messages):
+            if place in own:
+                native = self._native[own[place]][1]
+                open_calls = [str(call.get("id", "")) for call in native.get("tool_calls") or []]
+                known = {k: native[k] for k in ("role", "content", "tool_calls") if native.get(k)}
+                out.append({"role": "assistant", "content": "", **known})
+            elif message["role"] != "tool":
+                out.append(dict(message))
+            elif open_calls:
+                out.append({"role": "tool", "tool_call_id": open_calls.pop(0), "content": message["content"]})
+            elif self._dialect.tools:
+                out.append({"role": "user", "content": message["content"]})
+            else:
+                out.append(dict(message))
+        return out
+
+
+def _authorisation(api_key_env: str | None) -> dict[str, str]:
+    if api_key_env is None:
+        return {}
+    key = os.environ.get(api_key_env)
+    if not key:
+        raise AirError(f"The environment variable {api_key_env} holds no API key.", f"export {api_key_env}=…")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _as_text(native: Mapping[str, Any]) -> str:
+    parts = [native["content"]] if native.get("content") else []
+    for call in native.get("tool_calls") or []:
+        function = call.get("function") or {}
+        arguments = function.get("arguments") or "{}"
+        with contextlib.suppress(TypeError, ValueError):  # broken JSON stays a string, and parse() says so
+            arguments = JSON.decode(arguments)
+        call_text = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
+        parts.append(f"<tool_call>\n{call_text}\n</tool_call>")
+    return "\n".join(parts)
