@@ -13,17 +13,14 @@ GREY, BLUE, RED = "#7f8c99", "#2f6fb0", "#c0392b"
 
 
 def plot_report(report: Report, path: Path) -> Path:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure  # not pyplot, whose backend is the caller's
 
     sweep = report.lab.hypothesis.is_sweep
     height = 4.0 + (0.22 * len(report.compared) if sweep else 0.0)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13 if sweep else 10, height), width_ratios=[3, 3 if sweep else 2]
-    )
-    _curves(left, report, plt.colormaps["tab20"])
+    figure = Figure(figsize=(13 if sweep else 10, height))
+    left, right = figure.subplots(1, 2, width_ratios=[3, 3 if sweep else 2])
+    _curves(left, report, colormaps["tab20"])
     (_forest if sweep else _differences)(right, report)
     for axis in (left, right):
         axis.grid(alpha=0.3)
@@ -31,7 +28,6 @@ def plot_report(report: Report, path: Path) -> Path:
     figure.suptitle(f"{report.lab.hypothesis.name}{verdict}\n{report.lab.hypothesis.written.claim}", fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
     return path
 
 

@@ -142,16 +142,14 @@ def text_plot(values: Sequence[float], height: int = 8) -> str:
 
 def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], path: Path) -> Path:
     """Success where the environment says what it is, and the reward; then held-out tasks."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot, whose backend is the caller's: a notebook's, say
 
     steps = [m for m in run.metrics("train") if m["rewards"]]
     one, two = paired(before, after)
     shown = common_name(steps)
     widths = [3, 3, 2] if shown else [3, 2]
-    figure, axes = plt.subplots(1, len(widths), figsize=(4 + 3.5 * (len(widths) - 1), 4), width_ratios=widths)
+    figure = Figure(figsize=(4 + 3.5 * (len(widths) - 1), 4))
+    axes = figure.subplots(1, len(widths), width_ratios=widths)
     if shown:
         known = [(m["step"] + 1, found[1]) for m in steps if (found := step_success(m))]
         rows = [[v for v in m.get("successes", ()) if v is not None] for m in steps]
@@ -181,5 +179,4 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
     figure.suptitle(run.name)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
     return path
