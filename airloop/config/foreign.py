@@ -334,7 +334,7 @@ ENV_ARGS = {
 
 _TYPES = f"see docs/losses.md for the {len(POLICY_LOSSES)} there are"
 _OWN_LOSS = 'write type = "./my_loss.py:loss" (docs/losses.md has what such a function takes and gives)'
-_PARSER = "auto reads calls in tags (hermes) and as JSON, and `air doctor` shows whether the model's are read"
+_PARSER = "auto reads hermes, json, mistral and qwen3_coder, and `air doctor` shows whether the model's are read"
 # Values that other trainers know for a key that is here, too.
 FOREIGN_VALUES: dict[str, dict[str, Answer]] = {
     "trainer.loss.type": {
@@ -356,8 +356,12 @@ FOREIGN_VALUES: dict[str, dict[str, Answer]] = {
         for name in ("custom", "liger_kernel", "torch")
     },
     "inference.model.tool_call_parser": {
-        name: Answer("calls of this form are not read here", instead=_PARSER, choice=True)
-        for name in ("glm45", "glm47", "qwen3_coder", "qwen3_xml", "mistral", "llama3_json", "pythonic", "deepseek_v3")
+        **{
+            name: Answer("calls of this form are not read here", instead=_PARSER, choice=True)
+            for name in ("glm45", "glm47", "pythonic", "deepseek_v3")
+        },
+        "llama3_json": Answer("so it is called here", {"inference.model.tool_call_parser": "json"}),
+        "qwen3_xml": Answer("so it is called here", {"inference.model.tool_call_parser": "qwen3_coder"}),
     },
     "model.dtype": {
         name: Answer("so it is called here", {"model.dtype": ours})

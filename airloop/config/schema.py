@@ -61,8 +61,8 @@ class CkptConfig(Section):
 
 class InferenceModelConfig(Section):
     enforce_eager: bool | None = Field(default=None, description="No decode graphs on CUDA (the CPU has none).")
-    tool_call_parser: Literal["auto", "hermes", "json"] = Field(
-        default="auto", description="How tool calls are read from a reply; auto takes both forms."
+    tool_call_parser: Literal["auto", "hermes", "json", "mistral", "qwen3_coder"] = Field(
+        default="auto", description="How tool calls are read from a reply; auto takes any of these forms."
     )
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airloop.chat.actions import PARSERS, parse
+from airloop.chat.actions import parse
+from airloop.chat.tool_calls import PARSERS
 from airloop.chat.transcript import Transcript
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.probe import Probe

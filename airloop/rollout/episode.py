@@ -221,7 +221,7 @@ class _Episode:
         seen: list[Observation] = []
         try:
             ends = {"cut": model.cut, "thinking": model.thinking} if model else {}
-            actions, note = parse(reply["content"], self.env.action_format, self.parser, **ends)
+            actions, note = parse(reply["content"], self.env.action_format, self.parser, tools=self.tools, **ends)
             return await self._act(session, actions, note, seen)
         finally:  # a turn cut short is a turn too
             times = model.times if model else Times(model=replied - started)

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airloop.chat.actions import JSON
 from airloop.chat.forest import find_replies
+from airloop.chat.tool_calls import JSON
 from airloop.engine.base import ContextFull
 from airloop.errors import AirError, InfraError
 from airloop.models.chat_forms import with_tools_in_system, without_tool_role

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airloop.chat.actions import JSON, parse
+from airloop.chat.actions import parse
+from airloop.chat.tool_calls import JSON, before_calls
 from airloop.types import Action
 
 MOST_REPLIES = 16  # to one request
@@ -245,16 +246,15 @@ class Spoken:
         return message
 
 
-def read_reply(text: str, *, tools: bool, parser: str, cut: bool, thinking: bool) -> Spoken:
+def read_reply(text: str, *, tools: Sequence[Mapping[str, Any]], parser: str, cut: bool, thinking: bool) -> Spoken:
     """A reply with a call that cannot be read is content, as it was said."""
     thought, rest = _without_thought(text, thinking)
     if not tools:
         return Spoken(rest, thought)
-    actions, _ = parse(text, "tools", parser, cut=cut, thinking=thinking)
+    actions, _ = parse(text, "tools", parser, cut=cut, thinking=thinking, tools=tools)
     if not all(action.kind == "tool" for action in actions):
         return Spoken(rest, thought)
-    said = rest.partition("<tool_call>")[0] if "<tool_call>" in rest else ""
-    return Spoken(said.strip(), thought, tuple(actions))
+    return Spoken(before_calls(rest), thought, tuple(actions))
 
 
 def _without_thought(text: str, thinking: bool) -> tuple[str, str]:

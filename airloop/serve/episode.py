@@ -280,7 +280,7 @@ class ServedEpisode:
         reply = self.forest.append(prompt, sampled, trained=trained)
         cut = generation.stop == "length" and not halted
         said = reply.text.partition(halted)[0] if halted else reply.text
-        spoken = read_reply(said, tools=bool(request.tools), parser=self.parser, cut=cut, thinking=prompt.thinking)
+        spoken = read_reply(said, tools=request.tools, parser=self.parser, cut=cut, thinking=prompt.thinking)
         actions = spoken.calls or (Action("text", said),)
         times, noted = _times(generation), sampled if trained else None
         message = self._note(
@@ -329,7 +329,7 @@ class ServedAgent(ServedEpisode):
         text, times = reply["content"], Times(model=time.monotonic() - began)
         for stop in request.stop:
             text = text.partition(stop)[0]
-        spoken = read_reply(text, tools=bool(request.tools), parser=self.parser, cut=False, thinking=False)
+        spoken = read_reply(text, tools=request.tools, parser=self.parser, cut=False, thinking=False)
         actions = spoken.calls or (Action("text", text),)
         said = Exchange(tuple(messages), request.tools, text, actions, None, times, began)
         message = self._note(said, spoken, before)

@@ -7,8 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.rollout_world import chat_tokenizer
 
-from airloop.chat import actions
-from airloop.chat.actions import PARSERS, parse
+from airloop.chat import actions, tool_calls
+from airloop.chat.actions import parse
+from airloop.chat.tool_calls import PARSERS
 from airloop.errors import AirError
 from airloop.types import Action
 
@@ -84,7 +85,7 @@ def test_no_command_teaches_the_form(reply: str) -> None:
 
 
 def test_lessons_are_short() -> None:
-    lessons = [actions.NO_COMMAND, actions.CUT_COMMAND, actions.NO_CALL, actions.CUT_CALL]
+    lessons = [actions.NO_COMMAND, actions.CUT_COMMAND, tool_calls.NO_CALL, tool_calls.CUT_CALL]
     assert all(len(lesson.split()) <= 18 for lesson in lessons)
     assert all(len(chat_tokenizer().encode(lesson)) < 100 for lesson in lessons)  # bytes
 
@@ -141,7 +142,7 @@ def test_what_is_wrong_with_a_call_is_said(reply: str, part: str) -> None:
 
 def test_a_cut_call_is_not_run() -> None:
     (action,) = tools('<tool_call>{"name": "f", "argum', cut=True)
-    assert action == Action("invalid", text=actions.CUT_CALL)
+    assert action == Action("invalid", text=tool_calls.CUT_CALL)
 
 
 def test_text_is_the_whole_reply_and_unknown_parsers_are_refused() -> None:

@@ -80,6 +80,34 @@ def test_B4_a_parser_for_another_form_of_calls_is_named(monkeypatch: pytest.Monk
 
 BARE = CHATML.replace("<tool_call>\\n{", "{").replace("}\\n</tool_call>", "}")  # calls as Llama 3 writes them
 
+END = "{{- '}\\n</tool_call>' }}"
+CALL = CHATML[CHATML.index("{{- '<tool_call>") : CHATML.index(END) + len(END)]
+# As Mistral's newer templates and Qwen3-Coder's write them.
+NAMED = CHATML.replace(
+    CALL, "{{- '[TOOL_CALLS]' + call['function']['name'] + '[ARGS]' + (call['function']['arguments'] | tojson) }}"
+)
+XML = CHATML.replace(
+    CALL,
+    "{{- '<tool_call>\\n<function=' + call['function']['name'] + '>\\n' }}"
+    "{%- for key, value in call['function']['arguments'].items() %}"
+    "{{- '<parameter=' + key + '>\\n' + value + '\\n</parameter>\\n' }}{%- endfor %}"
+    "{{- '</function>\\n</tool_call>' }}",
+)
+
+
+@pytest.mark.parametrize(("template", "parser"), [(NAMED, "mistral"), (XML, "qwen3_coder")])
+def test_B4_calls_in_other_models_forms_are_read_back(
+    template: str, parser: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(TuneEnv, "action_format", "tools")
+    assert template != CHATML
+    (tmp_path / "chat.jinja").write_text(template)
+    flags = {**TUNE, "model.chat_template": str(tmp_path / "chat.jinja")}
+    for asked, verdict in (("auto", "pass"), (parser, "pass"), ("json", "fail")):
+        with case_of(flags, inference__model__tool_call_parser=asked) as case:
+            (finding,) = ask(case, "calls_round_trip")
+        assert finding.verdict == verdict, finding
+
 
 @pytest.mark.parametrize("template", [CHATML, BARE], ids=["hermes calls", "bare calls"])
 @pytest.mark.parametrize("parser", ["auto", "hermes", "json"])
