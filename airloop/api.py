@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +48,10 @@ def train(
 
 def evaluate(
     agent: str,
-    config: Config | str | Path | Sequence[str],
+    config: Config | str | Path | Sequence[str] = (),
     *,
+    env: str = "",
+    args: Mapping[str, Any] | None = None,
     split: str | None = None,
     n: int | None = None,
     rollouts: int | None = None,
@@ -57,17 +59,20 @@ def evaluate(
     out: str | Path | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate as `air eval` does. `agent`: "model", "run:DIR", "scripted:oracle", "url:…"; `config` as for train.
-    Returns what evaluation.json holds: success and reward with their intervals, and where the episodes are.
+    """Evaluate as `air eval` does. `agent`: "model", "run:DIR", "scripted:oracle", "url:…"; `config` as for train, and
+    not needed of a run, which has its own. `env` with its `args`: another environment than the config's. Returns what
+    evaluation.json holds: success and reward with their intervals, and where the episodes are.
 
         report = airloop.evaluate("scripted:oracle", "arith", n=20)
+        other = airloop.evaluate("run:outputs/exp1.0-arith-1117", env="arith", args={"max_number": 20})
     """
     let_idle_sleep()
     from airloop.eval.evaluate import EvalOptions
     from airloop.eval.evaluate import evaluate as run
     from airloop.watch.display.display import Display
 
-    options = EvalOptions(agent, split, n, rollouts, temperature, Path(out) if out is not None else None)
+    place = Path(out) if out is not None else None
+    options = EvalOptions(agent, split, n, rollouts, temperature, place, env=env, args=args or {})
     with Display(quiet=quiet) as display, _as_words(config) as words:
         return run(words, options, display)
 

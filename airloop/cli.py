@@ -196,6 +196,8 @@ Any agent on held-out tasks: the same tasks, seeds and sampling for all.
 
   --agent WHO          model (the config's, default), run:DIR[@STEP|@best] (a run's policy, with the run's own
                        config), scripted:oracle, or url:http://127.0.0.1:8000/v1
+  --env ID             another environment than the config's: of a run, how far it carries over; with --arg name=value
+                       for each of its arguments
   --split NAME         default: orchestrator.eval.test_split
   --n N                tasks; default: orchestrator.eval.num_examples
   --rollouts K         episodes per task; default: orchestrator.eval.rollouts_per_example
@@ -212,6 +214,8 @@ Keys:"""
 def evaluate(
     context: typer.Context,
     agent: Annotated[str, typer.Option()] = "model",
+    env: Annotated[str, typer.Option()] = "",
+    arg: Annotated[list[str] | None, typer.Option("--arg", "--args")] = None,
     split: Annotated[str | None, typer.Option()] = None,
     n: Annotated[int | None, typer.Option("--n")] = None,
     rollouts: Annotated[int | None, typer.Option()] = None,
@@ -235,9 +239,10 @@ def evaluate(
             from airloop.eval.agents import UrlOptions
             from airloop.eval.evaluate import EvalOptions, format_report
             from airloop.eval.evaluate import evaluate as run
+            from airloop.eval.tasks import parse_args
 
             url = UrlOptions(url_model, price_in, price_out, api_key_env)
-            options = EvalOptions(agent, split, n, rollouts, temperature, out, url)
+            options = EvalOptions(agent, split, n, rollouts, temperature, out, url, env, parse_args(arg or ()))
             report = run(context.args, options, display)
     except KeyboardInterrupt:
         fail("stopped.", interrupts.exit_code())

@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from support.tiny_runs import write_config
+from support.tiny_runs import tiny_run, write_config
 
 import airloop
 from airloop.envs.base import load_environment
@@ -95,3 +95,18 @@ def test_a_run_is_trained_by_name_and_gone_on_with(tmp_path: Path, monkeypatch: 
     run = airloop.train(str(config), skip_proofs=True, quiet=True).run
     again = airloop.train(resume=run.path, quiet=True).run
     assert again.path == run.path and again.metrics("train") == run.metrics("train")
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_in_another_environment_without_its_config(tmp_path: Path) -> None:
+    run = tiny_run()
+    report = airloop.evaluate(
+        f"run:{run}", env="arith", args={"max_number": 3}, n=5, rollouts=1, out=tmp_path / "out", quiet=True
+    )
+    assert report["finished"] and report["version"] == 2 and {row["env"] for row in report["rows"]} == {"arith"}
+    own = airloop.evaluate(f"run:{run}", n=5, rollouts=1, out=tmp_path / "own", quiet=True)
+    assert {row["task"] for row in own["rows"]} != {row["task"] for row in report["rows"]}
+    with pytest.raises(airloop.AirError, match="none is named"):
+        airloop.evaluate(f"run:{run}", args={"max_number": 3}, quiet=True)
+    with pytest.raises(airloop.AirError, match="No environment is registered as 'arit'"):
+        airloop.evaluate(f"run:{run}", env="arit", quiet=True)

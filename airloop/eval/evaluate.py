@@ -10,7 +10,7 @@ An evaluation that was stopped goes on where it was when it is asked for again w
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from airloop import interrupts
 from airloop.assemble import held_out_tasks
 from airloop.config import Config
+from airloop.config.toml import toml_value
 from airloop.errors import AirError
 from airloop.eval.agents import AgentSpec, LoadedAgent, UrlOptions, describe, find_agent, load_agent
 from airloop.eval.breakdown import by_kind, kind_table
@@ -51,6 +52,16 @@ class EvalOptions:
     temperature: float | None = None
     out: Path | None = None
     url: UrlOptions = field(default_factory=UrlOptions)
+    env: str = ""  # in place of the config's environments
+    args: Mapping[str, Any] = field(default_factory=dict)  # of that
+
+    def words(self, argv: Sequence[str]) -> list[str]:
+        """Files and flags of the config, and what is asked for besides."""
+        if not self.env:
+            if self.args:
+                raise AirError("--arg is said of an environment, and none is named.", "name it: --env ID.")
+            return list(argv)
+        return [*argv, "--orchestrator.env", toml_value([{"id": self.env, "args": dict(self.args)}])]
 
     def resolved(self, config: Config) -> dict[str, Any]:
         own = config.orchestrator.eval
@@ -64,7 +75,7 @@ class EvalOptions:
 
 def evaluate(argv: Sequence[str], options: EvalOptions, watcher: Watcher) -> dict[str, Any]:
     """`argv` are config files and flags. Returns what evaluation.json holds, with its directory."""
-    player = find_agent(options.agent, argv, options.url)
+    player = find_agent(options.agent, options.words(argv), options.url)
     asked = options.resolved(player.config)
     if asked["n"] < 1 or asked["rollouts"] < 1 or asked["temperature"] < 0:
         raise AirError(
