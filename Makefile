@@ -17,8 +17,7 @@ train: for-train
 test: for-dev
 	"$(BIN)/ruff" check .
 	"$(BIN)/ruff" format --check .
-	"$(BIN)/mypy"
-	$(PYTEST)
+	"$(BIN)/mypy" & types=$$!; $(PYTEST); tests=$$?; wait $$types && exit $$tests
 
 test-fast: for-dev
 	$(PYTEST) --fast

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airloop import interrupts
-from airloop.commands.common import Json, fail, print_json
+from airloop.commands.common import Json, begin, fail, print_json, refuse_minutes
 from airloop.commands.configs import configs
+from airloop.commands.distill import distill
+from airloop.commands.evaluate import evaluate
 from airloop.commands.help import WIDEST, Group, asks_for_help, print_help
 from airloop.commands.init import init
 from airloop.commands.log import log
@@ -24,7 +26,7 @@ from airloop.threads import let_idle_sleep
 from airloop.version import versions
 
 if TYPE_CHECKING:
-    from airloop.watch.display.display import Display
+    pass
 
 BEGAN = time.time()  # a budget of minutes counts what importing takes, too
 
@@ -86,22 +88,6 @@ def _config(context: typer.Context, help_text: str = "") -> Any:
     return load_config(context.args)
 
 
-def _refuse_minutes(context: typer.Context) -> None:
-    """Only a training run is planned into a time; a command that could not keep to it does not take the flag."""
-    if any(word.partition("=")[0] in ("--minutes", "--budget.minutes") for word in context.args):
-        raise AirError(
-            f"`air {context.info_name}` keeps no budget of time: --minutes is for `air train`, which plans the "
-            "supervised start, the steps and the evaluations into it.",
-            "leave --minutes out.",
-        )
-
-
-def _begin(display: Display, text: str) -> None:
-    """The first line, before the seconds that torch and transformers take to be imported."""
-    display.say(text)
-    display.phase("loading libraries")
-
-
 def _check_environments(config: Any) -> None:
     """What an environment lacks is said before seconds of imports."""
     from airloop.envs.base import find_environment
@@ -155,7 +141,7 @@ def train(
 
     with Display(quiet=as_json) as display:
         what = f"going on with {resume}" if resume else f"{config.model.name} learns {config.task}"
-        _begin(display, f"air train: {what}")
+        begin(display, f"air train: {what}")
         from airloop.training import start
 
         finished = start(config, display, resume, skip_proofs, BEGAN)
@@ -170,7 +156,7 @@ def train(
 def warmstart(context: typer.Context, as_json: Json = False) -> None:
     """Supervised start from demonstrations: air warmstart @ config.toml."""
     config = _config(context, "air warmstart @ a.toml --key value …\n\nKeys:")
-    _refuse_minutes(context)
+    refuse_minutes(context)
     _check_environments(config)
 
     from airloop.config import WarmstartConfig
@@ -179,7 +165,7 @@ def warmstart(context: typer.Context, as_json: Json = False) -> None:
     if config.warmstart is None:
         config = config.model_copy(update={"warmstart": WarmstartConfig()})
     with Display(quiet=as_json) as display:
-        _begin(display, f"air warmstart: {config.model.name}, demonstrations by {config.warmstart.source!r}")
+        begin(display, f"air warmstart: {config.model.name}, demonstrations by {config.warmstart.source!r}")
         from airloop.warmstart import warmstart as run
 
         path, _ = interrupts.run(run(config, display))
@@ -188,65 +174,6 @@ def warmstart(context: typer.Context, as_json: Json = False) -> None:
         print_json({"directory": str(path), "weights": str(weights)})
     else:
         print(f"{weights}\nuse it with --model.{'adapter' if weights.name == 'adapter' else 'name'} {weights}")
-
-
-EVAL_HELP = """air eval @ config.toml [--key value …] [options]
-
-Any agent on held-out tasks: the same tasks, seeds and sampling for all.
-
-  --agent WHO          model (the config's, default), run:DIR[@STEP|@best] (a run's policy, with the run's own
-                       config), scripted:oracle, or url:http://127.0.0.1:8000/v1
-  --env ID             another environment than the config's: of a run, how far it carries over; with --arg name=value
-                       for each of its arguments
-  --split NAME         default: orchestrator.eval.test_split
-  --n N                tasks; default: orchestrator.eval.num_examples
-  --rollouts K         episodes per task; default: orchestrator.eval.rollouts_per_example
-  --temperature T      default: orchestrator.eval.temperature
-  --url-model NAME     the model at the URL; with --price-in and --price-out (per million tokens) its cost
-  --api-key-env NAME   the environment variable that holds the URL's key
-  --out DIR            default: the next free outputs/eval-AGENT-N; one that was stopped is continued
-  --json               print the result as JSON
-
-Keys:"""
-
-
-@app.command("eval", context_settings=WITH_CONFIG)
-def evaluate(
-    context: typer.Context,
-    agent: Annotated[str, typer.Option()] = "model",
-    env: Annotated[str, typer.Option()] = "",
-    arg: Annotated[list[str] | None, typer.Option("--arg", "--args")] = None,
-    split: Annotated[str | None, typer.Option()] = None,
-    n: Annotated[int | None, typer.Option("--n")] = None,
-    rollouts: Annotated[int | None, typer.Option()] = None,
-    temperature: Annotated[float | None, typer.Option()] = None,
-    url_model: Annotated[str | None, typer.Option()] = None,
-    price_in: Annotated[float | None, typer.Option()] = None,
-    price_out: Annotated[float | None, typer.Option()] = None,
-    api_key_env: Annotated[str | None, typer.Option()] = None,
-    out: Annotated[Path | None, typer.Option()] = None,
-    as_json: Json = False,
-) -> None:
-    """Evaluate a model, a run, a script or a URL on held-out tasks: air eval @ config.toml --agent …"""
-    if asks_for_help(context.args):
-        print_help(EVAL_HELP, context.args)
-    _refuse_minutes(context)
-    from airloop.watch.display.display import Display
-
-    try:
-        with Display(quiet=as_json) as display:
-            _begin(display, f"air eval: {agent}")
-            from airloop.eval.agents import UrlOptions
-            from airloop.eval.evaluate import EvalOptions, format_report
-            from airloop.eval.evaluate import evaluate as run
-            from airloop.eval.tasks import parse_args
-
-            url = UrlOptions(url_model, price_in, price_out, api_key_env)
-            options = EvalOptions(agent, split, n, rollouts, temperature, out, url, env, parse_args(arg or ()))
-            report = run(context.args, options, display)
-    except KeyboardInterrupt:
-        fail("stopped.", interrupts.exit_code())
-    print_json(report) if as_json else print(format_report(report))
 
 
 DOCTOR_HELP = """air doctor @ config.toml [--key value …] [options]
@@ -282,7 +209,7 @@ def examine_config(
     from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
-        _begin(display, f"air doctor {' '.join(context.args)}".rstrip())
+        begin(display, f"air doctor {' '.join(context.args)}".rstrip())
         results = visit(context.args, display, [id for id in only.split(",") if id], skip_proofs, gpu_memory)
     if as_json:
         print_json(report_json(results))
@@ -310,7 +237,7 @@ def plan_memory(
 ) -> None:
     """Say what a run takes of the GPU's memory, and what to change if it does not fit: air plan @ config.toml."""
     config = _config(context, PLAN_HELP)
-    _refuse_minutes(context)
+    refuse_minutes(context)
     from airloop.plan.gpu import gpu_memory as available
     from airloop.plan.model_shape import find_shape
     from airloop.plan.report import make_report
@@ -355,7 +282,7 @@ def export(
     from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
-        _begin(display, f"air export: {run} to {out}")
+        begin(display, f"air export: {run} to {out}")
         from airloop.export import export as write
         from airloop.export import format_report
 
@@ -392,6 +319,8 @@ app.add_typer(
 app.add_typer(log, name="log", cls=Group, help="The logbook: every run with its goal, what changed, what came of it.")
 app.add_typer(tasks, name="tasks", cls=Group, help="List environments and their tasks, look at one, try one out.")
 app.command(context_settings=WITH_CONFIG)(serve)
+app.command(context_settings=WITH_CONFIG)(distill)
+app.command("eval", context_settings=WITH_CONFIG)(evaluate)
 app.command()(init)
 add_plugins(app, {"tasks": tasks, "log": log})
 

@@ -7,11 +7,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from airloop.errors import AirError
 from airloop.text.plain import speaks_utf8
+
+if TYPE_CHECKING:
+    from airloop.watch.display.display import Display
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -37,3 +41,19 @@ def print_json(data: Any) -> None:
 def fail(text: str, code: int) -> NoReturn:
     print(f"air: {text}", file=sys.stderr)
     sys.exit(code)
+
+
+def refuse_minutes(context: typer.Context) -> None:
+    """Only a training run is planned into a time; a command that could not keep to it does not take the flag."""
+    if any(word.partition("=")[0] in ("--minutes", "--budget.minutes") for word in context.args):
+        raise AirError(
+            f"`air {context.info_name}` keeps no budget of time: --minutes is for `air train`, which plans the "
+            "supervised start, the steps and the evaluations into it.",
+            "leave --minutes out.",
+        )
+
+
+def begin(display: Display, text: str) -> None:
+    """The first line, before the seconds that torch and transformers take to be imported."""
+    display.say(text)
+    display.phase("loading libraries")
