@@ -21,16 +21,18 @@ from airloop.envs.rows import Row, anchored_source
 from airloop.envs.splits import read_with_test, share_out
 from airloop.errors import AirError, Lack, Trouble
 from airloop.programs.command import FINISH_S, Command, CommandArgs, check_command
+from airloop.programs.elsewhere import Elsewhere, RemoteArgs, check_remote
 from airloop.programs.function import Function
 from airloop.rollout.program import Address, ProgramEnvironment
 from airloop.types import Agent, Message, Score, Task
 
 SCORE = "score"  # what a function's single number is called
 SYSTEM = "system:"
+SLACK_S = 60.0
 ANSWERS = {"answer", "answers", "expected", "gold", "label", "labels", "solution", "solutions", "target", "targets"}
 
 
-class ProgramArgs(CommandArgs):
+class ProgramArgs(CommandArgs, RemoteArgs):
     tasks: Annotated[str, Anchored(anchored_source)] = Field(
         min_length=1, description="a jsonl(.gz) file, a directory or a hub id: each row is a task"
     )
@@ -63,9 +65,10 @@ class ProgramArgs(CommandArgs):
             raise ValueError("train names no text after system:")
         if self.train not in ("all", "main") and not self.train.startswith(SYSTEM):
             raise ValueError(f'train = {self.train!r}: write "all", "main" or "system:TEXT"')
-        if len(named := [name for name in ("function", "command") if getattr(self, name)]) > 1:
+        if len(named := [name for name in ("function", "command", "remote") if getattr(self, name)]) > 1:
             raise ValueError(f"{named[0]} and {named[1]} both say who the agent is: leave one out")
         check_command(self, self.python)
+        check_remote(self)
         return self
 
 
@@ -107,23 +110,25 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
         self.player, self.finish_s = self._find_player()
         self.success = None if self.args.success == "none" else self.args.success  # type: ignore[misc]
 
-    def _find_player(self) -> tuple[Function | Command, float]:
+    def _find_player(self) -> tuple[Function | Command | Elsewhere, float]:
         """Who plays the episodes, and how long that may take beside the agent's own time."""
         args, named = self.args, self.function or self.args.function
-        if self.function and args.command:
-            other = "command"
+        if self.function and (args.command or args.remote):
+            other = "command" if args.command else "remote"
             raise AirError(
                 f"The id names the agent {named}, and args has {other} beside it.",
                 f'with {other} write id = "program".',
             )
         if args.command:
             return Command(args, args.python, (args.tasks, args.test_tasks)), FINISH_S
+        if args.remote:
+            return Elsewhere(args), args.patience_s + SLACK_S
         if named:
             return Function(named, args.python), 0.0
         raise AirError(
             "The environment 'program' is not told which program.",
             'id = "./my_agent.py:solve"; or args = { command = ["python", "agent.py"], files = "./agent", '
-            'scorer = "./score.py:score" }.',
+            'scorer = "./score.py:score" }; or, for agents that live elsewhere, args = { remote = true }.',
         )
 
     @property
