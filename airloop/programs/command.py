@@ -11,7 +11,8 @@ import json
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +42,8 @@ LARGEST_FILES = 64 << 20
 END_S = 10.0  # for what the agent has left running to end
 LOOK_S = 20.0
 STANDBY = 2  # worlds that wait for the next episodes
-MARGIN_S = 300.0  # beside an episode's own time, for its world to be had, copied and ended
+LEASE_S = COPY_S = 120.0  # for its world to be had, and for its workspace to be copied
+MARGIN_S = LEASE_S + COPY_S + 60.0  # beside an episode's own time: so that no wait of ours is taken for the agent's
 END_ALL = "builtin kill -KILL -1"  # but the shell itself and the world's first process
 FINISH_S = SCORE_S + MARGIN_S
 
@@ -135,10 +137,13 @@ class Command:
         """What the scorer gave, and how the command ended."""
         running = self._open()
         try:
-            async with await running.pool.lease(self.image, address.seconds + MARGIN_S) as lease:
+            async with _bounded(LEASE_S, "a sandbox could not be had"):
+                lease = await running.pool.lease(self.image, address.seconds + MARGIN_S)
+            async with lease:
                 ran = await self._run(lease, task, seed, address)
                 crash = await _crash(lease, *ran, address)
-                folder = await running.copies.make(lease.world.pack, self.args.disk_mb << 20)
+                async with _bounded(COPY_S, "the workspace could not be copied"):
+                    folder = await running.copies.make(lease.world.pack, self.args.disk_mb << 20)
         except WorldLost as lost:
             raise ProgramCrashed(f"its sandbox is lost: {lost}") from lost
         result = ran[0]
@@ -220,6 +225,15 @@ class Command:
         running, self._running = self._running, None
         if running is not None:
             await running.pool.close()
+
+
+@asynccontextmanager
+async def _bounded(seconds: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise InfraError(f"{what} within {seconds:.0f} s") from error
 
 
 def inside(address: Address) -> Address:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import Self
+from typing import ClassVar, Self
 
-MOST_CONNECTIONS = 256  # of one world at one time: sub-agents side by side, each with a few
+MOST_CONNECTIONS = 64  # of one world at one time: sub-agents side by side
+MOST_FOR_ALL = 4096
 CONNECT_S = 20.0
 
 
 class Passage:
+    """No world can use up the files that this process may have open: there is a bound for each, and one for all."""
+
+    everyone: ClassVar[set[asyncio.StreamWriter]] = set()
+
     def __init__(self) -> None:
         self.target: tuple[str, int] | None = None  # until it leads somewhere, whoever comes is hung up on
         self._server: asyncio.Server | None = None
@@ -34,10 +39,12 @@ class Passage:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.target is None or len(self._open) >= MOST_CONNECTIONS:
+        crowded = len(self._open) >= MOST_CONNECTIONS or len(self.everyone) >= most_of_all()
+        if self.target is None or crowded:
             writer.close()
             return
-        self._open.add(writer)
+        for group in (self._open, self.everyone):
+            group.add(writer)
         far_writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -46,10 +53,21 @@ class Passage:
         except (OSError, TimeoutError):
             pass
         finally:
-            self._open.discard(writer)
+            for group in (self._open, self.everyone):
+                group.discard(writer)
             writer.close()
             if far_writer is not None:
                 far_writer.close()
+
+
+def most_of_all() -> int:
+    """Each takes three files, with the one of who is spoken with: together at most half of all."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return MOST_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FOR_ALL if soft == resource.RLIM_INFINITY else min(MOST_FOR_ALL, soft // 6)
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -355,6 +355,15 @@ def test_the_doctor_looks_for_the_program_and_for_answers(played: Played) -> Non
     assert not asyncio.run(env.check_world()) and not list(env.check_answers())
 
 
+def test_packages_that_are_named_can_be_imported(played: Played, tmp_path: Path) -> None:
+    source = tmp_path / "agent" / "agent.py"
+    source.write_text("import httpx\n" + source.read_text())
+    (one,) = played.play(played.env("answer", packages=["httpx"]))
+    assert one.reward == 1.0, one.error
+    (one,) = played.play(played.env("answer", "alone"))
+    assert one.ending == "infra_error" and "No module named 'httpx'" in one.error
+
+
 def test_another_interpreter_is_there_with_its_packages(played: Played, tmp_path: Path) -> None:
     import venv
 

@@ -446,6 +446,8 @@ async def test_a_door_leads_to_one_address_and_nowhere_else(world, backend):
         for port in (at, apart):
             assert "refused" in (await world.run(say.format(port), 10)).output
         assert (await world.run("exec 3<>/dev/tcp/192.0.2.1/80", 10)).exit_code != 0
+        crowd = "for i in {1..300}; do exec {f}<>/dev/tcp/127.0.0.1/3129; done; echo held"
+        assert "held" in await output(world, crowd) and len(world.passage.everyone) <= 64
         assert (await output(world, "sleep 99 & kill -KILL -1; echo on")).endswith("on\n")
 
 
