@@ -34,9 +34,15 @@ def anchored(file_id: str, folders: Sequence[Path]) -> str:
 
 
 def content_digest(file_id: str) -> str:
-    """Of the file's text: another text is other code. Empty where there is no such file."""
+    """Of the file's text, or of all in a folder: another text is other code. Empty where there is no such file."""
     path = Path(split_id(file_id)[0]).expanduser()
-    return hashlib.sha256(path.read_bytes()).hexdigest() if is_file_id(file_id) and path.is_file() else ""
+    if not is_file_id(file_id) and not path.is_absolute():  # a name
+        return ""
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        told = [f"{file.relative_to(path)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in found]
+        return hashlib.sha256("\n".join(told).encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def check_file(file_id: str, what: str, correct: str) -> Path:

@@ -172,10 +172,13 @@ class RunConfig(Section):
     @property
     def own_code(self) -> list[str]:
         """Code of the user's own that the run names by its files; in an environment's args, by whole paths: any other
-        text there may mean something else to it."""
+        text there may mean something else to it. `files` there is an agent's program, perhaps a whole folder."""
         named = [*(env.id for env in self.orchestrator.env), self.trainer.loss.type, self.trainer.loss.advantage]
         within = [text for env in self.orchestrator.env for text in _texts(env.args) if Path(text).is_absolute()]
-        return [name for name in (*named, *within) if name is not None and is_file_id(name)]
+        folders = [
+            found for env in self.orchestrator.env if Path(found := str(env.args.get("files", ""))).is_absolute()
+        ]
+        return [*(name for name in (*named, *within) if name is not None and is_file_id(name)), *folders]
 
     @property
     def task(self) -> str:

@@ -1,4 +1,4 @@
-"""The environment `program`: episodes are played by a function of the user's own, which asks the policy."""
+"""The environment `program`: episodes are played by agents of the user's own, which ask the policy as any model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import inspect
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -15,20 +16,23 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from airloop import own_code
-from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
 from airloop.envs.rows import Row, anchored_source
 from airloop.envs.splits import read_with_test, share_out
-from airloop.errors import AirError
-from airloop.programs.workers import Workers
+from airloop.errors import AirError, Lack, Trouble
+from airloop.programs.command import FINISH_S, Command, CommandArgs, check_command
+from airloop.programs.elsewhere import Elsewhere, RemoteArgs, check_remote
+from airloop.programs.function import Function
 from airloop.rollout.program import MEASURED, Address, ProgramEnvironment
 from airloop.types import Agent, Message, Score, Task
 
 SCORE = "score"  # what a function's single number is called
 SYSTEM = "system:"
+SLACK_S = 60.0
+ANSWERS = {"answer", "answers", "expected", "gold", "label", "labels", "solution", "solutions", "target", "targets"}
 
 
-class ProgramArgs(EnvArgs):
+class ProgramArgs(CommandArgs, RemoteArgs):
     tasks: Annotated[str, Anchored(anchored_source)] = Field(
         min_length=1, description="a jsonl(.gz) file, a directory or a hub id: each row is a task"
     )
@@ -61,6 +65,10 @@ class ProgramArgs(EnvArgs):
             raise ValueError("train names no text after system:")
         if self.train not in ("all", "main") and not self.train.startswith(SYSTEM):
             raise ValueError(f'train = {self.train!r}: write "all", "main" or "system:TEXT"')
+        if len(named := [name for name in ("function", "command", "remote") if getattr(self, name)]) > 1:
+            raise ValueError(f"{named[0]} and {named[1]} both say who the agent is: leave one out")
+        check_command(self, self.python)
+        check_remote(self)
         return self
 
 
@@ -99,15 +107,29 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
 
     def __init__(self, args: ProgramArgs | None = None) -> None:
         super().__init__(args)
-        named = self.function or self.args.function
-        if not named:
-            raise AirError(
-                "The environment 'program' is not told which program.",
-                'id = "./my_agent.py:solve", or args = { function = "./my_agent.py:solve" }.',
-            )
-        path = own_code.check_file(named, "program", "correct its path.")
-        self.workers = Workers(path, own_code.split_id(named)[2], self.args.python)
+        self.player, self.finish_s = self._find_player()
         self.success = None if self.args.success == "none" else self.args.success  # type: ignore[misc]
+
+    def _find_player(self) -> tuple[Function | Command | Elsewhere, float]:
+        """Who plays the episodes, and how long that may take beside the agent's own time."""
+        args, named = self.args, self.function or self.args.function
+        if self.function and (args.command or args.remote):
+            other = "command" if args.command else "remote"
+            raise AirError(
+                f"The id names the agent {named}, and args has {other} beside it.",
+                f'with {other} write id = "program".',
+            )
+        if args.command:
+            return Command(args, args.python, (args.tasks, args.test_tasks)), FINISH_S
+        if args.remote:
+            return Elsewhere(args), args.patience_s + SLACK_S
+        if named:
+            return Function(named, args.python), 0.0
+        raise AirError(
+            "The environment 'program' is not told which program.",
+            'id = "./my_agent.py:solve"; or args = { command = ["python", "agent.py"], files = "./agent", '
+            'scorer = "./score.py:score" }; or, for agents that live elsewhere, args = { remote = true }.',
+        )
 
     @property
     def max_turns(self) -> int:
@@ -130,6 +152,10 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
             raise AirError(f"The data set {self.args.tasks!r} has no rows.", "name another, or a longer slice.")
         splits = share_out(_by_hash(rows), _by_hash(test_rows), self.args.eval_share)
         made = {split: [self._task(*one, split) for one in found.items()] for split, found in splits.items()}
+        if absent := [name for name in self.args.hidden if not any(name in row for row in (*rows, *test_rows))]:
+            raise AirError(
+                f"hidden names the column {absent[0]!r}, and no row has one.", "correct args = { hidden = … }."
+            )
         ids = Counter(task.id for tasks in made.values() for task in tasks)
         if twice := [id for id, count in ids.items() if count > 1]:
             raise AirError(
@@ -147,27 +173,53 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
     # --- episodes -------------------------------------------------------------------------------------------
 
     async def play(self, task: Task, seed: int, address: Address) -> Score:
-        given = await self.workers.run(dict(task.payload), {**address.variables(), "AIR_SEED": str(seed)})
+        given, played = await self.player.play(task, seed, address)
         values = given if isinstance(given, dict) else {SCORE: given}
         if taken := [name for name in values if name in MEASURED]:
             raise AirError(
-                f"The agent's function gave a score called {taken[0]!r}, which every episode's metrics have already.",
+                f"{self.player.who} gave a score called {taken[0]!r}, which every episode's metrics have already.",
                 f"call it otherwise: my_{taken[0]}.",
             )
         if lacking := [name for name in self.reward_weights if name not in values]:
             raise AirError(
-                f"The agent's function gave {', '.join(values) or 'no score'}, and rewards weigh {', '.join(lacking)}.",
+                f"{self.player.who} gave {', '.join(values) or 'no score'}, and rewards weigh {', '.join(lacking)}.",
                 "rewards = { " + ", ".join(f"{name} = 1.0" for name in values) + " } in [[orchestrator.env]].",
             )
-        return Score({name: values[name] for name in self.reward_weights}, values)
+        rewards = {name: values[name] for name in self.reward_weights}
+        return replace(played, rewards=rewards, metrics={**played.metrics, **values})
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         if name in self.args.scripts:
             return ScriptedModel(self.args.scripts[name], task, seed)
         return super().scripted(name, task, seed)
 
+    # --- the player's --------------------------------------------------------------------------------------
+
+    def lacks(self) -> Sequence[Lack]:
+        return self.player.lacks()
+
+    async def check_world(self) -> Sequence[Lack]:
+        return await self.player.check_world()
+
+    def check_answers(self) -> Iterator[Trouble]:
+        """A command's sandbox holds the row, and whoever works there may read it."""
+        if not self.args.command:
+            return
+        columns = {name for task in self.tasks("train") for name in task.payload} - set(self.args.hidden)
+        if found := sorted(name for name in columns if name.lower() in ANSWERS):
+            yield Trouble(
+                "warn",
+                f"{self.name}: agents are told the column{'s' * (len(found) > 1)} {', '.join(found)} of their row",
+                "what is right may stand there, and whatever runs in the sandbox can read it",
+                f"args = {{ hidden = {json.dumps(found)} }}: then only the scorer is told.",
+                id="D16",
+            )
+
     def abandon(self) -> None:
-        self.workers.close()
+        self.player.abandon()
+
+    async def close(self) -> None:
+        await self.player.close()
 
 
 def _by_hash(rows: Sequence[Row]) -> dict[str, Row]:

@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import json
 import os
+import pathlib
 import random
 import selectors
 import signal
@@ -263,7 +264,7 @@ def feed(write: int, order: dict[str, Any]) -> None:
 def episode(path: str, name: str, order: dict[str, Any], told: int) -> NoReturn:
     os.environ.update(order["env"])
     reseed(int(order["env"].get("AIR_SEED", 0)))
-    result = outcome(path, name, order["task"])
+    result = outcome(path, name, order["task"], order.get("given"))
     sys.stdout.flush()
     sys.stderr.flush()
     data = json.dumps(result).encode()
@@ -272,8 +273,9 @@ def episode(path: str, name: str, order: dict[str, Any], told: int) -> NoReturn:
     os._exit(0)
 
 
-def outcome(path: str, name: str, task: dict[str, Any]) -> dict[str, Any]:
-    """What the function said of the episode, or what became of it."""
+def outcome(path: str, name: str, task: dict[str, Any], given: list[str] | None = None) -> dict[str, Any]:
+    """What the function said of the episode, or what became of it. `given`: of a scorer, where the agent's files are
+    and what it printed."""
     try:
         function = load(path, name)
     except BaseException as error:
@@ -281,9 +283,9 @@ def outcome(path: str, name: str, task: dict[str, Any]) -> dict[str, Any]:
     if function is None:
         return {"defect": f"{path} has no function {name!r}"}
     try:
-        places, names = arguments(function, task)
-        given = function(*places, **names)
-        value = asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
+        places, names = scorers_arguments(function, task, given) if given else arguments(function, task)
+        said = function(*places, **names)
+        value = asyncio.run(_awaited(said)) if inspect.isawaitable(said) else said
         return {"score": as_score(value)}
     except SystemExit as error:
         kind = "infra" if error.code == TEMPORARY else "crash"
@@ -340,6 +342,13 @@ def arguments(function: Any, task: dict[str, Any]) -> tuple[tuple[Any, ...], dic
     else:
         client = library.AsyncOpenAI() if later else library.OpenAI()
     return ((task,), {"client": client}) if by_name else ((task, client), {})
+
+
+def scorers_arguments(function: Any, task: dict[str, Any], given: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As many as it takes of the task, the folder with the agent's files, and what the agent printed."""
+    taken = inspect.signature(function).parameters.values()
+    by_place = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return (task, pathlib.Path(given[0]), given[1])[: len(by_place)], {}
 
 
 def the_client() -> Any:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,31 @@ LOCAL = "127.0.0.1,localhost,::1"
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 LEAST_SECRET = 8  # characters: shorter ones are words
 SHOWN = 400  # characters of what a program printed last
-FIX = "correct the agent's file; `air tasks show` plays its first request."
+AGENT, SCORER = "the agent's program", "the scorer"
+FIXES = {AGENT: "correct the agent's file; `air tasks show` plays its first request.", SCORER: "correct the scorer."}
 
 
 class Workers:
     """Episodes of one function, as many at once as are asked for."""
 
-    def __init__(self, path: Path, function: str, python: str = "") -> None:
+    def __init__(self, path: Path, function: str, python: str = "", who: str = AGENT) -> None:
+        self._who = who
         self._command = [python or sys.executable, str(WORKER), str(path), function]
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: dict[str, _Waiting] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
-    async def run(self, task: Mapping[str, Any], variables: Mapping[str, str]) -> float | dict[str, float]:
-        """The score that the function gave. AirError where its file cannot be used."""
+    async def run(
+        self, task: Mapping[str, Any], variables: Mapping[str, str], given: Sequence[str] = ()
+    ) -> float | dict[str, float]:
+        """The score that the function gave. AirError where its file cannot be used. `given`: for a scorer, the folder
+        with an agent's files, and what the agent printed."""
         id, waiting = str(next(self._numbers)), _Waiting(asyncio.get_running_loop())
         self._waiting[id] = waiting
         proxies = {name: ",".join(filter(None, [os.environ.get(name), LOCAL])) for name in ("NO_PROXY", "no_proxy")}
         try:
-            waiting.process = self._send({"id": id, "task": task, "env": {**variables, **proxies}})
+            waiting.process = self._send({"id": id, "task": task, "env": {**variables, **proxies}, "given": given})
             ended = await waiting.future
         except asyncio.CancelledError:
             with contextlib.suppress(InfraError):
@@ -52,7 +57,7 @@ class Workers:
             raise
         finally:
             self._waiting.pop(id, None)
-        return _score({**ended, "printed": masked(ended["printed"], variables)}, variables)
+        return _score({**ended, "printed": masked(ended["printed"], variables)}, variables, self._who)
 
     def close(self) -> None:
         with self._lock:
@@ -80,12 +85,14 @@ class Workers:
                 process.stdin.write(json.dumps(order).encode() + b"\n")
                 process.stdin.flush()
             except OSError as error:
-                raise InfraError(f"the process that starts the agent's programs is gone: {error}") from error
+                raise InfraError(f"the process that starts {self._who} is gone: {error}") from error
         return process
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A library that makes a client when it is imported must not make one with the user's own key.
-        env = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "ANTHROPIC_"))}
+        # A library that makes a client when it is imported must not make one with the user's own key. A scorer may have
+        # a model to ask, which is not the policy.
+        own = ("OPENAI_", "ANTHROPIC_") if self._who == AGENT else ()
+        env = {key: value for key, value in os.environ.items() if not key.startswith(own)}
         if self._command[0] != sys.executable:  # another environment, with libraries of its own
             env.pop("PYTHONPATH", None)
         try:
@@ -136,21 +143,21 @@ def masked(text: str, variables: Mapping[str, str]) -> str:
     return text
 
 
-def _score(ended: Mapping[str, Any], variables: Mapping[str, str]) -> float | dict[str, float]:
+def _score(ended: Mapping[str, Any], variables: Mapping[str, str], who: str) -> float | dict[str, float]:
     result, code = ended["result"], ended["code"]
     printed = ended["printed"].strip()[-SHOWN:]
     after = f"; it printed last: {printed}" if printed else ""
     if "score" in result:
         return result["score"]
     if "defect" in result:
-        raise AirError(f"The agent's program: {result['defect']}.", FIX)
+        raise AirError(f"{who.capitalize()}: {result['defect']}.", FIXES[who])
     if "crash" in result:
         raise ProgramCrashed(masked(result["crash"], variables))
     if "infra" in result:
-        raise InfraError(f"the agent's program: {masked(result['infra'], variables)}")
+        raise InfraError(f"{who}: {masked(result['infra'], variables)}")
     if ended.get("gone"):
-        raise InfraError(f"the process that starts the agent's programs ended with code {code}")
+        raise InfraError(f"the process that starts {who} ended with code {code}")
     if code == -signal.SIGKILL:  # as a system does that is out of memory
-        raise InfraError(f"the agent's program was killed{after}")
+        raise InfraError(f"{who} was killed{after}")
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
     raise ProgramCrashed(f"it ended {how} and without a score{after}")

@@ -54,6 +54,7 @@ class Address:
     base_url: str
     api_key: str
     model: str = MODEL
+    seconds: float = 3600.0  # that the program has
 
     def variables(self) -> dict[str, str]:
         """For a program's environment. Anthropic's clients add /v1 by themselves."""
@@ -67,6 +68,15 @@ class Address:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Played(Score):
+    """A score that was not the program's own to give, and how the program ended."""
+
+    ending: Ending = "done"
+    crash: str = ""
+    scoring_s: float = 0.0
+
+
 class ProgramCrashed(Exception):
     """The agent's own program failed after the policy had spoken: its ending, with the score of nothing done."""
 
@@ -77,11 +87,14 @@ class ProgramEnvironment(Environment[A]):
     action_format: ActionFormat = "text"  # type: ignore[misc]  # its program reads replies by itself
     # How a program could be cheated nobody but its author knows; the audit has six scripts that need not.
     dishonest: ClassVar[tuple[str, ...]] = ("noop",)
+    # That `play` may take for the score once the episode's own time is over; 0 where the program scores itself.
+    finish_s: float = 0.0
 
     @abstractmethod
     async def play(self, task: Task, seed: int, address: Address) -> Score:
         """One episode, from the program's start to its end. ProgramCrashed is the agent's own ending, InfraError
-        trouble of the machinery; cancelled, it must leave no program behind."""
+        trouble of the machinery; cancelled, it must leave no program behind. Who scores what programs leave returns
+        Played."""
 
     @property
     def max_turns(self) -> int:
@@ -127,8 +140,8 @@ class Door:
     async def __aexit__(self, *error: Any) -> None:
         await self._serving.__aexit__(*error)
 
-    def open(self, id: str, episode: ServedEpisode) -> Address:
-        return Address(f"{self._url}/e/{id}/v1", self.endpoint.open(id, episode))
+    def open(self, id: str, episode: ServedEpisode, seconds: float = OPENING_S) -> Address:
+        return Address(f"{self._url}/e/{id}/v1", self.endpoint.open(id, episode), seconds=seconds)
 
     def close(self, id: str) -> None:
         self.endpoint.close(id)
@@ -178,14 +191,14 @@ async def run_program(
         }
         return replace(blank, seconds=time.monotonic() - clock, **seen, **outcome)
 
-    address = door.open(id, episode)
+    address = door.open(id, episode, deadline_s)
     try:
         try:
-            ending, score, crash = await _play(env, task, seed, episode, address, deadline_s)
+            played = await _play(env, task, seed, episode, address)
         finally:
             door.close(id)
-        reward = weighted_reward(score.rewards, (), env.reward_weights, env.turn_reward_mode)
-        success = measured_success(env, score.metrics, score.rewards)
+        reward = weighted_reward(played.rewards, (), env.reward_weights, env.turn_reward_mode)
+        success = measured_success(env, played.metrics, played.rewards)
     except InfraError as error:
         return record(error=with_place(error))
     except EngineFailed as error:
@@ -199,17 +212,17 @@ async def run_program(
     first = episode.exchanges[0].asked if episode.exchanges else clock
     own = {
         "seconds_opening": first - clock,
-        "seconds_scoring": 0.0,
+        "seconds_scoring": played.scoring_s,
         "turns": len(episode.exchanges),
-        "crashed": float(bool(crash)),
+        "crashed": float(bool(played.crash)),
         **episode.metrics(),
     }
     return record(
-        ending=ending,
-        rewards=dict(score.rewards),
+        ending=played.ending,
+        rewards=dict(played.rewards),
         reward=reward,
-        metrics={**success, **score.metrics, **own},
-        error=crash,
+        metrics={**success, **played.metrics, **own},
+        error=played.crash,
     )
 
 
@@ -224,34 +237,31 @@ async def run_agent(
         return await run_program(env, task, served, door, deadline_s=deadline_s, **more)
 
 
-async def _play(
-    env: ProgramEnvironment, task: Task, seed: int, episode: ServedEpisode, address: Address, deadline_s: float
-) -> tuple[Ending, Score, str]:
-    """How it ended, what it was worth, and what the program's crash said."""
+async def _play(env: ProgramEnvironment, task: Task, seed: int, episode: ServedEpisode, address: Address) -> Played:
     nothing = Score(dict.fromkeys(env.reward_weights, 0.0), {env.success: 0.0} if env.success else {})
-    ending: Ending = "done"
+    longest_s = address.seconds + env.finish_s
+    asked_nothing = (
+        "the program ended without having asked the policy anything: it must use OPENAI_BASE_URL and "
+        "OPENAI_API_KEY, or the client that it is given"
+    )
     try:
-        with waiting(f"the program of task {task.id}", f"environment {env.name}", deadline_s):
-            score = await within(deadline_s, "the program", env.play(task, seed, address))
-        crash = ""
+        with waiting(f"the program of task {task.id}", f"environment {env.name}", longest_s):
+            score = await within(longest_s, "the program", env.play(task, seed, address))
+        played = score if isinstance(score, Played) else Played(score.rewards, score.metrics)
     except OutOfTime as error:
-        ending, score, crash = "deadline", nothing, ""
+        played = Played(nothing.rewards, nothing.metrics, "deadline")
         asked_nothing = f"{error}, and it had asked nothing"
     except ProgramCrashed as error:
-        score, crash = nothing, str(error)
-        asked_nothing = f"the program failed before it had asked anything: {error}"
-    else:
-        asked_nothing = (
-            "the program ended without having asked the policy anything: it must use OPENAI_BASE_URL and "
-            "OPENAI_API_KEY, or the client that it is given"
-        )
+        played = Played(nothing.rewards, nothing.metrics, crash=str(error))
+    if played.crash:
+        asked_nothing = f"the program failed before it had asked anything: {played.crash}"
     if episode.trouble is not None:  # whatever the program made of it
         raise _spoilt(episode.trouble)
     if not episode.exchanges and not episode.full:
         raise InfraError(asked_nothing)
-    if ending == "done" and (episode.full or episode.spent):
-        ending = "context_full" if episode.full else "max_turns"
-    return ending, score, crash
+    if played.ending == "done" and (episode.full or episode.spent):
+        played = replace(played, ending="context_full" if episode.full else "max_turns")
+    return played
 
 
 def _spoilt(trouble: Exception) -> Exception:
@@ -288,8 +298,10 @@ class FirstRequest(Session):
     async def begin(self) -> Opening:
         told = _FirstOnly()
         async with Door() as door:
-            played = self._env.play(self._task, self._seed, door.open("look", told))
-            playing = asyncio.ensure_future(within(OPENING_S, "the program", played))
+            address = door.open("look", told)
+            played = self._env.play(self._task, self._seed, address)
+            longest_s = address.seconds + self._env.finish_s
+            playing = asyncio.ensure_future(within(longest_s, "the program", played))
             either: set[asyncio.Future[Any]] = {playing, told.asked_first}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             playing.cancel()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from airloop.errors import InfraError
+from airloop.sandbox.passage import Passage
 
 HOME = "/home/agent"
 WORKSPACE = "/home/agent/workspace"
@@ -68,6 +69,7 @@ class Image:
     gpus: tuple[str, ...] = ()  # ids of GPUs that are visible inside
     network: tuple[str, ...] = ()  # "host" or "host:port" that may be reached through the HTTP proxy inside
     container: str = ""  # the image's name, for the container backend only
+    door: int = 0  # a port of the loopback inside that leads where World.lead says; 0: none
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,13 @@ class World(ABC):
     """
 
     image: Image
+    passage: Passage | None = None  # behind the image's door
+
+    def lead(self, host: str, port: int) -> None:
+        """What connects to the image's door inside reaches this address from now on, and no other."""
+        if self.passage is None:
+            raise ValueError("the image of this world has no door")
+        self.passage.target = (host, port)
 
     @abstractmethod
     async def run(self, command: str, timeout: float) -> Result:
@@ -152,6 +161,16 @@ class World(ABC):
 
     @abstractmethod
     async def snapshot(self) -> Snapshot: ...
+
+    @abstractmethod
+    async def pack(self, limit_bytes: int) -> bytes:
+        """The workspace as a tar, with names below HOME.lstrip("/"): what agents made, links and all, so it must be
+        read with care. WorldLost where it is larger than the limit, or cannot be read."""
+
+    async def starved(self) -> bool:
+        """Whether something in this world was ended because it had used all the memory that the world has; False where
+        nobody can tell."""
+        return False
 
     @abstractmethod
     async def close(self) -> None:

@@ -155,7 +155,7 @@ class Endpoint:
         again = request.headers.get(RETRIES, "0") != "0"
         answer = episode.answers.pop(asked.digest, None)
         if answer is None or not again:
-            answer = await _unless_gone(request, episode.chat(asked))
+            answer = await unless_gone(request, episode.chat(asked))
         episode.keep_answer(asked.digest, answer)
         if asked.stream:
             said = [*events(asked, answer, episode), *([end] if end else [])]
@@ -172,7 +172,7 @@ class Endpoint:
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
         most, seed, asked = read_sampling(body.get("sampling_params") or {})
-        reply, stop = await _unless_gone(request, episode.generate(ids, most, seed, asked))
+        reply, stop = await unless_gone(request, episode.generate(ids, most, seed, asked))
         logprobs = [
             {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True)
@@ -186,21 +186,26 @@ def _same(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
 
 
-async def _body(request: Request) -> Any:
+async def read_body(request: Request) -> bytes:
     held = bytearray()
     async for chunk in request.stream():
         held += chunk
         if len(held) > LARGEST_BODY:
             raise BadRequest(f"The body has more than {LARGEST_BODY >> 20} MiB.", code="request_too_large", status=413)
+    return bytes(held)
+
+
+async def _body(request: Request) -> Any:
+    held = await read_body(request)
     try:
-        body = json.loads(bytes(held))
+        body = json.loads(held)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
     # Half a character, as clients send that cut a text in the middle of one.
     return whole_characters(body) if b"\\u" in held else body
 
 
-async def _unless_gone(request: Request, work: Any) -> Any:
+async def unless_gone(request: Request, work: Any) -> Any:
     """The work's result; a client that hangs up ends it."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_hung_up(request))

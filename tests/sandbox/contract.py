@@ -413,6 +413,44 @@ async def test_snapshot_and_restore(world, backend):
         assert "home/agent/workspace/d/e/f" in tar.getnames()
 
 
+@contract()
+async def test_the_workspace_is_packed_within_a_limit(world, backend):
+    await world.run("mkdir -p d; echo one > d/f; ln -s /etc/passwd l; ln d/f hard; mkfifo p; echo rc > ~/.rc", 10)
+    with tarfile.open(fileobj=io.BytesIO(await world.pack(1 << 20))) as tar:
+        names = {member.name: member for member in tar}
+        for name in ("d/f", "hard"):
+            assert names[f"home/agent/workspace/{name}"].isreg()
+            assert tar.extractfile(f"home/agent/workspace/{name}").read() == b"one\n"
+    assert names["home/agent/workspace/l"].issym() and not any(".rc" in name or name.endswith("/p") for name in names)
+    await world.run("truncate -s 500M holes", 10)
+    started = time.monotonic()
+    with pytest.raises(WorldLost):
+        await world.pack(1 << 20)
+    assert time.monotonic() - started < 20
+
+
+@contract(Image(door=3129))
+async def test_a_door_leads_to_one_address_and_nowhere_else(world, backend):
+    async def answer(reader, writer):
+        writer.write(b"heard " + await reader.readexactly(2))
+        writer.close()
+
+    other = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, other:
+        at, apart = (one.sockets[0].getsockname()[1] for one in (server, other))
+        say = "exec 3<>/dev/tcp/127.0.0.1/{} && printf hi >&3 && timeout 5 head -c 8 <&3"
+        assert "heard" not in (await world.run(say.format(3129), 10)).output  # it does not lead anywhere yet
+        world.lead("127.0.0.1", at)
+        for _ in range(3):
+            assert (await world.run(say.format(3129), 10)).output == "heard hi"
+        for port in (at, apart):
+            assert "refused" in (await world.run(say.format(port), 10)).output
+        assert (await world.run("exec 3<>/dev/tcp/192.0.2.1/80", 10)).exit_code != 0
+        crowd = "for i in {1..300}; do exec {f}<>/dev/tcp/127.0.0.1/3129; done; echo held"
+        assert "held" in await output(world, crowd) and len(world.passage.everyone) <= 64
+        assert (await output(world, "sleep 99 & kill -KILL -1; echo on")).endswith("on\n")
+
+
 # --- what it may use ---------------------------------------------------------------------------------------------
 
 

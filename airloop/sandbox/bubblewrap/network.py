@@ -19,6 +19,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from airloop.errors import AirError
+from airloop.sandbox.passage import pump
 
 CONNECT_S = 20.0
 MOST_CONNECTIONS = 64  # of one world at one time
@@ -101,10 +102,10 @@ class Proxy:
         try:
             if asked.tunnel:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+                await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
                 return
             far_writer.write(asked.head)
-            await asyncio.gather(_pass_on(reader, far_writer, asked.body_bytes), _pump(far_reader, writer))
+            await asyncio.gather(_pass_on(reader, far_writer, asked.body_bytes), pump(far_reader, writer))
         finally:
             far_writer.close()
 
@@ -247,12 +248,4 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, c
                 writer.write(data[:count])
                 count -= len(data[:count])
                 await writer.drain()
-    writer.close()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
     writer.close()

@@ -24,6 +24,7 @@ from airloop.sandbox.bubblewrap.host import Host
 from airloop.sandbox.bubblewrap.network import Proxy
 from airloop.sandbox.bubblewrap.start import child_pid, limits_of, set_limits, spawn
 from airloop.sandbox.door.doorkeeper import FILES_LIMIT, Door, archive
+from airloop.sandbox.passage import Passage
 from airloop.sandbox.shell import KILLED, Shell
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,11 @@ class BubbleWorld(World):
         self.namespace = processes.namespace_of(self.first)
         await self._register()
         await self._fill(saved)
+        door = await self._files()
         if self.image.network:
-            listening = (await self._files()).listen_inside(self.name, PROXY_PORT)
-            self.proxy = await Proxy.start(listening, self.image.network)
+            self.proxy = await Proxy.start(await door.listen_inside(self.name, PROXY_PORT), self.image.network)
+        if self.image.door:
+            self.passage = await Passage.start(await door.listen_inside(self.name, self.image.door))
         if self.image.setup:
             await self.shell.prepare(WORKSPACE, self.image.setup)
         self._pause()
@@ -208,6 +211,9 @@ class BubbleWorld(World):
     def cpu_seconds(self) -> float | None:
         return cgroups.cpu_seconds(self.groups)
 
+    async def starved(self) -> bool:
+        return cgroups.ran_out_of_memory(self.groups)
+
     async def run(self, command: str, timeout: float) -> Result:
         self._check_running()
         assert self.shell is not None
@@ -275,12 +281,16 @@ class BubbleWorld(World):
         return [str(name) for name in json.loads(found)]
 
     async def snapshot(self) -> Snapshot:
-        self._check_open()
-        skip = [place for _, place in self.image.binds]
         limit = min(FILES_LIMIT, self.image.limits.disk_mb << 20)
-        asked = {"id": self.name, "paths": [HOME], "skip": skip, "limit": limit}
-        _, packed = await (await self._files()).ask("pack", asked)
-        return Snapshot(replace(self.image, files=()), packed)
+        return Snapshot(replace(self.image, files=()), await self._packed(HOME, limit))
+
+    async def pack(self, limit_bytes: int) -> bytes:
+        return await self._packed(WORKSPACE, limit_bytes)
+
+    async def _packed(self, place: str, limit: int) -> bytes:
+        self._check_open()
+        asked = {"id": self.name, "paths": [place], "skip": [to for _, to in self.image.binds], "limit": limit}
+        return (await (await self._files()).ask("pack", asked))[1]
 
     async def freeze(self) -> None:
         if not self.alive or self._frozen:
@@ -322,8 +332,9 @@ class BubbleWorld(World):
         self._thaw()  # what is frozen cannot end
         self._closed = True
         self.host.worlds.discard(self)
-        if self.proxy is not None:
-            self.proxy.close()
+        for way in (self.proxy, self.passage):
+            if way is not None:
+                way.close()
         if self.process is not None:
             await self._end_process()
         await self._forget()

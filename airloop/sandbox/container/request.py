@@ -74,13 +74,13 @@ def spelled(path: str) -> str:
     return "".join(chr(b) if b in plain else f"\\0{b:03o}" for b in os.fsencode(path))
 
 
-def pack(skip: tuple[str, ...]) -> str:
-    """Files, directories and links of the home directory as a tar, without what is mounted into it."""
+def pack(place: str, skip: tuple[str, ...]) -> str:
+    """Files, directories and links of a directory as a tar, without what is mounted into it."""
     pruned = "".join(f"-path {quoted(glob_escaped(place.lstrip('/')))} -prune -o " for place in skip)
     return (
-        f"set -o pipefail; cd / && find {HOME.lstrip('/')} -mindepth 1 {pruned}"
+        f"set -o pipefail; cd / && find {place.lstrip('/')} -mindepth 1 {pruned}"
         "\\( -type f -o -type d -o -type l \\) -print0"
-        " | tar -cf - --no-recursion --ignore-failed-read --warning=none --null -T -"
+        " | tar -cf - --no-recursion --hard-dereference --ignore-failed-read --warning=none --null -T -"
     )
 
 

@@ -17,6 +17,7 @@ from airloop.errors import AirError, InfraError
 from airloop.sandbox.base import HOME, WORKSPACE, Clock, Image, Result, Snapshot, World, WorldLost, inside
 from airloop.sandbox.container import request
 from airloop.sandbox.container.docker_api import STDOUT, Done, Engine, Refused, Stream
+from airloop.sandbox.container.doorway import Doorway
 from airloop.sandbox.container.leftovers import maker_labels, remove
 from airloop.sandbox.container.signaller import Signaller
 from airloop.sandbox.door.doorkeeper import FILES_LIMIT, archive
@@ -47,6 +48,7 @@ class ContainerWorld(World):
         self._stream: Stream | None = None
         self._reading: asyncio.Task[None] | None = None
         self._signaller: Signaller | None = None
+        self._doorway = Doorway() if image.door else None
         self._said = b""  # by the first process itself
         self._command_started = 0.0
         self._listening = asyncio.Event()  # set while somebody waits for output
@@ -61,7 +63,9 @@ class ContainerWorld(World):
 
     async def open(self, saved: Snapshot | None) -> None:
         mark = Shell.new_mark()
-        body = request.create_body(self.image, mark, maker_labels(), self.engine.podman, self.fair_cpu)
+        binds = (*self.image.binds, *([self._doorway.bind] if self._doorway else []))
+        image = replace(self.image, binds=binds)
+        body = request.create_body(image, mark, maker_labels(), self.engine.podman, self.fair_cpu)
         if self.runtime:
             body["HostConfig"]["Runtime"] = self.runtime
         made = await self.engine.ask("POST", "/containers/create", body, START_S)
@@ -81,6 +85,8 @@ class ContainerWorld(World):
         await self._check_gpus()
         await self._fill(saved)
         self._signaller = await Signaller.start(self.engine, self.id)
+        if self._doorway:
+            self.passage = await self._doorway.open(self.engine, self.id, self.image.container, self.image.door)
         if self.image.setup:
             await self.shell.prepare(WORKSPACE, self.image.setup)
 
@@ -292,12 +298,26 @@ class ContainerWorld(World):
 
     async def snapshot(self) -> Snapshot:
         self._check_open()
-        skip = tuple(os.path.normpath(place) for _, place in self.image.binds if place.startswith(HOME + "/"))
         limit = min(FILES_LIMIT, (self.image.limits.disk_mb << 20) * 2)  # a tar is larger than what is in it
-        done = await self._execute(["bash", "-c", request.pack(skip)], limit=limit)
+        done = await self._packed(HOME, limit)
         if done.cut or done.code > 1:  # 1: a file changed as it was read
             raise InfraError(f"no snapshot could be made: {done.stderr or 'it is larger than its limit'}")
         return Snapshot(replace(self.image, files=()), done.stdout)
+
+    async def pack(self, limit_bytes: int) -> bytes:
+        self._check_open()
+        done = await self._packed(WORKSPACE, limit_bytes)
+        if done.cut or done.code > 1:
+            raise WorldLost(f"the workspace cannot be read: {done.stderr or 'it is larger than its limit'}")
+        return done.stdout
+
+    async def _packed(self, place: str, limit: int) -> Done:
+        skip = tuple(os.path.normpath(to) for _, to in self.image.binds if to.startswith(HOME + "/"))
+        return await self._execute(["bash", "-c", request.pack(place, skip)], limit=limit)
+
+    async def starved(self) -> bool:
+        state = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
+        return bool(state.get("OOMKilled"))
 
     async def freeze(self) -> None:
         if not self.alive or self._frozen:
@@ -332,8 +352,9 @@ class ContainerWorld(World):
         self._closed = True
         self._listening.set()  # an engine that is not rid of its output does not end
         self._when_closed(self)
-        if self._signaller is not None:
-            self._signaller.close()
+        for helper in (self._signaller, self._doorway):
+            if helper is not None:
+                helper.close()
         if self.id:
             try:
                 await remove(self.engine, self.id)
@@ -347,6 +368,8 @@ class ContainerWorld(World):
     def abandon(self) -> None:
         """The backend removes the container; nobody waits for its streams any more."""
         self._closed = True
+        if self._doorway:
+            self._doorway.remove()
 
 
 def matches(name: tuple[str, ...], pattern: tuple[str, ...]) -> bool:

@@ -84,14 +84,18 @@ def pack(header: Header, payload: Payload) -> Answer:
     skip = set(header["skip"])
 
     def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        plain = info.isreg() or info.isdir() or info.issym()
-        return info if plain and "/" + info.name not in skip else None
+        if info.islnk():  # another name of a file that is packed already: a file of its own
+            info.type, info.linkname, info.size = tarfile.REGTYPE, "", os.lstat("/" + info.name).st_size
+        if not (info.isreg() or info.isdir() or info.issym()) or "/" + info.name in skip:
+            return None
+        # Before it is read: a file of holes has a size, and takes no room until then.
+        if out.tell() + info.size > header["limit"]:
+            raise ValueError("the snapshot is larger than its limit")
+        return info
 
     with tarfile.open(fileobj=out, mode="w:") as tar:
         for path in header["paths"]:
             tar.add(path, filter=wanted)
-            if out.tell() > header["limit"]:
-                raise ValueError("the snapshot is larger than its limit")
     return {"ok": True}, out.getvalue()
 
 

@@ -117,8 +117,12 @@ class Door:
         code = 124 if facts["timed_out"] else facts["code"] if facts["code"] >= 0 else 128 - facts["code"]
         return Result(text, code, place["cwd"], 0.0, facts["timed_out"], facts["cut"])
 
-    def listen_inside(self, id: str, port: int) -> socket.socket:
-        """A listening socket on a world's own loopback, to be served from out here."""
+    async def listen_inside(self, id: str, port: int) -> socket.socket:
+        """A listening socket on a world's own loopback, to be served from out here. Asked for by another thread: the
+        door hears one request at a time, and may be listening to one that this thread is about to send."""
+        return await asyncio.to_thread(self._listen_inside, id, port)
+
+    def _listen_inside(self, id: str, port: int) -> socket.socket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_S)
             connection.connect(self.address)

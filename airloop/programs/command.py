@@ -1,0 +1,310 @@
+"""Agents that are commands: each episode runs one in a sandbox of its own, which reaches the policy and nothing else.
+
+args = { command = ["python", "agent.py"], files = "./agent", scorer = "./score.py:score", tasks = "tasks.jsonl" }
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from airloop.envs.base import EnvArgs
+from airloop.envs.paths import Anchored, code, existing
+from airloop.errors import AirError, InfraError, Lack
+from airloop.programs.scorer import SCORE_S, Copies, Scorer
+from airloop.programs.worker import TEMPORARY
+from airloop.programs.workers import LOCAL, SHOWN, masked
+from airloop.rollout.program import Address, Played, ProgramCrashed
+from airloop.sandbox.backends import make_backend
+from airloop.sandbox.base import HOME, Image, Limits, Result, WorldLost, as_files
+from airloop.sandbox.bubblewrap.command import PATH
+from airloop.sandbox.needs import looking, sandbox_lacks
+from airloop.sandbox.pool import Lease, Pool
+from airloop.sandbox.shell import KILLED
+from airloop.types import Ending, Task
+
+DOOR = 3129  # the port inside that leads to the policy
+TASK_FILE = f"{HOME}/task.json"
+LONGEST_VARIABLE = 1 << 16  # bytes: Linux takes twice that of one variable
+LARGEST_FILES = 64 << 20
+END_S = 10.0  # for what the agent has left running to end
+LOOK_S = 20.0
+STANDBY = 2  # worlds that wait for the next episodes
+LEASE_S = COPY_S = 120.0  # for its world to be had, and for its workspace to be copied
+MARGIN_S = LEASE_S + COPY_S + 60.0  # beside an episode's own time: so that no wait of ours is taken for the agent's
+END_ALL = "builtin kill -KILL -1"  # but the shell itself and the world's first process
+FINISH_S = SCORE_S + MARGIN_S
+
+
+class CommandArgs(EnvArgs):
+    command: list[str] = Field(
+        default_factory=list, description='the agent, as a command in a sandbox: ["python", "agent.py"]'
+    )
+    files: Annotated[str, Anchored(existing)] = Field(
+        default="", description="a folder, or one file, that its workspace begins with"
+    )
+    image: str = Field(default="", description="a container's image to run it in, by Docker or Podman; else bubblewrap")
+    container_runtime: str = Field(
+        default="", description='by what the engine runs it, as "runsc"; by default the engine\'s own choice'
+    )
+    scorer: Annotated[str, Anchored(code)] = Field(
+        default="", description='a function (task, workspace[, output]) → score that no agent sees: "./score.py:score"'
+    )
+    hidden: list[str] = Field(
+        default_factory=list, description="columns of the rows that only the scorer is told: the answers"
+    )
+    packages: list[str] = Field(
+        default_factory=list, description="of this Python's, that the command may import, where no python is named"
+    )
+    memory_mb: int = Field(default=2048, ge=64, description="memory of a command's sandbox")
+    disk_mb: int = Field(default=256, ge=1, description="of a command's files")
+
+    @property
+    def sandbox(self) -> str:
+        """As the doctor asks for it."""
+        return "" if not self.command else "container" if self.image else "bubblewrap"
+
+
+def check_command(args: CommandArgs, python: str) -> None:
+    """ValueError for what does not go together."""
+    if not args.command:
+        of_commands = ("files", "image", "container_runtime", "scorer", "hidden", "packages")
+        if given := [name for name in of_commands if getattr(args, name)]:
+            raise ValueError(f"{given[0]} is for agents that are commands, and there is no command")
+        return
+    if not args.scorer:
+        raise ValueError('a command gives no score itself: add scorer = "./score.py:score"')
+    if args.image and (python or args.packages):
+        raise ValueError("a container has the Python of its image: leave out python and packages")
+    if args.container_runtime and not args.image:
+        raise ValueError("container_runtime is for containers, and there is no image")
+    if python and args.packages:
+        raise ValueError("the Python that is named has its own packages: leave out packages")
+
+
+@dataclass(frozen=True)
+class Running:
+    loop: asyncio.AbstractEventLoop
+    pool: Pool
+    copies: Copies
+
+
+class Command:
+    """Plays episodes with a command, and has what it leaves scored."""
+
+    who = "The scorer"
+
+    def __init__(self, args: CommandArgs, python: str, tasks: Sequence[str | None]) -> None:
+        """`tasks`: where the rows are, which the agent must not find among its files."""
+        self.args = args
+        self.scorer = Scorer(args.scorer)
+        self._check_apart([str(self.scorer.path), *filter(None, tasks)])
+        self.image = Image(
+            files=_files(args.files),
+            limits=Limits(memory_mb=args.memory_mb, disk_mb=args.disk_mb, file_mb=args.disk_mb),
+            container=args.image,
+            door=DOOR,
+            **_own_python(python),
+        )
+        self._running: Running | None = None
+
+    def _check_apart(self, secrets: Sequence[str]) -> None:
+        if not self.args.files:
+            return
+        folder = Path(self.args.files).resolve()
+        for secret in secrets:
+            if Path(secret).exists() and Path(secret).resolve().is_relative_to(folder):
+                raise AirError(
+                    f"{secret} lies in files = {self.args.files!r}, which agents are shown.",
+                    "move it out of there: an agent that reads it knows what is wanted of it.",
+                )
+
+    # --- one episode ----------------------------------------------------------------------------------------
+
+    async def play(self, task: Task, seed: int, address: Address) -> tuple[float | dict[str, float], Played]:
+        """What the scorer gave, and how the command ended."""
+        running = self._open()
+        try:
+            async with _bounded(LEASE_S, "a sandbox could not be had"):
+                lease = await running.pool.lease(self.image, address.seconds + MARGIN_S)
+            async with lease:
+                ran = await self._run(lease, task, seed, address)
+                crash = await _crash(lease, *ran, address)
+                async with _bounded(COPY_S, "the workspace could not be copied"):
+                    folder = await running.copies.make(lease.world.pack, self.args.disk_mb << 20)
+        except WorldLost as lost:
+            raise ProgramCrashed(f"its sandbox is lost: {lost}") from lost
+        result = ran[0]
+        began = time.monotonic()
+        with folder as place:  # its world has ended, and with it all that the agent had started
+            given = await self.scorer.score(task.payload, Path(place), result.output)
+        ending: Ending = "deadline" if result.timed_out else "done"
+        facts = {"exit_code": float(result.exit_code)}
+        return given, Played({}, facts, ending, crash, time.monotonic() - began)
+
+    async def _run(self, lease: Lease, task: Task, seed: int, address: Address) -> tuple[Result, int | None]:
+        """What the command did, and how many processes the kernel had killed for memory before."""
+        at = urlsplit(address.base_url)
+        assert at.hostname is not None and at.port is not None
+        lease.world.lead(at.hostname, at.port)
+        shown = {name: value for name, value in task.payload.items() if name not in self.args.hidden}
+        text = json.dumps(shown, ensure_ascii=False, default=str)
+        await lease.put(TASK_FILE, text.encode("utf-8", "replace"))
+        variables = {
+            **inside(address).variables(),
+            "AIR_SEED": str(seed),
+            "AIR_SECONDS": f"{address.seconds:.0f}",
+            "AIR_TASK_FILE": TASK_FILE,
+            "NO_PROXY": LOCAL,
+            "no_proxy": LOCAL,
+        }
+        if len(text.encode("utf-8", "replace")) <= LONGEST_VARIABLE:
+            variables["AIR_TASK"] = text
+        exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in variables.items())
+        before = oom_kills()
+        result = await lease.run(f"({exports}exec {shlex.join(self.args.command)})", address.seconds)
+        await lease.run(END_ALL, END_S)
+        return result, before
+
+    def _open(self) -> Running:
+        """Worlds of this event loop: those of another have ended with it."""
+        loop = asyncio.get_running_loop()
+        if self._running is not None and self._running.loop is not loop:
+            self._abandon_worlds()
+        if self._running is None:
+            backend = make_backend(
+                self.args.sandbox, packages=tuple(self.args.packages), preload=(), warm_python=False,
+                runtime=self.args.container_runtime,
+            )  # fmt: skip
+            self._running = Running(loop, Pool(backend, standby=STANDBY), Copies())
+        return self._running
+
+    # --- before the run, and its end --------------------------------------------------------------------------
+
+    def lacks(self) -> Sequence[Lack]:
+        return sandbox_lacks(self.args.sandbox)
+
+    async def check_world(self) -> Sequence[Lack]:
+        """Whether a sandbox of it has the command's program."""
+        program = self.args.command[0]
+        args = self.args
+        async with looking(args.sandbox, "", tuple(args.packages), args.container_runtime) as backend:
+            world = await backend.start(self.image)
+            try:
+                found = await world.run(f"command -v -- {shlex.quote(program)}", LOOK_S)
+            finally:
+                await world.close()
+        if found.exit_code == 0:
+            return []
+        where = f"the image {args.image}" if args.image else "the sandbox"
+        return [Lack(f"The agent's command is {program!r}, and {where} has no such program.", "correct args.command.")]
+
+    def abandon(self) -> None:
+        self.scorer.close()
+        self._abandon_worlds()
+
+    def _abandon_worlds(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.pool.abandon()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.scorer.close)
+        running, self._running = self._running, None
+        if running is not None:
+            await running.pool.close()
+
+
+@asynccontextmanager
+async def _bounded(seconds: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise InfraError(f"{what} within {seconds:.0f} s") from error
+
+
+def inside(address: Address) -> Address:
+    """As the command reaches it, through its sandbox's door."""
+    return replace(address, base_url=f"http://127.0.0.1:{DOOR}{urlsplit(address.base_url).path}")
+
+
+async def _crash(lease: Lease, result: Result, oom_before: int | None, address: Address) -> str:
+    """What is to be said of how it ended; "" of one that ended well. InfraError where that was not its own doing."""
+    code = result.exit_code
+    if code == 0 or result.timed_out:
+        return ""
+    printed = masked(result.output, address.variables()).strip()[-SHOWN:]
+    after = f"; it printed last: {printed}" if printed else ""
+    if code == TEMPORARY:
+        raise InfraError(f"the agent's command ended with code {TEMPORARY}: not its fault{after}")
+    if code != KILLED:
+        return f"it ended with code {code}{after}"
+    if await lease.world.starved():
+        return f"it used more than its memory{after}"
+    # Who has something of the agent's in hand can kill it; whoever could thereby have an episode taken back would.
+    now = oom_kills()
+    if now is None or now != oom_before:
+        raise InfraError(f"the agent's command was killed, perhaps for want of memory on this machine{after}")
+    return f"it was killed from inside its sandbox{after}"
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has killed for want of memory; None where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
+def _files(named: str) -> tuple[tuple[str, bytes, int], ...]:
+    path = Path(named)
+    if not named:
+        return ()
+    if path.is_file():
+        return ((path.name, path.read_bytes(), path.stat().st_mode & 0o777),)
+    if not path.is_dir():
+        raise AirError(f"There is no folder or file {named!r} for the agent's files.", "correct args = { files = … }.")
+    size = sum(found.stat().st_size for found in _found(path))
+    if size > LARGEST_FILES:
+        raise AirError(
+            f"The agent's files in {named} are {size >> 20} MiB, and every episode begins with a copy of them.",
+            f"leave at most {LARGEST_FILES >> 20} MiB there; an interpreter of its own is named by python, not copied.",
+        )
+    return as_files(path)
+
+
+def _found(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def _own_python(python: str) -> Mapping[str, Any]:
+    """An interpreter with all its packages, shown where it lies, and found first."""
+    if not python:
+        return {}
+    asked = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix]))"
+    try:
+        ran = subprocess.run([python, "-I", "-c", asked], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise AirError(
+            f"{python} is no Python that agents can use: {error}.", "correct args = { python = … }."
+        ) from None
+    prefix, base = json.loads(ran.stdout)
+    shown = dict.fromkeys(place for place in (base, prefix) if not Path(place).is_relative_to("/usr"))
+    return {
+        "binds": tuple((place, place) for place in shown),
+        "env": (("PATH", f"{prefix}/bin:{PATH}"), ("VIRTUAL_ENV", prefix)),
+    }

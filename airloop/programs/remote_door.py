@@ -1,0 +1,199 @@
+"""The address at which agents that live elsewhere ask for episodes, play them and say what they were worth.
+
+    POST /episodes                {"task": "…"?, "wait_s": 20?}    → {"id", "url", "path", "api_key", "task", "row", …}
+    POST /episodes/ID/finish      {"rewards": 1.0 or {"a": 1.0}}, or {"error": "…"} where its program failed
+    POST /episodes/ID/abandon     {"error": "…"?}                  it is tried again
+    /e/ID/v1/…                    the policy, by the episode's own key
+
+All but the last need the admin's key; an episode's opens nothing but its conversation. It is served by a thread of its
+own, so that it answers while the run computes: then no episode is there, and agents are told when to ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from airloop.errors import AirError
+from airloop.programs.desk import Desk, Offered, Refusal, Said
+from airloop.programs.worker import BadScore, as_score
+from airloop.serve.app import read_body, unless_gone
+from airloop.serve.chat_form import BadRequest
+from airloop.serve.server import serving
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+log = logging.getLogger("airloop.envs.program")  # among the environments': a run shows them
+
+LONGEST_WAIT_S = 60.0  # for one question for an episode
+LOOK_S = 0.1
+RETRY_S = 2
+START_S = 20.0
+LONGEST_ERROR = 2000  # characters
+# What of a request is the policy's business.
+PASSED_ON = ("authorization", "x-api-key", "content-type", "x-stainless-retry-count", "anthropic-version")
+POLICY = ("v1/chat/completions", "v1/responses", "v1/messages", "v1/models", "inference/v1/generate")
+
+
+class RemoteDoor:
+    """Open from `start` to `close`, in a thread of its own."""
+
+    def __init__(self, desk: Desk, key: str, host: str, port: int) -> None:
+        self._desk, self._key, self._at = desk, key, (host, port)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="remote agents", daemon=True)
+        self._started = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._problem: Exception | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        self._thread.start()
+        if not self._started.wait(START_S) or self._problem is not None:
+            problem = getattr(self._problem, "problem", "") or f"it did not start: {self._problem}"
+            raise AirError(f"The door for remote agents: {problem}", "args = { port = … } names another.")
+        log.info("agents elsewhere may ask for episodes at %s/episodes", self.url)
+
+    def close(self) -> None:
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(START_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            self._problem = error
+        self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        asking = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+        async with asking as self._policy_at, serving(self.app(), *self._at) as self.url:
+            self._started.set()
+            await self._stop.wait()
+
+    def app(self) -> Starlette:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        return Starlette(
+            routes=[
+                Route("/episodes", self._told(self._counts), methods=["GET"]),
+                Route("/episodes", self._told(self._take), methods=["POST"]),
+                Route("/episodes/{id}/finish", self._told(self._finish), methods=["POST"]),
+                Route("/episodes/{id}/abandon", self._told(self._abandon), methods=["POST"]),
+                Route("/e/{id}/{rest:path}", self._policy, methods=["GET", "POST"]),
+            ]
+        )
+
+    def _told(self, answer: Callable[[Request, dict[str, Any]], Awaitable[Any]]) -> Any:
+        """Of the admin's alone, and what is wrong in the form that clients know."""
+        from starlette.responses import JSONResponse
+
+        async def told(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+            headers = {}
+            try:
+                if not hmac.compare_digest(given.encode(), self._key.encode()):
+                    raise Refusal(401, "This is for who holds the admin's key; an episode's key does not open it.")
+                return JSONResponse(await answer(request, await _object(request)))
+            except Refusal as refusal:
+                status, why = refusal.status, str(refusal)
+                headers = {"Retry-After": str(RETRY_S)} if status == 503 else {}
+            except BadRequest as error:
+                status, why = error.status, str(error)
+            return JSONResponse({"error": {"message": why, "type": "episodes", "code": status}}, status, headers)
+
+        return told
+
+    # --- answers --------------------------------------------------------------------------------------------
+
+    async def _counts(self, request: Request, body: dict[str, Any]) -> Any:
+        return self._desk.counts()
+
+    async def _take(self, request: Request, body: dict[str, Any]) -> Any:
+        wanted, wait_s = body.get("task"), body.get("wait_s", 0)
+        if not isinstance(wanted, str | None) or not isinstance(wait_s, int | float) or not math.isfinite(wait_s):
+            raise Refusal(400, "task is a task's id, wait_s a number of seconds; both may be left out.")
+        until = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
+        while (episode := self._desk.take(wanted)) is None:
+            over = self._stop is not None and self._stop.is_set()
+            if over or time.monotonic() >= until or await request.is_disconnected():
+                raise Refusal(503, "No episode is waiting now: ask again.")
+            await asyncio.sleep(LOOK_S)
+        return _facts(episode, str(request.base_url).rstrip("/"))
+
+    async def _finish(self, request: Request, body: dict[str, Any]) -> Any:
+        error = str(body.get("error") or "")[:LONGEST_ERROR]
+        try:
+            rewards = None if body.get("rewards") is None else as_score(body["rewards"])
+        except BadScore as bad:
+            raise Refusal(400, f"{bad}.") from None
+        if rewards is None and not error:
+            raise Refusal(400, 'Say what it was worth, {"rewards": 1.0}, or why there is no score, {"error": "…"}.')
+        self._desk.finish(request.path_params["id"], Said(rewards, error))
+        return {"finished": request.path_params["id"]}
+
+    async def _abandon(self, request: Request, body: dict[str, Any]) -> Any:
+        why = str(body.get("error") or "")[:LONGEST_ERROR]
+        self._desk.finish(request.path_params["id"], Said(None, why, abandoned=True))
+        return {"abandoned": request.path_params["id"]}
+
+    async def _policy(self, request: Request) -> Response:
+        """What an episode's agent asks the policy goes to the run's own endpoint, which knows the episode's key."""
+        from starlette.responses import JSONResponse, Response
+
+        address, rest = self._desk.address(request.path_params["id"]), request.path_params["rest"]
+        try:
+            if address is None or rest not in POLICY:
+                raise BadRequest("Incorrect API key provided, or there is no such episode.", status=401)
+            url = f"{address.base_url.removesuffix('/v1')}/{rest}"
+            headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+            asking = self._policy_at.request(request.method, url, headers=headers, content=await read_body(request))
+            found = await unless_gone(request, asking)
+        except BadRequest as error:
+            return JSONResponse(error.as_json(), error.status)
+        except httpx.HTTPError:
+            gone = BadRequest("The episode's endpoint is gone: its time is over.", code="episode_over", status=410)
+            return JSONResponse(gone.as_json(), gone.status)
+        kept = {name: found.headers[name] for name in ("content-type", "retry-after") if name in found.headers}
+        return Response(found.content, found.status_code, kept)
+
+
+def _facts(episode: Offered, base: str) -> dict[str, Any]:
+    path = f"/e/{episode.id}/v1"
+    return {
+        "id": episode.id,
+        "url": base + path,
+        "path": path,  # for who reaches this by another name
+        "api_key": episode.address.api_key,
+        "model": episode.address.model,
+        "task_id": episode.task,
+        "task": episode.row,
+        "seed": episode.seed,
+        "seconds": episode.address.seconds,
+    }
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await read_body(request) or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"The body is not JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise Refusal(400, "The body must be an object.")
+    return body

@@ -1,0 +1,101 @@
+"""The scorer of agents that are commands: a function of the user's own that reads what an agent has left.
+
+It runs out here, after the agent's world has ended with every process in it, on a copy of the workspace that has
+files and folders and nothing else: no link leads it anywhere, no pipe keeps it waiting. Neither its file nor what its
+environment holds was ever shown to an agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from airloop import own_code
+from airloop.errors import AirError, InfraError
+from airloop.programs.workers import SCORER, Workers
+from airloop.rollout.episode import OutOfTime, within
+from airloop.rollout.program import ProgramCrashed
+from airloop.sandbox.base import WORKSPACE, WorldLost
+
+SCORE_S = 300.0
+MOST_FILES = 20_000  # of a workspace
+AT_ONCE = 4  # copies that are in memory
+NOT_THE_AGENTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
+
+
+class Scorer:
+    def __init__(self, named: str) -> None:
+        self.path = own_code.check_file(named, "scorer", 'args = { scorer = "./score.py:score" }.')
+        self._workers = Workers(self.path, own_code.split_id(named)[2], who=SCORER)
+
+    async def score(self, task: Mapping[str, Any], folder: Path, output: str) -> float | dict[str, float]:
+        """What the function says of a task and a folder with the agent's files. AirError where it fails: that is no
+        agent's doing, so nobody's score."""
+        try:
+            return await within(SCORE_S, "the scorer", self._workers.run(task, {}, [str(folder), output]))
+        except OutOfTime as error:
+            raise InfraError(str(error)) from error
+        except ProgramCrashed as error:
+            raise AirError(
+                f"The scorer failed: {error}",
+                f"mend {self.path}; whatever an agent has left there, it must give a score.",
+            ) from error
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+class Copies:
+    """Of agents' workspaces, each in a folder that is gone when it was scored."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def make(self, pack: Callable[[int], Awaitable[bytes]], limit_bytes: int) -> tempfile.TemporaryDirectory[str]:
+        """`pack` is a world's; WorldLost where the agent has left what cannot be copied."""
+        folder = tempfile.TemporaryDirectory(prefix="air-workspace-", ignore_cleanup_errors=True)
+        try:
+            async with self._turns:
+                await asyncio.to_thread(unpack, await pack(limit_bytes), Path(folder.name))
+        except BaseException:
+            folder.cleanup()
+            raise
+        return folder
+
+
+def unpack(packed: bytes, folder: Path) -> None:
+    """Files and folders of a workspace. Links, pipes and devices are left out, and so is what would lie elsewhere."""
+    root = WORKSPACE.lstrip("/") + "/"
+    count = 0
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
+            for member in tar:
+                parts = member.name.removeprefix(root).split("/")
+                if not member.name.startswith(root) or {"", ".", ".."} & set(parts):
+                    continue
+                count += 1
+                if count > MOST_FILES:
+                    raise WorldLost(f"the workspace has more than {MOST_FILES} files")
+                place = folder.joinpath(*parts)
+                if member.isdir():
+                    place.mkdir(parents=True, exist_ok=True)
+                elif member.isreg():
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    _write(place, tar.extractfile(member))
+    except (tarfile.TarError, OSError, ValueError) as error:  # a name too long, a file where a folder is
+        ours = isinstance(error, OSError) and error.errno in NOT_THE_AGENTS
+        raise (InfraError if ours else WorldLost)(f"the workspace cannot be copied: {error}") from error
+
+
+def _write(place: Path, content: Any) -> None:
+    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        while data := content.read(1 << 20):
+            file.write(data)
