@@ -45,6 +45,7 @@ MEASURED = (
     *("sampled_tokens", "length_stops", "cached_share", "seconds_opening", "seconds_scoring"),
 )
 OPENING_S = 120.0  # for a program's first request, where only that is wanted
+LOOK_S = 600.0  # with all that it takes to have the program
 
 
 @dataclass(frozen=True)
@@ -300,12 +301,14 @@ class FirstRequest(Session):
         async with Door() as door:
             address = door.open("look", told)
             played = self._env.play(self._task, self._seed, address)
-            longest_s = address.seconds + self._env.finish_s
+            longest_s = min(address.seconds + self._env.finish_s, LOOK_S)
             playing = asyncio.ensure_future(within(longest_s, "the program", played))
             either: set[asyncio.Future[Any]] = {playing, told.asked_first}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            playing.cancel()
-            (ended,) = await asyncio.gather(playing, return_exceptions=True)
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:  # also of a look that is given up
+                playing.cancel()
+                (ended,) = await asyncio.gather(playing, return_exceptions=True)
         if not told.asked_first.done():
             said = f": {ended}" if isinstance(ended, Exception) else ""
             raise InfraError(f"the program of task {self._task.id} asked nothing{said}")

@@ -227,6 +227,23 @@ def test_a_failed_program_and_words_that_are_no_rewards(env: Any) -> None:
     )
 
 
+def test_a_body_that_is_too_large_is_refused(env: Any) -> None:
+    """Whoever sends it; and it is not held while it comes."""
+
+    def agent(far: Far) -> None:
+        episode = far.take()
+        for url in (f"/episodes/{episode['id']}/finish", f"/e/{episode['id']}/v1/chat/completions"):
+            for key, status in ((KEY, 413), (episode["api_key"], 413 if url.startswith("/e/") else 401)):
+                head = {"Authorization": f"Bearer {key}"}
+                with contextlib.suppress(httpx.WriteError, httpx.ReadError):  # it hung up before it had heard all
+                    sent = far.http.post(url, content=(b"x" * (1 << 20) for _ in range(64)), headers=head)
+                    assert sent.status_code == status
+        assert far.say(episode).status_code == 200 and far.end(episode, rewards=1.0).status_code == 200
+
+    (one,), _ = play(env(), agent)
+    assert one.reward == 1.0
+
+
 def test_an_agent_that_hangs_up_ends_its_sampling(env: Any) -> None:
     class Slow(Recorded):
         async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
 from pathlib import Path
 
 from airloop.errors import AirError, InfraError
+from airloop.sandbox.bubblewrap.runtime import RuntimeDirectory
 from airloop.sandbox.container import request
 from airloop.sandbox.container.docker_api import STDOUT, Engine, Stream
 from airloop.sandbox.passage import Passage
@@ -26,9 +25,8 @@ class Doorway:
     """`bind` belongs to the container's binds; `open` once it runs."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="air-"))  # nobody else's; what is shown of it is for all inside
-        shown = self._folder / "door"
-        shown.mkdir()
+        self._runtime = RuntimeDirectory()  # nobody else's; what is shown of it is for all inside
+        shown = self._runtime.world("door")
         shown.chmod(0o755)
         self._path = shown / "socket"
         self.bind = (str(shown), PLACE)
@@ -65,4 +63,4 @@ class Doorway:
         self.remove()
 
     def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._runtime.remove()
