@@ -38,7 +38,7 @@ FLOORS = (
     ("rollout",),
     ("programs",),
     ("runs",),
-    ("determinism",),
+    ("determinism", "packaged"),
     ("assemble",),
     ("watch",),
     ("evaluation", "launch", "rewards", "speed", "warmstart"),

@@ -229,7 +229,7 @@ class _Episode:
             observation = session.invalid(action) if action.kind == "invalid" else await self._answer(session, action)
             seen.append(observation)
             text = f"{note}\n{observation.text}" if note else observation.text
-            self.messages.append(_as_message(self.env, action, text))
+            self.messages.append(as_message(self.env, action, text))
             note = ""
             if observation.done:
                 return True
@@ -287,7 +287,8 @@ def _cancel_at_next_await() -> None:
     task.cancel()
 
 
-def _as_message(env: Environment, action: Action, text: str) -> Message:
+def as_message(env: Environment, action: Action, text: str) -> Message:
+    """What an action did, as the agent is told of it."""
     if env.action_format != "tools":
         return Message(role="user", content=text)
     message = Message(role="tool", content=text)
@@ -325,6 +326,22 @@ def weighted_reward(
                 f"add {name!r} to the reward weights; 0 if it should only be watched",
             )
     return math.fsum(weights[name] * value for name, value in totals.items())
+
+
+def with_group_rewards(
+    trajectory: Trajectory, extra: Mapping[str, float], weights: Mapping[str, float], modes: Mapping[str, str]
+) -> Trajectory:
+    """The trajectory with further components, weighted anew as a whole."""
+    for name in extra:
+        if name in trajectory.rewards:
+            raise BadReward(
+                f"the reward component {name!r} is given both by the episode and within its group",
+                "give the two different names, or one would hide the other",
+            )
+    rewards = {**trajectory.rewards, **extra}
+    return replace(
+        trajectory, rewards=rewards, reward=weighted_reward(rewards, trajectory.turn_rewards, weights, modes)
+    )
 
 
 def component_totals(

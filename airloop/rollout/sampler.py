@@ -23,7 +23,7 @@ from airloop.errors import AirError
 from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
-from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
+from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, with_group_rewards
 from airloop.rollout.program import Door, ProgramEnvironment, run_program, serve_policy
 from airloop.rollout.schedule import Names, TaskSchedule
 from airloop.rollout.task_pool import TaskPool
@@ -363,22 +363,6 @@ class _Collection:
 def _abandoned(engine: Engine | None) -> int:
     """Tokens that the engine sampled for replies it could not return, if it counts them."""
     return getattr(getattr(engine, "counters", None), "abandoned", 0)
-
-
-def with_group_rewards(
-    trajectory: Trajectory, extra: Mapping[str, float], weights: Mapping[str, float], modes: Mapping[str, str]
-) -> Trajectory:
-    """The trajectory with further components, weighted anew as a whole."""
-    for name in extra:
-        if name in trajectory.rewards:
-            raise BadReward(
-                f"the reward component {name!r} is given both by the episode and within its group",
-                "give the two different names, or one would hide the other",
-            )
-    rewards = {**trajectory.rewards, **extra}
-    return replace(
-        trajectory, rewards=rewards, reward=weighted_reward(rewards, trajectory.turn_rewards, weights, modes)
-    )
 
 
 def _seeds(plan: Sequence[Task], settings: RolloutSettings, step: int, refusals: int = 0) -> dict[Place, int]:
