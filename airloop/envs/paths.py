@@ -42,8 +42,12 @@ def anchored_args(args: Mapping[str, Any], model: type[BaseModel], folders: Sequ
     found = dict(args)
     for name, mark in marked(model).items():
         if name in found:
-            found[name] = each_text(found[name], lambda text, anchor=mark.anchor: anchor(text, folders))
+            found[name] = _anchored(found[name], mark, folders)
     return found
+
+
+def _anchored(value: Any, mark: Anchored, folders: Sequence[Path]) -> Any:
+    return each_text(value, lambda text: mark.anchor(text, folders))
 
 
 def marked(model: type[BaseModel]) -> dict[str, Anchored]:

@@ -1,4 +1,4 @@
-"""Which of verifiers' two interfaces the installed version has. To import verifiers would take seconds: not done here."""
+"""Which of verifiers' two interfaces the installed version has. Nothing is imported to find out."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.envs.base import Environment
+from airloop.errors import AirError
 from airloop.files import write_json
 from airloop.rollout.agents import ModelAgent
 from airloop.rollout.episode import run_episode
@@ -131,3 +132,12 @@ async def _play(env: Environment, task: Task, agent: Outsider, folder: str | Non
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_json(Path(folder) / f"{name}.json", to_json(over))
     return over
+
+
+def check_alone(env: Environment, over: Trajectory) -> None:
+    """AirError where an episode that is scored by itself would lack a component."""
+    if found := [name for extra in env.group_rewards([over]) for name in extra]:
+        raise AirError(
+            f"The reward component {found[0]!r} compares the episodes of a group, and this one is scored by itself.",
+            f"leave {found[0]!r} out of rewards; groups are scored by verifiers up to 0.3.1 (load_environment).",
+        )

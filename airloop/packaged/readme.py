@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from airloop.config.toml import toml_value
 from airloop.envs.base import Environment
 
@@ -15,8 +17,8 @@ needs beside.
 
     pip install -e .             # beside airloop and verifiers
 
-airloop comes from its own checkout or wheel. Where that must not touch the torch and transformers that are there, install
-it with `--no-deps`: environments need neither.
+airloop comes from its own checkout or wheel. Where that must not touch the torch and transformers that are there,
+install it with `--no-deps`: environments need neither.
 
 ## verifiers from 0.3.1 on, and prime-rl
 
@@ -32,8 +34,9 @@ split = "train"                          # or eval, test
 args = {{ {example} }}
 ```
 
-`rewards = {{ name = weight }}` beside `args` weighs the components anew. Episodes run in the process that asks for them and,
-where an agent's code runs, in airloop's sandbox: `env.agent.runtime.type` stays "subprocess", which is the default here.
+`rewards = {{ name = weight }}` beside `args` weighs the components anew; `trajectory_dir` keeps each episode as a file.
+Episodes are played in the process that asks for them, and agents' code runs in airloop's sandbox: so
+`env.agent.runtime.type` stays "subprocess", which is the default here.
 
 ## verifiers up to 0.3.1
 
@@ -44,7 +47,8 @@ env = vf.load_environment("{distribution}", eval_split="eval", {example})
 ```
 
 `vf-eval {distribution} -n 5 -m MODEL -b http://127.0.0.1:8000/v1` evaluates it; older versions of prime-rl take it as
-`[[orchestrator.env]] id = "{distribution}"`, with `args`. `eval_split = "test"` has the test tasks, `rewards` the weights.
+`[[orchestrator.env]] id = "{distribution}"`, with `args`. `eval_split = "test"` has the test tasks; `rewards` and
+`trajectory_dir` as above.
 
 ## What it pays
 
@@ -71,9 +75,10 @@ def readme(env: Environment, module: str, about: str, args: Mapping[str, Any], r
         weights="\n".join(f"- `{name}`, weight {weight:g}" for name, weight in weights.items())
         or "Every component that an episode has, each with weight 1.",
         success=f", `success` ({env.success}) among them" if env.success else "",
-        arguments="\n".join(
-            f"- `{name}`: {field.description or 'see the environment'}{' (set in this package)' if name in args else ''}"
-            for name, field in fields.items()
-        )
-        or "None.",
+        arguments="\n".join(f"- `{name}`: {_about(name, field, args)}" for name, field in fields.items()) or "None.",
     )
+
+
+def _about(name: str, field: FieldInfo, args: Mapping[str, Any]) -> str:
+    said = field.description or "see the environment"
+    return f"{said} (here: {args[name]!r})" if name in args else said

@@ -6,7 +6,7 @@ Imported by packages that `air env package` has written, where verifiers is inst
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import verifiers as vf
@@ -18,8 +18,8 @@ from airloop.engine.base import ContextFull
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.packaged.definition import Definition, let_go
-from airloop.packaged.played import Played, Said, Shown
-from airloop.rollout.episode import OutOfTime, as_message, component_totals, with_group_rewards
+from airloop.packaged.played import Played, Said, Shown, check_alone
+from airloop.rollout.episode import OutOfTime, as_message, compared, component_totals
 from airloop.types import Sampled, Task, Trajectory
 
 # Where an episode is kept in a rollout's state.
@@ -107,54 +107,65 @@ class PackagedRubric(vf.Rubric):
 
     def __init__(self, env: Environment) -> None:
         weights = dict(env.reward_weights)
-        grouped = type(env).group_rewards is not Environment.group_rewards
-        made = [_component(env, name, grouped) for name in weights] or [_whole]
-        super().__init__(funcs=made, weights=list(weights.values()) or [1.0])
+        funcs = [_component(env, name) for name in weights] or [_whole]
+        super().__init__(funcs=funcs, weights=list(weights.values()) or [1.0])
         self.air = env
 
+    @property
+    def has_group_rewards(self) -> bool:
+        """Whether a group must be scored together."""
+        return type(self.air).group_rewards is not Environment.group_rewards
+
     async def score_rollout(self, state: vf.State) -> None:
+        if (played := _scored(state)) is not None:
+            check_alone(self.air, played)
         await super().score_rollout(state)
         _add_metrics(state)
 
     async def score_group(self, states: list[vf.State]) -> None:
-        scored = [state for state in states if state.get(TRAJECTORY) is not None and state.get("error") is None]
-        played = [state[TRAJECTORY] for state in scored]
-        for state, extra in zip(scored, self.air.group_rewards(played) if played else (), strict=True):
-            if extra:
-                env, one = self.air, state[TRAJECTORY]
-                state[TRAJECTORY] = with_group_rewards(one, extra, env.reward_weights, env.turn_reward_mode)
+        scored = [state for state in states if _scored(state) is not None]
+        played = tuple(state[TRAJECTORY] for state in scored)
+        for state, one in zip(scored, compared(self.air, played), strict=True):
+            state[TRAJECTORY] = one
         await super().score_group(states)
         for state in states:
             _add_metrics(state)
 
 
-def _component(env: Environment, name: str, grouped: bool) -> Callable[..., Any]:
-    """A reward function in verifiers' form; of components that compare episodes, one that takes the whole group."""
+def _scored(state: vf.State) -> Trajectory | None:
+    """None of a rollout that has ended in an error."""
+    played: Trajectory | None = state.get(TRAJECTORY)
+    return played if state.get("error") is None else None
+
+
+def _component(env: Environment, name: str) -> Callable[..., float]:
+    """A reward function in verifiers' form."""
 
     def value(state: vf.State) -> float:
-        played = state.get(TRAJECTORY)
-        if played is None or state.get("error") is not None:
+        played = _scored(state)
+        if played is None:
             return 0.0
         return component_totals(played.rewards, played.turn_rewards, env.turn_reward_mode).get(name, 0.0)
 
-    def of_each(states: list[vf.State]) -> list[float]:
-        return [value(state) for state in states]
-
-    chosen: Callable[..., Any] = of_each if grouped else value
-    chosen.__name__ = name
-    return chosen
+    value.__name__ = name
+    return value
 
 
 def _whole(state: vf.State) -> float:
     """Of an environment that names no weights: each component that an episode has counts 1."""
-    played = state.get(TRAJECTORY)
-    return played.reward if played is not None and state.get("error") is None else 0.0
+    played = _scored(state)
+    return 0.0 if played is None else played.reward
 
 
 def _add_metrics(state: vf.State) -> None:
-    played = state.get(TRAJECTORY)
-    if played is not None and state.get("error") is None:
-        state["metrics"] = {**played.rewards, **played.metrics, **state["metrics"]}
+    """verifiers has the components among the metrics: what is called like one and is another number gets a name of its
+    own."""
+    played = _scored(state)
+    if played is None:
+        return
+    paid = state["metrics"]
+    measured = {f"{k}_measured" if paid.get(k, v) != v else k: v for k, v in played.metrics.items()}
+    state["metrics"] = {**measured, **paid}
 
 
 def _rows(env: Environment, split: str) -> Dataset:
@@ -189,8 +200,9 @@ def _last_reply(state: vf.State) -> Said:
     return Said(text, cut, Sampled(ids, logprobs, "length" if cut else "stop", 0))
 
 
-def _text(content: str | Sequence[Any] | None) -> str:
-    if content is None or isinstance(content, str):
+def _text(content: Any) -> str:
+    """Of a text, or of parts of which some are."""
+    if not isinstance(content, list):
         return content or ""
     return "".join(part["text"] for part in content if part["type"] == "text")
 

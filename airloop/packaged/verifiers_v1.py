@@ -17,7 +17,7 @@ from airloop.engine.base import ContextFull
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.packaged.definition import Definition, let_go
-from airloop.packaged.played import Played, Said, Shown
+from airloop.packaged.played import Played, Said, Shown, check_alone
 from airloop.rollout.episode import OutOfTime, component_totals
 from airloop.types import Sampled, Task, Trajectory
 
@@ -81,12 +81,7 @@ class PackagedTask(vf.Task[PackagedData, PackagedState]):
 
     def _scored(self, over: Trajectory) -> dict[str, Any]:
         env = self.environment()
-        if compared := [name for found in env.group_rewards([over]) for name in found]:
-            raise AirError(
-                f"The reward component {compared[0]!r} compares the episodes of a group, which verifiers scores one by "
-                "one.",
-                f"leave {compared[0]!r} out of rewards.",
-            )
+        check_alone(env, over)
         totals = component_totals(over.rewards, over.turn_rewards, env.turn_reward_mode)
         weights = dict(env.reward_weights) or dict.fromkeys(totals, 1.0)
         components = {name: (totals.get(name, 0.0), weight) for name, weight in weights.items()}
@@ -230,7 +225,7 @@ async def _ask(client: AsyncOpenAI, model: str, shown: Shown, replies: NativeRep
     tools = {"tools": [dict(tool) for tool in shown.tools]} if shown.tools else {}
     messages: list[Any] = replies.conversation(shown.messages)
     try:
-        answer = await client.chat.completions.create(model=model, messages=messages, **tools)  # type: ignore[call-overload]
+        answer = await client.chat.completions.create(model=model, messages=messages, **tools)
     except APIStatusError as error:
         if trace.stop_condition is not None or _is_overflow(error):
             raise ContextFull(str(error)) from error

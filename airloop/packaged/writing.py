@@ -128,7 +128,7 @@ def _checked(env_id: str, args: Mapping[str, Any], rewards: Mapping[str, float])
     kind = find_environment(env_id)()
     if issubclass(kind, ProgramEnvironment):
         raise AirError(
-            f"The environment {env_id!r} is a program that asks air's own endpoint: verifiers cannot play its episodes.",
+            f"The environment {env_id!r} is a program that asks air's own endpoint: verifiers cannot play it.",
             "package an environment whose replies are acted on by a session.",
         )
     env = load_environment(env_id, anchored_args(args, kind.Args, [Path.cwd()]))

@@ -328,7 +328,26 @@ def weighted_reward(
     return math.fsum(weights[name] * value for name, value in totals.items())
 
 
-def with_group_rewards(
+def compared(env: Environment, scored: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+    """With the components that the environment gives within a group. The files on disk stay as they were."""
+    try:
+        found = env.group_rewards(scored) if scored else ()
+        if len(found) != len(scored):
+            raise BadReward(
+                f"it gave {len(found)} mappings for {len(scored)} trajectories", "give one for each, in their order"
+            )
+        return tuple(
+            _with_more(t, extra, env.reward_weights, env.turn_reward_mode) if extra else t
+            for t, extra in zip(scored, found, strict=True)
+        )
+    except Exception as error:
+        raise AirError(
+            f"group_rewards() of environment {env.name!r}, task {scored[0].task.id!r}: {type(error).__name__}: {error}",
+            getattr(error, "fix", "") or "mend the environment; the episodes are saved, so the run can be resumed",
+        ) from error
+
+
+def _with_more(
     trajectory: Trajectory, extra: Mapping[str, float], weights: Mapping[str, float], modes: Mapping[str, str]
 ) -> Trajectory:
     """The trajectory with further components, weighted anew as a whole."""

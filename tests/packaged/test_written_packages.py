@@ -137,8 +137,14 @@ def test_nothing_is_overwritten_and_folders_are_not_copied(air: Any, tmp_path: P
 
 @pytest.mark.parametrize(
     ("version", "v0", "v1"),
-    [("0.2.1", True, False), ("0.3.1.dev59", True, True), ("0.3.1", True, True), ("0.4.0", False, True), ("0.4.1.dev86", False, True)],
-)  # fmt: skip
+    [
+        ("0.2.1", True, False),
+        ("0.3.1.dev59", True, True),
+        ("0.3.1", True, True),
+        ("0.4.0", False, True),
+        ("0.4.1.dev86", False, True),
+    ],
+)
 def test_the_interface_follows_from_the_version(
     monkeypatch: pytest.MonkeyPatch, version: str, v0: bool, v1: bool
 ) -> None:

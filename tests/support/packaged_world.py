@@ -81,17 +81,18 @@ def play_there(golden: Golden, package: Path, library: str, how: str) -> tuple[l
     """By verifiers: what it says of every episode, and the model that it has asked."""
     env = golden.environment()
     model = StandIn(golden.agents(env), env.action_format == "tools")
+    asked = {"id": f"air-{golden.env_id}", "split": golden.split, "args": golden.args}
+    return ask(model, package, library, how, {**asked, "n": golden.each * len(SCRIPTS)}), model
+
+
+def ask(model: StandIn, package: Path, library: str, how: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """What tests/interop/programs/packaged_play.py says of the episodes that it has played."""
     with serving(model) as url:
-        asked = {
-            "id": f"air-{golden.env_id}",
-            "split": golden.split,
-            "args": golden.args,
-            "n": golden.each * len(SCRIPTS),
-            "url": url,
-        }
-        said = in_environment(library, package, [str(PROGRAMS / "packaged_play.py"), how, json.dumps(asked)])
+        words = [str(PROGRAMS / "packaged_play.py"), how, json.dumps({"args": {}, **asked, "url": url})]
+        said = in_environment(library, package, words)
     line = next(line for line in said.splitlines() if line.startswith("PLAYED "))
-    return json.loads(line.removeprefix("PLAYED ")), model
+    found: list[dict[str, Any]] = json.loads(line.removeprefix("PLAYED "))
+    return found
 
 
 def in_environment(library: str, package: Path, words: list[str], cwd: Path | None = None, seconds: float = 300) -> str:

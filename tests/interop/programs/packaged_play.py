@@ -17,10 +17,12 @@ async def by_v0(asked):
 
     env = vf.load_environment(asked["id"], eval_split=asked["split"], **asked["args"])
     client = ClientConfig(api_base_url=asked["url"], api_key_var="STANDIN_KEY", max_retries=0)
-    made = await env.generate(env.get_eval_dataset(asked["n"]), client, "scripted", max_concurrent=1)
+    rows = env.get_eval_dataset(asked["n"]).repeat(asked.get("rollouts", 1))
+    made = await env.generate(rows, client, "scripted", max_concurrent=1)
     for one in made["outputs"]:
         told = one["info"] if isinstance(one["info"], dict) else json.loads(one["info"])
-        yield told["id"], told["split"], one["reward"], one["metrics"], one["error"]
+        error = one["error"] and f"{one['error']['error']}: {one['error']['message']}"
+        yield told["id"], told["split"], one["reward"], one["metrics"], error
 
 
 def config_of(asked):
@@ -31,7 +33,7 @@ def config_of(asked):
 
 
 def told_of(trace):
-    error = trace.errors[-1].message if trace.errors else None
+    error = f"{trace.errors[-1].type}: {trace.errors[-1].message}" if trace.errors else None
     data = trace.task.data
     return data.id, data.split, trace.reward, dict(trace.metrics), error
 
