@@ -13,6 +13,7 @@ from airloop import interrupts
 from airloop.commands.common import Json, begin, fail, print_json, refuse_minutes
 from airloop.commands.configs import configs
 from airloop.commands.distill import distill
+from airloop.commands.env import env
 from airloop.commands.evaluate import evaluate
 from airloop.commands.help import WIDEST, Group, asks_for_help, print_help
 from airloop.commands.init import init
@@ -316,13 +317,14 @@ def models(as_json: Json = False) -> None:
 app.add_typer(
     configs, name="configs", cls=Group, help="Configs that come with air: list them, show one, copy one to change it."
 )
+app.add_typer(env, name="env", cls=Group, help="Environments for verifiers and prime-rl: write one as a package.")
 app.add_typer(log, name="log", cls=Group, help="The logbook: every run with its goal, what changed, what came of it.")
 app.add_typer(tasks, name="tasks", cls=Group, help="List environments and their tasks, look at one, try one out.")
 app.command(context_settings=WITH_CONFIG)(serve)
 app.command(context_settings=WITH_CONFIG)(distill)
 app.command("eval", context_settings=WITH_CONFIG)(evaluate)
 app.command()(init)
-add_plugins(app, {"tasks": tasks, "log": log})
+add_plugins(app, {"env": env, "tasks": tasks, "log": log})
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,8 @@
     python scripts/interop.py langgraph
 
 What each has is in tests/interop/requirements/NAME.txt. One that is as that file wants it is left as it is. One that
-cannot be made keeps the reason beside it, and its tests are skipped with that reason.
+cannot be made keeps the reason beside it, and its tests are skipped with that reason. Where the file says "# with
+airloop", this tree is installed as well, without its dependencies.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import venv
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,8 @@ WANTED = ROOT / "tests" / "interop" / "requirements"
 PLACE = ROOT / ".venv-interop"
 AT_ONCE = 2  # pip waits for the network half of its time
 TIMEOUT_S = 900
+WITH_AIRLOOP = "# with airloop"
+_building = threading.Lock()  # of this tree: two at once would write into the same folder
 
 
 def python_of(name: str) -> Path:
@@ -42,22 +46,25 @@ def make(name: str) -> str:
     reason_file(name).unlink(missing_ok=True)
     venv.create(PLACE / name, clear=True, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", str(python_of(name)), "--disable-pip-version-check"]
-    try:
-        done = subprocess.run(
-            [*pip, "install", "--quiet", "-r", str(wanted)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        problem = _last(done.stderr) if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        problem = f"pip has not ended in {TIMEOUT_S} s"
+    problem = _install(pip, "-r", str(wanted))
+    if not problem and WITH_AIRLOOP in wanted.read_text():
+        with _building:
+            problem = _install(pip, "--no-deps", "-e", str(ROOT))
     if problem:
         shutil.rmtree(PLACE / name, ignore_errors=True)
         reason_file(name).write_text(problem)
         return f"{name}: cannot be installed: {problem}"
     shutil.copyfile(wanted, stamp)
     return f"{name}: installed in {time.monotonic() - began:.0f} s"
+
+
+def _install(pip: list[str], *what: str) -> str:
+    """What went wrong; empty if nothing."""
+    try:
+        done = subprocess.run([*pip, "install", "--quiet", *what], capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"pip has not ended in {TIMEOUT_S} s"
+    return _last(done.stderr) if done.returncode else ""
 
 
 def _last(said: str) -> str:

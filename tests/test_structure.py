@@ -38,7 +38,7 @@ FLOORS = (
     ("rollout",),
     ("programs",),
     ("runs",),
-    ("determinism", "frames"),
+    ("determinism", "frames", "packaged"),
     ("assemble",),
     ("watch",),
     ("evaluation", "launch", "rewards", "speed", "warmstart"),

@@ -40,16 +40,26 @@ def code(value: str, folders: Sequence[Path]) -> str:
 def anchored_args(args: Mapping[str, Any], model: type[BaseModel], folders: Sequence[Path]) -> dict[str, Any]:
     """The arguments with the marked ones of them seen from anywhere."""
     found = dict(args)
-    for name, field in model.model_fields.items():
-        for mark in field.metadata:
-            if isinstance(mark, Anchored) and name in found:
-                found[name] = _each(found[name], mark.anchor, folders)
+    for name, mark in marked(model).items():
+        if name in found:
+            found[name] = _anchored(found[name], mark, folders)
     return found
 
 
-def _each(value: Any, anchor: Anchor, folders: Sequence[Path]) -> Any:
+def _anchored(value: Any, mark: Anchored, folders: Sequence[Path]) -> Any:
+    return each_text(value, lambda text: mark.anchor(text, folders))
+
+
+def marked(model: type[BaseModel]) -> dict[str, Anchored]:
+    """The arguments that name files, and how."""
+    fields = model.model_fields.items()
+    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Anchored)}
+
+
+def each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """A text changed, or each text of a list or of a table."""
     if isinstance(value, list):
-        return [_each(part, anchor, folders) for part in value]
+        return [each_text(part, change) for part in value]
     if isinstance(value, dict):
-        return {key: _each(part, anchor, folders) for key, part in value.items()}
-    return anchor(value, folders) if isinstance(value, str) and value else value
+        return {key: each_text(part, change) for key, part in value.items()}
+    return change(value) if isinstance(value, str) and value else value

@@ -234,7 +234,7 @@ class _Episode:
             observation = session.invalid(action) if action.kind == "invalid" else await self._answer(session, action)
             seen.append(observation)
             text = f"{note}\n{observation.text}" if note else observation.text
-            self.messages.append(_as_message(self.env, action, text))
+            self.messages.append(as_message(self.env, action, text))
             note = ""
             if observation.done:
                 return True
@@ -292,7 +292,8 @@ def _cancel_at_next_await() -> None:
     task.cancel()
 
 
-def _as_message(env: Environment, action: Action, text: str) -> Message:
+def as_message(env: Environment, action: Action, text: str) -> Message:
+    """What an action did, as the agent is told of it."""
     if env.action_format != "tools":
         return Message(role="user", content=text)
     message = Message(role="tool", content=text)
@@ -330,6 +331,41 @@ def weighted_reward(
                 f"add {name!r} to the reward weights; 0 if it should only be watched",
             )
     return math.fsum(weights[name] * value for name, value in totals.items())
+
+
+def compared(env: Environment, scored: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+    """With the components that the environment gives within a group. The files on disk stay as they were."""
+    try:
+        found = env.group_rewards(scored) if scored else ()
+        if len(found) != len(scored):
+            raise BadReward(
+                f"it gave {len(found)} mappings for {len(scored)} trajectories", "give one for each, in their order"
+            )
+        return tuple(
+            _with_more(t, extra, env.reward_weights, env.turn_reward_mode) if extra else t
+            for t, extra in zip(scored, found, strict=True)
+        )
+    except Exception as error:
+        raise AirError(
+            f"group_rewards() of environment {env.name!r}, task {scored[0].task.id!r}: {type(error).__name__}: {error}",
+            getattr(error, "fix", "") or "mend the environment; the episodes are saved, so the run can be resumed",
+        ) from error
+
+
+def _with_more(
+    trajectory: Trajectory, extra: Mapping[str, float], weights: Mapping[str, float], modes: Mapping[str, str]
+) -> Trajectory:
+    """The trajectory with further components, weighted anew as a whole."""
+    for name in extra:
+        if name in trajectory.rewards:
+            raise BadReward(
+                f"the reward component {name!r} is given both by the episode and within its group",
+                "give the two different names, or one would hide the other",
+            )
+    rewards = {**trajectory.rewards, **extra}
+    return replace(
+        trajectory, rewards=rewards, reward=weighted_reward(rewards, trajectory.turn_rewards, weights, modes)
+    )
 
 
 def component_totals(

@@ -19,11 +19,10 @@ from airloop.chat.forest import Tokenizer
 from airloop.chat.session import ChatSession
 from airloop.engine.base import Engine
 from airloop.envs.base import Environment
-from airloop.errors import AirError
 from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
-from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
+from airloop.rollout.episode import EpisodeDefect, compared, run_episode
 from airloop.rollout.program import Door, ProgramEnvironment, run_program, serve_policy
 from airloop.rollout.schedule import Names, TaskSchedule
 from airloop.rollout.task_pool import TaskPool
@@ -303,7 +302,7 @@ class _Collection:
         scored = tuple(t for t in members if t.ending != "infra_error")
         too_few = len(scored) < min(2, len(members))
         if not too_few and not self._evaluating:
-            scored = self._compared(self._plan[index].env, scored)
+            scored = compared(self._sampler._envs[self._plan[index].env], scored)
         group = Group(self._plan[index], self._version, scored)
         filtering = self._settings.online_difficulty_filtering
         if too_few:
@@ -316,26 +315,6 @@ class _Collection:
         replacement = next(self.spare, None)
         if replacement is not None:
             self._start(replacement)
-
-    def _compared(self, name: str, scored: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
-        """With the components that the environment gives within a group. The files on disk stay as they were."""
-        env = self._sampler._envs[name]
-        try:
-            found = env.group_rewards(scored)
-            if len(found) != len(scored):
-                raise BadReward(
-                    f"it gave {len(found)} mappings for {len(scored)} trajectories", "give one for each, in their order"
-                )
-            return tuple(
-                with_group_rewards(t, extra, env.reward_weights, env.turn_reward_mode) if extra else t
-                for t, extra in zip(scored, found, strict=True)
-            )
-        except Exception as error:
-            raise AirError(
-                f"group_rewards() of environment {env.name!r}, task {scored[0].task.id!r}: "
-                f"{type(error).__name__}: {error}",
-                getattr(error, "fix", "") or "mend the environment; the episodes are saved, so the run can be resumed",
-            ) from error
 
     def collected(self) -> Collected:
         groups = tuple(self.groups[i] for i in sorted(self.groups))
@@ -363,22 +342,6 @@ class _Collection:
 def _abandoned(engine: Engine | None) -> int:
     """Tokens that the engine sampled for replies it could not return, if it counts them."""
     return getattr(getattr(engine, "counters", None), "abandoned", 0)
-
-
-def with_group_rewards(
-    trajectory: Trajectory, extra: Mapping[str, float], weights: Mapping[str, float], modes: Mapping[str, str]
-) -> Trajectory:
-    """The trajectory with further components, weighted anew as a whole."""
-    for name in extra:
-        if name in trajectory.rewards:
-            raise BadReward(
-                f"the reward component {name!r} is given both by the episode and within its group",
-                "give the two different names, or one would hide the other",
-            )
-    rewards = {**trajectory.rewards, **extra}
-    return replace(
-        trajectory, rewards=rewards, reward=weighted_reward(rewards, trajectory.turn_rewards, weights, modes)
-    )
 
 
 def _seeds(plan: Sequence[Task], settings: RolloutSettings, step: int, refusals: int = 0) -> dict[Place, int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import json
 import os
 import re
 import ssl
@@ -14,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airloop.chat.forest import find_replies
-from airloop.chat.tool_calls import JSON
+from airloop.chat.native import NativeReplies
 from airloop.engine.base import ContextFull
 from airloop.errors import AirError, InfraError
 from airloop.models.chat_forms import with_tools_in_system, without_tool_role
@@ -113,7 +110,7 @@ class UrlAgent(ModelAgent):
         self._attempts = attempts
         self._backoff_s = backoff_s
         self._price_in, self._price_out = price_in, price_out
-        self._native: list[tuple[str, dict[str, Any]]] = []  # each reply's text, and the server's own message
+        self._replies = NativeReplies()
         self._cuts = self._retries = 0
         self.tokens_in = self.tokens_out = 0
 
@@ -126,7 +123,7 @@ class UrlAgent(ModelAgent):
             "tokens_in": self.tokens_in,
             "tokens_out": self.tokens_out,
             "cost": self.cost,
-            "length_stops": self._cuts / max(len(self._native), 1),
+            "length_stops": self._cuts / max(len(self._replies), 1),
             "request_retries": self._retries,
         }
 
@@ -144,18 +141,18 @@ class UrlAgent(ModelAgent):
         self.tokens_out += int(usage.get("completion_tokens") or 0)
         self.cut = choice.get("finish_reason") == "length"
         self._cuts += self.cut
-        text = _as_text(choice["message"])
-        self._native.append((text, choice["message"]))
+        native = choice["message"]
+        known = {key: native[key] for key in ("role", "content", "tool_calls") if native.get(key)}
+        text = self._replies.hear(native, {"role": "assistant", "content": "", **known})
         return Message(role="assistant", content=text)
 
     def _body(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        native = self._as_native(messages)
-        body = {**self._options, self._dialect.length: self._max_tokens, "messages": native}
-        if tools and self._dialect.tools:
-            body["tools"] = [dict(tool) for tool in tools]
-        elif tools:
-            body["messages"] = with_tools_in_system(without_tool_role(native), tools)
-        return body
+        body = {**self._options, self._dialect.length: self._max_tokens}
+        if tools and not self._dialect.tools:
+            spoken = without_tool_role([dict(message) for message in messages])
+            return {**body, "messages": with_tools_in_system(spoken, tools)}
+        given = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        return {**body, "messages": self._replies.conversation(messages), **given}
 
     async def _ask_until_answered(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         import httpx
@@ -199,27 +196,6 @@ class UrlAgent(ModelAgent):
             raise _Retry(f"an answer that is not a chat completion: {response.text[:200]}") from error
         return answer, choice
 
-    def _as_native(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Tool results answer the server's own calls by id; without such calls they go as user messages."""
-        out: list[dict[str, Any]] = []
-        open_calls: list[str] = []
-        own = find_replies(messages, [text for text, _ in self._native])
-        for place, message in enumerate(messages):
-            if place in own:
-                native = self._native[own[place]][1]
-                open_calls = [str(call.get("id", "")) for call in native.get("tool_calls") or []]
-                known = {k: native[k] for k in ("role", "content", "tool_calls") if native.get(k)}
-                out.append({"role": "assistant", "content": "", **known})
-            elif message["role"] != "tool":
-                out.append(dict(message))
-            elif open_calls:
-                out.append({"role": "tool", "tool_call_id": open_calls.pop(0), "content": message["content"]})
-            elif self._dialect.tools:
-                out.append({"role": "user", "content": message["content"]})
-            else:
-                out.append(dict(message))
-        return out
-
 
 def _authorisation(api_key_env: str | None) -> dict[str, str]:
     if api_key_env is None:
@@ -228,15 +204,3 @@ def _authorisation(api_key_env: str | None) -> dict[str, str]:
     if not key:
         raise AirError(f"The environment variable {api_key_env} holds no API key.", f"export {api_key_env}=…")
     return {"Authorization": f"Bearer {key}"}
-
-
-def _as_text(native: Mapping[str, Any]) -> str:
-    parts = [native["content"]] if native.get("content") else []
-    for call in native.get("tool_calls") or []:
-        function = call.get("function") or {}
-        arguments = function.get("arguments") or "{}"
-        with contextlib.suppress(TypeError, ValueError):  # broken JSON stays a string, and parse() says so
-            arguments = JSON.decode(arguments)
-        call_text = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
-        parts.append(f"<tool_call>\n{call_text}\n</tool_call>")
-    return "\n".join(parts)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from airloop.chat.actions import parse
+from airloop.chat.native import as_text
 from airloop.config import load_config
 from airloop.envs.rows import read_rows
 from airloop.errors import AirError
@@ -26,7 +27,6 @@ from airloop.models.gguf_header import check_header
 from airloop.models.template_time import at_most
 from airloop.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from airloop.plan.model_shape import find_shape
-from airloop.rollout.url_agent import _as_text
 from airloop.runs.run import Run, read_trajectories
 from airloop_envs.mlgym.traj import read_recording
 
@@ -279,7 +279,7 @@ def test_a_call_with_brackets_without_end_is_a_sentence_to_the_agent(depth: int,
             (action, *_), _ = parse(said, "tools", parser)
             assert action.kind == "invalid" and "Malformed JSON" in action.text
         native: dict[str, Any] = {"tool_calls": [{"function": {"name": "f", "arguments": f'{{"x": {brackets}}}'}}]}
-        (action, *_), _ = parse(_as_text(native), "tools")
+        (action, *_), _ = parse(as_text(native), "tools")
         assert action.kind == "invalid"
 
 

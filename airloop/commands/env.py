@@ -1,0 +1,48 @@
+"""`air env`: environments of ours for others to load."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from airloop.commands.common import Json, print_json, saying
+
+env = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@env.callback()
+def environments() -> None:
+    """A group, also while it has one command."""
+
+
+@env.command("package")
+def package_environment(
+    environment: Annotated[str, typer.Argument(help="An environment's id, or ./my_env.py:MyEnv.")],
+    out: Annotated[Path, typer.Option(help="Where to write; must be new or empty.")],
+    name: Annotated[str, typer.Option(help="Of the package; by default air_ and the environment's own.")] = "",
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", "--args", help="An argument that it has by default, as max_turns=6.")
+    ] = None,
+    reward: Annotated[
+        list[str] | None, typer.Option("--reward", "--rewards", help="A component's weight, as in headroom=1.0.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a package of an environment that verifiers and prime-rl load: air env package mlgym --out DIR."""
+    with saying("looking at the environment", quiet=as_json):
+        from airloop.eval.tasks import parse_args, parse_weights
+        from airloop.packaged.writing import write_package
+
+        args, rewards = parse_args(arg or ()), parse_weights(reward or ())
+        written = write_package(environment, out, name=name, args=args, rewards=rewards)
+    if as_json:
+        print_json({"directory": str(out), "module": written.module, "files": list(written.files)})
+        return
+    print(
+        f"{out}: {', '.join(written.files)}\n"
+        f"install it beside airloop and verifiers: pip install -e {shlex.quote(str(out))}\n"
+        f"try it: vf-eval {written.distribution} -n 5 -m MODEL (README.md says how prime-rl takes it)"
+    )
