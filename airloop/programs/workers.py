@@ -143,7 +143,7 @@ def _score(ended: Mapping[str, Any], variables: Mapping[str, str]) -> float | di
     if "score" in result:
         return result["score"]
     if "defect" in result:
-        raise AirError(f"The agent's program: {result['defect']}.", FIX)
+        raise AirError(f"The agent's program: {masked(result['defect'], variables)}.", FIX)
     if "crash" in result:
         raise ProgramCrashed(masked(result["crash"], variables))
     if "infra" in result:

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LARGEST_BODY = 16 << 20  # bytes: some four million tokens
+MOST_HELD = 256 << 20  # bytes of all bodies that are being read
+BODY_S = 60.0  # for a body to come, from its request's head on
 RETRY_S = 1  # after trouble that is not the client's
+TWO_LENGTHS = "invalid_framing"
 RETRIES = "x-stainless-retry-count"  # what OpenAI's and Anthropic's clients count their attempts in
 Read = Callable[[Any], ChatRequest]
 Form = Callable[[ChatRequest, Answer, ServedEpisode], Any]
@@ -54,6 +57,7 @@ class Endpoint:
     api_key: str | None = None  # of who is anyone; None: everybody
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     episodes: dict[str, ServedEpisode] = field(default_factory=dict)
+    _held: int = 0  # bytes of bodies that are being read
 
     def open(self, id: str, episode: ServedEpisode) -> str:
         """The key for an episode's agent."""
@@ -87,7 +91,9 @@ class Endpoint:
             for path, answer in answers.items()
             for front in ("/e/{episode}", "")
         ]
-        return Starlette(routes=routes)
+        app = Starlette(routes=routes)
+        app.router.redirect_slashes = False  # a client would follow with its key, to whatever Host it has named
+        return app
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -102,6 +108,33 @@ class Endpoint:
         elif _same(given, self.key(id)) and id in self.episodes:
             return self.episodes[id]
         raise BadRequest("Incorrect API key provided, or there is no such episode.", code="invalid_api_key", status=401)
+
+    async def _body(self, request: Request) -> Any:
+        """What was sent, as JSON. What is too large is refused by its announced length, before any of it is read."""
+        from starlette.requests import ClientDisconnect
+
+        _check_framing(request)
+        held = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for chunk in request.stream():
+                    held += chunk
+                    self._held += len(chunk)
+                    _check_length(len(held))
+                    if self._held > MOST_HELD:
+                        raise BadRequest("Too much is being sent at once.", code="overloaded", status=503)
+        except ClientDisconnect:
+            raise BadRequest("The client has hung up.", code="client_closed_request", status=499) from None
+        except TimeoutError:
+            raise BadRequest(f"The body has not come in {BODY_S:g} s.", code="request_timeout", status=408) from None
+        finally:
+            self._held -= len(held)
+        try:
+            body = json.loads(held)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
+        # Half a character, as clients send that cut a text in the middle of one.
+        return whole_characters(body) if b"\\u" in held else body
 
     async def _models(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
@@ -150,7 +183,7 @@ class Endpoint:
         from starlette.responses import JSONResponse, StreamingResponse
 
         episode = self._episode(request)
-        asked = read(await _body(request))
+        asked = read(await self._body(request))
         # A client that says that it asks again never got its answer. The same question asked anew is a second sample.
         again = request.headers.get(RETRIES, "0") != "0"
         answer = episode.answers.pop(asked.digest, None)
@@ -167,7 +200,7 @@ class Endpoint:
     async def _generate(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        episode, body = self._episode(request), await _body(request)
+        episode, body = self._episode(request), await self._body(request)
         ids = body.get("token_ids") if isinstance(body, dict) else None
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
@@ -186,18 +219,17 @@ def _same(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
 
 
-async def _body(request: Request) -> Any:
-    held = bytearray()
-    async for chunk in request.stream():
-        held += chunk
-        if len(held) > LARGEST_BODY:
-            raise BadRequest(f"The body has more than {LARGEST_BODY >> 20} MiB.", code="request_too_large", status=413)
-    try:
-        body = json.loads(bytes(held))
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
-    # Half a character, as clients send that cut a text in the middle of one.
-    return whole_characters(body) if b"\\u" in held else body
+def _check_framing(request: Request) -> None:
+    """One length, and not two of which a proxy may have believed the other."""
+    announced = request.headers.get("content-length")
+    if announced is not None and "transfer-encoding" in request.headers:
+        raise BadRequest("Content-Length and Transfer-Encoding exclude each other.", code=TWO_LENGTHS)
+    _check_length(int(announced or 0))
+
+
+def _check_length(length: int) -> None:
+    if length > LARGEST_BODY:
+        raise BadRequest(f"The body has more than {LARGEST_BODY >> 20} MiB.", code="request_too_large", status=413)
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
@@ -240,6 +272,8 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
         except Exception:
             log.exception("an answer of the endpoint")
             refused = BadRequest("Something went wrong here: see the log.", code="internal_error", status=500)
+        if refused.code == TWO_LENGTHS:
+            headers = {"Connection": "close"}  # what comes behind is of nobody knows whom
         return JSONResponse(refused.as_json(), status_code=refused.status, headers=dict(headers or {}))
 
     return guarded

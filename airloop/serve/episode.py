@@ -17,6 +17,8 @@ from airloop.serve.chat_form import BadRequest, ChatRequest, Spoken, call_ids, f
 from airloop.types import Action, Agent, Branch, Message, Observation, Sampled, Times, Turn, shown_anew
 
 KEPT = 64  # answers, the latest ones
+FEW = 1024  # messages, or tokens, that take no time to speak of
+LONGEST_TOKEN = 256  # characters; those that stand for white space are the longest
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class ServedEpisode:
     async def chat(self, request: ChatRequest) -> Answer:
         """Samples the replies to a request. ContextFull where the conversation leaves no room for one."""
         asked, number = time.monotonic(), self._count()
+        self._check_size(request)
         messages, known, before = self.recognise(request.messages)
         self.opening = self.opening or tuple(messages)
         prompt = self.forest.prompt(messages, request.tools, known)
@@ -240,6 +243,19 @@ class ServedEpisode:
         self._prompt_tokens += len(token_ids) * len(drawn)
         self._cached_tokens += sum(generation.cached_tokens for generation in drawn)
         return drawn
+
+    def _check_size(self, request: ChatRequest) -> None:
+        """What cannot fit is refused before it is rendered and encoded, which takes the time of everybody here: each
+        message has a token at least, and a token no more than so many characters."""
+        messages, characters = len(request.messages), sum(len(message["content"]) for message in request.messages)
+        if messages <= FEW and characters <= FEW * LONGEST_TOKEN:
+            return
+        context = self.engine.describe().context
+        if messages > context or characters > context * LONGEST_TOKEN:
+            self.full = True
+            raise ContextFull(
+                f"{messages} messages with {characters} characters do not fit a context of {context} tokens"
+            )
 
     def _count(self) -> int:
         """The number of a request; BadRequest where there may be no more."""
