@@ -54,7 +54,7 @@ def read_calls(text: str, parser: str, cut: bool, tools: Sequence[Mapping[str, A
 def before_calls(text: str) -> str:
     """What is said before the first call; nothing where calls have no mark."""
     places = [at for mark in MARKS if (at := text.find(mark)) >= 0]
-    return text[: min(places)].strip() if places else ""
+    return text[: min(places)].rstrip() if places else ""
 
 
 def _form_of(text: str) -> str:
@@ -150,23 +150,28 @@ def _bare_json(text: str, cut: bool, only: bool) -> list[Action]:
     fenced = [block.body for block in fenced_blocks(text) if block.language in ("json", "")]
     problem: Action | None = None
     for source in [*fenced, text]:
-        starts = [match.start(1) for match in re.finditer(r"(?:^|;)[ \t]*([{\[])", source, re.MULTILINE)]
+        starts = [match.start(1) for match in re.finditer(r"^[ \t]*([{\[])", source, re.MULTILINE)]
         actions: list[Action] = []
         end = 0
         for start in starts[:JSON_STARTS]:
-            if start < end:
-                continue  # inside the value read before
-            try:
-                value, end = JSON.raw_decode(source, start)
-            except ValueError as error:
-                if only or '"name"' in source[start:]:
-                    problem = problem or Action("invalid", text=CUT_CALL if cut else _malformed(error, start))
-                continue
-            if _looks_like_calls(value):
-                actions += _calls(value, len(actions))
+            at: int | None = start if start >= end else None  # else inside the value read before
+            while at is not None:
+                try:
+                    value, end = JSON.raw_decode(source, at)
+                except ValueError as error:
+                    if only or '"name"' in source[at:]:
+                        problem = problem or Action("invalid", text=CUT_CALL if cut else _malformed(error, at))
+                    break
+                if _looks_like_calls(value):
+                    actions += _calls(value, len(actions))
+                following = _FOLLOWING.match(source, end)
+                at = following.end() if following else None
         if actions:
             return actions
     return [problem or Action("invalid", text=CUT_CALL if cut else NO_CALL)]
+
+
+_FOLLOWING = re.compile(r"\s*;\s*(?=[{\[])")  # Llama 3, of several calls
 
 
 def _looks_like_calls(value: Any) -> bool:

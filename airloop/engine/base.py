@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from airloop.errors import AirError
 from airloop.types import StopReason
+
+# What is told of a reply's tokens as they are drawn, in their order, before the reply is returned.
+Heard = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,12 @@ class Engine(Protocol):
     @property
     def fallback_reason(self) -> str: ...
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, order: str = "") -> Generation:
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
+    ) -> Generation:
         """One reply. Raises ContextFull when the prompt does not fit. Cancelling the awaiting task frees
         everything at once. `order` names the request for lock-step scheduling: requests of a step are
-        admitted in this order, not in order of arrival."""
+        admitted in this order, not in order of arrival. `heard` is told of tokens as they come, a few at a time."""
         ...
 
     async def publish(self, version: int) -> None:

@@ -26,7 +26,8 @@ import httpx
 from airloop.errors import AirError
 from airloop.programs.desk import Desk, Offered, Refusal, Said
 from airloop.programs.worker import BadScore, as_score
-from airloop.serve.app import read_body, unless_gone
+from airloop.serve.app import unless_gone
+from airloop.serve.bodies import Bodies
 from airloop.serve.chat_form import BadRequest
 from airloop.serve.server import serving
 
@@ -57,6 +58,7 @@ class RemoteDoor:
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
         self._problem: Exception | None = None
+        self._bodies = Bodies()
         self.url = ""
 
     def start(self) -> None:
@@ -110,7 +112,7 @@ class RemoteDoor:
             try:
                 if not hmac.compare_digest(given.encode(), self._key.encode()):
                     raise Refusal(401, "This is for who holds the admin's key; an episode's key does not open it.")
-                return JSONResponse(await answer(request, await _object(request)))
+                return JSONResponse(await answer(request, await self._object(request)))
             except Refusal as refusal:
                 status, why = refusal.status, str(refusal)
                 headers = {"Retry-After": str(RETRY_S)} if status == 503 else {}
@@ -119,6 +121,15 @@ class RemoteDoor:
             return JSONResponse({"error": {"message": why, "type": "episodes", "code": status}}, status, headers)
 
         return told
+
+    async def _object(self, request: Request) -> dict[str, Any]:
+        try:
+            body = json.loads(await self._bodies.read(request) or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise Refusal(400, f"The body is not JSON: {error}.") from None
+        if not isinstance(body, dict):
+            raise Refusal(400, "The body must be an object.")
+        return body
 
     # --- answers --------------------------------------------------------------------------------------------
 
@@ -163,7 +174,9 @@ class RemoteDoor:
                 raise BadRequest("Incorrect API key provided, or there is no such episode.", status=401)
             url = f"{address.base_url.removesuffix('/v1')}/{rest}"
             headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-            asking = self._policy_at.request(request.method, url, headers=headers, content=await read_body(request))
+            asking = self._policy_at.request(
+                request.method, url, headers=headers, content=await self._bodies.read(request)
+            )
             found = await unless_gone(request, asking)
         except BadRequest as error:
             return JSONResponse(error.as_json(), error.status)
@@ -187,13 +200,3 @@ def _facts(episode: Offered, base: str) -> dict[str, Any]:
         "seed": episode.seed,
         "seconds": episode.address.seconds,
     }
-
-
-async def _object(request: Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await read_body(request) or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"The body is not JSON: {error}.") from None
-    if not isinstance(body, dict):
-        raise Refusal(400, "The body must be an object.")
-    return body

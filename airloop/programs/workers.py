@@ -150,7 +150,7 @@ def _score(ended: Mapping[str, Any], variables: Mapping[str, str], who: str) -> 
     if "score" in result:
         return result["score"]
     if "defect" in result:
-        raise AirError(f"{who.capitalize()}: {result['defect']}.", FIXES[who])
+        raise AirError(f"{who.capitalize()}: {masked(result['defect'], variables)}.", FIXES[who])
     if "crash" in result:
         raise ProgramCrashed(masked(result["crash"], variables))
     if "infra" in result:

@@ -34,6 +34,7 @@ from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import BadRequest, ChatRequest
 from airloop.serve.episode import Answer, ServedAgent, ServedEpisode
 from airloop.serve.server import serving
+from airloop.serve.unfolding import Live
 from airloop.success import measured_success
 from airloop.types import Action, Agent, Ending, Message, Observation, Score, Task, Trajectory
 from airloop.waits import waiting
@@ -284,7 +285,7 @@ class _FirstOnly(ServedAgent):
         super().__init__(Silent())
         self.asked_first: asyncio.Future[ChatRequest] = asyncio.get_running_loop().create_future()
 
-    async def chat(self, request: ChatRequest) -> Answer:
+    async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
         if not self.asked_first.done():
             self.asked_first.set_result(request)
         raise BadRequest("Only the first request was wanted.", code="only_looking")

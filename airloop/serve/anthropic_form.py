@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_request
 from airloop.serve.episode import Answer, Choice
+from airloop.serve.stream import Form, event
 
 _SILENT = {"model", "metadata", "service_tier", "container", "betas", "context_management", "cache_control"}
 _SILENT |= {"inference_geo", "diagnostics", "speed", "user_profile_id", "workspace_id"}
@@ -139,39 +141,69 @@ def blocks_of(choice: Choice) -> list[dict[str, Any]]:
     return found
 
 
-def messages_answer(id: str, model: str, answer: Answer) -> dict[str, Any]:
-    (choice,) = answer.choices
-    return {
-        "id": id,
-        "type": "message",
-        "role": "assistant",
-        "model": model,
-        "content": blocks_of(choice),
-        "stop_reason": "stop_sequence" if choice.halted else FINISHED[choice.finish],
-        "stop_sequence": choice.halted or None,
-        "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": choice.tokens},
-    }
+class MessagesForm(Form):
+    """Anthropic's messages: blocks, one after the other."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+        self._block = -1  # the one that is open, or was last
+        self._open = ""  # its kind
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        (choice,) = answer.choices
+        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": choice.tokens}
+        return {**self._head, "content": blocks_of(choice), **_ending(choice), "usage": usage}
+
+    def begin(self, prompt_tokens: int) -> Iterator[str]:
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        yield _event("message_start", message={**self._head, **nothing, "usage": usage})
+
+    def piece(self, i: int, thought: str, content: str) -> Iterator[str]:
+        self.say(i, thought, content)
+        if thought:
+            yield from self._delta({"type": "thinking", "thinking": "", "signature": ""}, "thinking", thought)
+        if content:
+            yield from self._delta({"type": "text", "text": ""}, "text", content)
+
+    def end(self, answer: Answer) -> Iterator[str]:
+        (choice,) = answer.choices
+        yield from self.piece(0, *self.unsaid(0, choice.message))
+        for block in blocks_of(choice):
+            if block["type"] == "tool_use":
+                yield from self._begin_block({**block, "input": {}})
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                yield _event("content_block_delta", index=self._block, delta=delta)
+            elif block["type"] == "text" and not block["text"]:
+                yield from self._begin_block(block)
+        yield from self._end_block()
+        yield _event("message_delta", delta=_ending(choice), usage={"output_tokens": choice.tokens})
+        yield _event("message_stop")
+
+    def fail(self, error: BadRequest) -> Iterator[str]:
+        yield _event("error", error={"type": "api_error", "message": str(error)})
+
+    def _delta(self, block: Mapping[str, Any], kind: str, text: str) -> Iterator[str]:
+        if self._open != block["type"]:
+            yield from self._begin_block(block)
+        yield _event("content_block_delta", index=self._block, delta={"type": f"{kind}_delta", kind: text})
+
+    def _begin_block(self, block: Mapping[str, Any]) -> Iterator[str]:
+        yield from self._end_block()
+        self._block, self._open = self._block + 1, block["type"]
+        yield _event("content_block_start", index=self._block, content_block=block)
+
+    def _end_block(self) -> Iterator[str]:
+        if self._open:
+            yield _event("content_block_stop", index=self._block)
+        self._open = ""
 
 
-def messages_events(id: str, model: str, answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The same as a stream: names of events, and what each says."""
-    whole = messages_answer(id, model, answer)
-    opening = {**whole, "content": [], "stop_reason": None, "usage": {**whole["usage"], "output_tokens": 0}}
-    yield "message_start", {"message": opening}
-    for index, block in enumerate(whole["content"]):
-        empty, delta = _delta(block)
-        yield "content_block_start", {"index": index, "content_block": empty}
-        yield "content_block_delta", {"index": index, "delta": delta}
-        yield "content_block_stop", {"index": index}
-    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
-    yield "message_delta", {"delta": ending, "usage": {"output_tokens": whole["usage"]["output_tokens"]}}
-    yield "message_stop", {}
+def _ending(choice: Choice) -> dict[str, Any]:
+    reason = "stop_sequence" if choice.halted else FINISHED[choice.finish]
+    return {"stop_reason": reason, "stop_sequence": choice.halted or None}
 
 
-def _delta(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    if block["type"] == "text":
-        return {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
-    if block["type"] == "thinking":
-        empty = {"type": "thinking", "thinking": "", "signature": ""}
-        return empty, {"type": "thinking_delta", "thinking": block["thinking"]}
-    return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+def _event(name: str, /, **said: Any) -> str:
+    return event({"type": name, **said}, name)

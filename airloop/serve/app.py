@@ -13,18 +13,20 @@ import hmac
 import json
 import logging
 import secrets
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airloop.engine.base import ContextFull, EngineFailed
 from airloop.errors import AirError
-from airloop.serve.anthropic_form import messages_answer, messages_events, read_messages_request
-from airloop.serve.chat_answer import chunks, completion
+from airloop.serve.anthropic_form import MessagesForm, read_messages_request
+from airloop.serve.bodies import TWO_LENGTHS, Bodies
+from airloop.serve.chat_answer import ChatForm
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
 from airloop.serve.episode import Answer, ServedEpisode
-from airloop.serve.responses_form import read_responses_request, response_answer, response_events
+from airloop.serve.responses_form import ResponsesForm, read_responses_request
+from airloop.serve.stream import EventStream, Form, give_up, hung_up, ringing
+from airloop.serve.unfolding import Live
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -32,11 +34,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 log = logging.getLogger(__name__)
-LARGEST_BODY = 16 << 20  # bytes: some four million tokens
 RETRY_S = 1  # after trouble that is not the client's
 RETRIES = "x-stainless-retry-count"  # what OpenAI's and Anthropic's clients count their attempts in
 Read = Callable[[Any], ChatRequest]
-Form = Callable[[ChatRequest, Answer, ServedEpisode], Any]
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Endpoint:
     api_key: str | None = None  # of who is anyone; None: everybody
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     episodes: dict[str, ServedEpisode] = field(default_factory=dict)
+    _bodies: Bodies = field(default_factory=Bodies, repr=False)
 
     def open(self, id: str, episode: ServedEpisode) -> str:
         """The key for an episode's agent."""
@@ -87,7 +89,9 @@ class Endpoint:
             for path, answer in answers.items()
             for front in ("/e/{episode}", "")
         ]
-        return Starlette(routes=routes)
+        app = Starlette(routes=routes)
+        app.router.redirect_slashes = False  # a client would follow with its key, to whatever Host it has named
+        return app
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -103,6 +107,16 @@ class Endpoint:
             return self.episodes[id]
         raise BadRequest("Incorrect API key provided, or there is no such episode.", code="invalid_api_key", status=401)
 
+    async def _body(self, request: Request) -> Any:
+        """What was sent, as JSON."""
+        held = await self._bodies.read(request)
+        try:
+            body = json.loads(held)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
+        # Half a character, as clients send that cut a text in the middle of one.
+        return whole_characters(body) if b"\\u" in held else body
+
     async def _models(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
@@ -111,69 +125,52 @@ class Endpoint:
         return JSONResponse({"object": "list", "data": [known]})
 
     async def _chat(self, request: Request) -> Response:
-        def whole(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Any:
-            return completion(self._head("chatcmpl-"), answer, asked, episode.tokenizer)
-
-        def events(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Iterator[str]:
-            return (_event(said) for said in chunks(self._head("chatcmpl-"), answer, asked, episode.tokenizer))
-
-        return await self._answer(request, read_request, whole, events, "data: [DONE]\n\n")
+        return await self._answer(request, read_request, lambda asked, by: ChatForm(self.model, asked, by.tokenizer))
 
     async def _messages(self, request: Request) -> Response:
-        id = f"msg_{secrets.token_hex(12)}"
-
-        def whole(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Any:
-            return messages_answer(id, self.model, answer)
-
-        def events(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Iterator[str]:
-            return (_event({"type": name, **said}, name) for name, said in messages_events(id, self.model, answer))
-
-        return await self._answer(request, read_messages_request, whole, events)
+        return await self._answer(request, read_messages_request, lambda *_: MessagesForm(self.model))
 
     async def _responses(self, request: Request) -> Response:
-        id, created = secrets.token_hex(12), int(time.time())
+        return await self._answer(request, read_responses_request, lambda *_: ResponsesForm(self.model))
 
-        def whole(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Any:
-            return response_answer(id, created, self.model, answer)
-
-        def events(asked: ChatRequest, answer: Answer, episode: ServedEpisode) -> Iterator[str]:
-            found = response_events(id, created, self.model, answer)
-            return (_event({"type": name, **said}, name) for name, said in found)
-
-        return await self._answer(request, read_responses_request, whole, events)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": kind + secrets.token_hex(12), "created": int(time.time()), "model": self.model}
-
-    async def _answer(self, request: Request, read: Read, whole: Form, events: Form, end: str = "") -> Response:
+    async def _answer(self, request: Request, read: Read, made: Callable[[ChatRequest, ServedEpisode], Form]) -> Any:
         """Reads a request, has it answered, and writes the answer down, each in the client's own form."""
-        from starlette.responses import JSONResponse, StreamingResponse
+        from starlette.responses import JSONResponse
 
         episode = self._episode(request)
-        asked = read(await _body(request))
+        asked = read(await self._body(request))
+        form, live = made(asked, episode), Live()
         # A client that says that it asks again never got its answer. The same question asked anew is a second sample.
         again = request.headers.get(RETRIES, "0") != "0"
-        answer = episode.answers.pop(asked.digest, None)
-        if answer is None or not again:
-            answer = await unless_gone(request, episode.chat(asked))
-        episode.keep_answer(asked.digest, answer)
-        if asked.stream:
-            said = [*events(asked, answer, episode), *([end] if end else [])]
-            response: Response = StreamingResponse(_in_turn(said), media_type="text/event-stream")
+        kept = episode.answers.pop(asked.digest, None)
+
+        def keep(answer: Answer) -> None:
+            episode.keep_answer(asked.digest, answer)
+
+        if kept is not None and again:
+            work = ringing(_given(kept, live), live.news)
         else:
-            response = JSONResponse(whole(asked, answer, episode))
-        return response
+            work = ringing(episode.chat(asked, live) if asked.stream else episode.chat(asked), live.news)
+        try:
+            await _unless_gone(request, work, live.news)
+            if asked.stream:
+                return EventStream(form, live, work, refusal_of, keep)
+            keep(work.result())
+            return JSONResponse(form.whole(work.result()))
+        except BaseException:
+            await give_up(work)
+            raise
 
     async def _generate(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        episode, body = self._episode(request), await _body(request)
+        episode, body = self._episode(request), await self._body(request)
         ids = body.get("token_ids") if isinstance(body, dict) else None
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
         most, seed, asked = read_sampling(body.get("sampling_params") or {})
         reply, stop = await unless_gone(request, episode.generate(ids, most, seed, asked))
-        logprobs = [
+        logprobs: list[dict[str, Any]] = [
             {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True)
         ]
@@ -186,43 +183,33 @@ def _same(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
 
 
-async def read_body(request: Request) -> bytes:
-    held = bytearray()
-    async for chunk in request.stream():
-        held += chunk
-        if len(held) > LARGEST_BODY:
-            raise BadRequest(f"The body has more than {LARGEST_BODY >> 20} MiB.", code="request_too_large", status=413)
-    return bytes(held)
+async def _given(answer: Answer, live: Live) -> Answer:
+    live.prompt_tokens = answer.prompt_tokens
+    return answer
 
 
-async def _body(request: Request) -> Any:
-    held = await read_body(request)
-    try:
-        body = json.loads(held)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
-    # Half a character, as clients send that cut a text in the middle of one.
-    return whole_characters(body) if b"\\u" in held else body
-
-
-async def unless_gone(request: Request, work: Any) -> Any:
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The work's result; a client that hangs up ends it."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_hung_up(request))
+    news = asyncio.Event()
+    under_way = ringing(work, news)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise BadRequest("The client has hung up.", code="client_closed_request", status=499)
-        return task.result()
+        await _unless_gone(request, under_way, news)
+        return under_way.result()
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await give_up(under_way)
 
 
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _unless_gone(request: Request, work: asyncio.Future[Any], news: asyncio.Event) -> None:
+    """Until the work is done, or there is news of it; a client that hangs up ends it, and a failure is raised."""
+    gone = ringing(hung_up(request.receive), news)
+    try:
+        await news.wait()
+        if gone.done() and not work.done():
+            raise BadRequest("The client has hung up.", code="client_closed_request", status=499)
+        if work.done():
+            work.result()
+    finally:
+        await give_up(gone)
 
 
 def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -230,32 +217,27 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
     from starlette.responses import JSONResponse
 
     async def guarded(request: Request) -> Response:
-        headers: Mapping[str, str] | None = None
         try:
             return await answer(request)
-        except BadRequest as error:
-            refused = error
-        except ContextFull as error:
-            refused = BadRequest(str(error), param="messages", code="context_length_exceeded")
-        except EngineFailed as error:
-            refused = BadRequest(error.problem.splitlines()[0], code="engine_failed", status=503)
-            headers = {"Retry-After": str(RETRY_S)}
-        except AirError as error:  # of a chat template that cannot have such a conversation
-            refused = BadRequest(error.problem, param="messages", code="invalid_conversation")
-        except Exception:
-            log.exception("an answer of the endpoint")
-            refused = BadRequest("Something went wrong here: see the log.", code="internal_error", status=500)
-        return JSONResponse(refused.as_json(), status_code=refused.status, headers=dict(headers or {}))
+        except Exception as error:
+            refused = refusal_of(error)
+        headers = {"Retry-After": str(RETRY_S)} if refused.status == 503 else {}
+        if refused.code == TWO_LENGTHS:
+            headers["Connection"] = "close"  # what comes behind is of nobody knows whom
+        return JSONResponse(refused.as_json(), status_code=refused.status, headers=headers)
 
     return guarded
 
 
-def _event(said: Mapping[str, Any], name: str = "") -> str:
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(said)}\n\n"  # in ASCII: some clients end lines where Unicode does
-
-
-async def _in_turn(said: Sequence[str]) -> AsyncIterator[str]:
-    """Server-sent events. A reply is sent when it is whole: what of it is content, what a call, is known only then."""
-    for event in said:
-        yield event
+def refusal_of(error: Exception) -> BadRequest:
+    match error:
+        case BadRequest():
+            return error
+        case ContextFull():
+            return BadRequest(str(error), param="messages", code="context_length_exceeded")
+        case EngineFailed():
+            return BadRequest(error.problem.splitlines()[0], code="engine_failed", status=503)
+        case AirError():  # of a chat template that cannot have such a conversation
+            return BadRequest(error.problem, param="messages", code="invalid_conversation")
+    log.error("an answer of the endpoint", exc_info=error)
+    return BadRequest("Something went wrong here: see the log.", code="internal_error", status=500)

@@ -25,6 +25,7 @@ PATIENCE_S = 10.0  # for a request's head to come, and for any byte of an answer
 MOST = 256  # connections, fewer where the system gives a process few files
 MOST_AGENTS = 4096  # likewise, of agents
 WAITING = 32  # that the system may hold for us, and that are taken in one go before any is looked at
+UNREAD = 64 << 20  # bytes that are let by of a request that was answered before it was whole: so it hears why
 MINUTE_S = 60.0
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 # What goes wrong when the other side hangs up, or when we do.
@@ -50,6 +51,7 @@ class Caller(H11Protocol):
     _left = 0  # bytes of an answer that were not taken yet when we last looked
     _looking: asyncio.TimerHandle | None = None
     _refused = False
+    _unread = 0  # bytes
     share = 0.5  # of all connections, that one address may have
 
     def most(self) -> int:
@@ -67,8 +69,14 @@ class Caller(H11Protocol):
         transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if not self._refused:
-            super().data_received(data)
+        if self._refused:
+            return
+        if self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY:
+            self._unread += len(data)
+            if self._unread > UNREAD:
+                self.hang_up()
+                return
+        super().data_received(data)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

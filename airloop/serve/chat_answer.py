@@ -2,41 +2,78 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airloop.chat.forest import Tokenizer
-from airloop.serve.chat_form import ChatRequest
+from airloop.serve.chat_form import BadRequest, ChatRequest
 from airloop.serve.episode import Answer, Choice
+from airloop.serve.stream import Form, event
+
+CHUNK = "chat.completion.chunk"
 
 
-def completion(head: Mapping[str, Any], answer: Answer, asked: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
-    choices = [
-        {
-            "index": i,
-            "message": choice.message,
-            "finish_reason": choice.finish,
-            "logprobs": _logprobs(choice, tokenizer) if asked.logprobs else None,
-        }
-        for i, choice in enumerate(answer.choices)
-    ]
-    return {**head, "object": "chat.completion", "choices": choices, "usage": _usage(answer)}
+class ChatForm(Form):
+    """OpenAI's chat completions."""
 
+    def __init__(self, model: str, asked: ChatRequest, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._asked = asked
+        self._tokenizer = tokenizer
 
-def chunks(
-    head: Mapping[str, Any], answer: Answer, asked: ChatRequest, tokenizer: Tokenizer
-) -> Iterator[dict[str, Any]]:
-    chunk = {**head, "object": "chat.completion.chunk"}
-    for i, choice in enumerate(answer.choices):
-        message = dict(choice.message)
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        choices = [
+            {"index": i, "message": choice.message, "finish_reason": choice.finish, "logprobs": self._logprobs(choice)}
+            for i, choice in enumerate(answer.choices)
+        ]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(answer)}
+
+    def begin(self, prompt_tokens: int) -> Iterator[str]:
+        return iter(())
+
+    def piece(self, i: int, thought: str, content: str) -> Iterator[str]:
+        said = {"reasoning_content": thought, "content": content}
+        yield self._chunk(i, {**self._opening(i), **{name: text for name, text in said.items() if text}})
+        self.say(i, thought, content)
+
+    def end(self, answer: Answer) -> Iterator[str]:
+        for i, choice in enumerate(answer.choices):
+            logprobs = self._logprobs(choice)
+            if (delta := self._rest(i, choice.message)) or logprobs:
+                yield self._chunk(i, delta, logprobs=logprobs)
+            yield self._chunk(i, {}, finish=choice.finish)
+        if self._asked.usage_in_stream:
+            yield event({**self._head, "object": CHUNK, "choices": [], "usage": _usage(answer)})
+        yield "data: [DONE]\n\n"
+
+    def fail(self, error: BadRequest) -> Iterator[str]:
+        yield event(error.as_json())
+
+    def _opening(self, i: int) -> dict[str, Any]:
+        return {} if i in self._said else {"role": "assistant"}
+
+    def _rest(self, i: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a reply of which nothing was said yet, all."""
+        thought, content = self.unsaid(i, message)
+        delta = {**self._opening(i)}
+        if thought:
+            delta["reasoning_content"] = thought
+        if content or i not in self._said:
+            delta["content"] = message["content"] if i not in self._said else content
         if calls := message.get("tool_calls"):
-            message["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
-        logprobs = _logprobs(choice, tokenizer) if asked.logprobs else None
-        for delta, finish in ((message, None), ({}, choice.finish)):
-            piece = {"index": i, "delta": delta, "finish_reason": finish, "logprobs": logprobs if delta else None}
-            yield {**chunk, "choices": [piece]}
-    if asked.usage_in_stream:
-        yield {**chunk, "choices": [], "usage": _usage(answer)}
+            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        return delta
+
+    def _chunk(self, i: int, delta: Mapping[str, Any], *, finish: str | None = None, logprobs: Any = None) -> str:
+        piece = {"index": i, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        return event({**self._head, "object": CHUNK, "choices": [piece]})
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """Of all tokens of a reply, calls and thoughts included; in a stream they come with its end."""
+        return _logprobs(choice, self._tokenizer) if self._asked.logprobs else None
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

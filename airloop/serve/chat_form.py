@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from airloop.chat.actions import parse
-from airloop.chat.tool_calls import JSON, before_calls
+from airloop.chat.tool_calls import JSON, MARKS, PYTHON_TAG, before_calls
 from airloop.types import Action
 
 MOST_REPLIES = 16  # to one request
@@ -247,22 +248,38 @@ class Spoken:
 
 
 def read_reply(text: str, *, tools: Sequence[Mapping[str, Any]], parser: str, cut: bool, thinking: bool) -> Spoken:
-    """A reply with a call that cannot be read is content, as it was said."""
-    thought, rest = _without_thought(text, thinking)
+    """A reply with a call that cannot be read is content, as it was said; else what it says before its calls is. Its
+    beginning can be told before its end is known (airloop.serve.unfolding)."""
+    thought, rest = without_thought(text, thinking)
     if not tools:
         return Spoken(rest, thought)
     actions, _ = parse(text, "tools", parser, cut=cut, thinking=thinking, tools=tools)
     if not all(action.kind == "tool" for action in actions):
         return Spoken(rest, thought)
-    return Spoken(before_calls(rest), thought, tuple(actions))
+    said = before_calls(rest) if any(mark in rest for mark in MARKS) else rest[: find_call(rest)]
+    return Spoken(said.rstrip(), thought, tuple(actions))
 
 
-def _without_thought(text: str, thinking: bool) -> tuple[str, str]:
+# Where a call may begin: anywhere, or in a line of its own, as JSON or in a fenced block.
+CALL_SIGNS = (*MARKS, PYTHON_TAG, "</think>")
+LINE_SIGNS = ("{", "[", "```")
+_CALL = re.compile(
+    "|".join(map(re.escape, CALL_SIGNS)) + r"|^[ \t]*(?:" + "|".join(map(re.escape, LINE_SIGNS)) + ")", re.M
+)
+
+
+def find_call(text: str) -> int:
+    """Where the first call of a reply may begin; its end where none does."""
+    found = _CALL.search(text)
+    return found.start() if found else len(text)
+
+
+def without_thought(text: str, thinking: bool) -> tuple[str, str]:
     opened = thinking or text.lstrip().startswith("<think>")
     if not opened or "</think>" not in text:
         return "", text
     thought, _, rest = text.partition("</think>")
-    return thought.removeprefix("<think>").strip(), rest.strip()
+    return thought.lstrip().removeprefix("<think>").strip(), rest.strip()
 
 
 def form_of(message: Mapping[str, Any]) -> str:

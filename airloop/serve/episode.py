@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 import hashlib
 import statistics
 import time
@@ -12,12 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
-from airloop.engine.base import ContextFull, Engine, Generation, Sampling
+from airloop.engine.base import ContextFull, Engine, Generation, Heard, Sampling
 from airloop.seeds import stable_hash, turn_seed
 from airloop.serve.chat_form import BadRequest, ChatRequest, Spoken, call_ids, form_of, read_reply
+from airloop.serve.unfolding import Live, Unfolding, until_stop
 from airloop.types import Action, Agent, Branch, Message, Observation, Sampled, Times, Turn, shown_anew
 
 KEPT = 64  # answers, the latest ones
+FEW = 1024  # messages, or tokens, that take no time to speak of
+LONGEST_TOKEN = 256  # characters; those that stand for white space are the longest
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,23 @@ class ServedEpisode:
         self._by_form: dict[str, list[int]] = {}
         self._after: dict[int, str] = {}  # what was said before each reply
 
-    async def chat(self, request: ChatRequest) -> Answer:
-        """Samples the replies to a request. ContextFull where the conversation leaves no room for one."""
+    async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
+        """Samples the replies to a request; `live` is told of them meanwhile. ContextFull where the conversation leaves
+        no room for one."""
         asked, number = time.monotonic(), self._count()
+        self._check_size(request)
         messages, known, before = self.recognise(request.messages)
         self.opening = self.opening or tuple(messages)
         prompt = self.forest.prompt(messages, request.tools, known)
-        drawn = await self._sample(prompt.token_ids, number, request.n, request.max_tokens, request.seed, request.asked)
+        heard = self._listeners(live, prompt, request) if live else []
+        wanted = (request.n, request.max_tokens, request.seed, request.asked)
+        drawn = await self._sample(prompt.token_ids, number, *wanted, heard)
         choices = tuple(self._keep(prompt, generation, request, messages, before, asked) for generation in drawn)
         return Answer(choices, len(prompt.token_ids), min(g.cached_tokens for g in drawn), drawn[0].version)
+
+    def _listeners(self, live: Live, prompt: Prompt, request: ChatRequest) -> list[Heard]:
+        form = (request.stop, bool(request.tools), prompt.thinking)
+        return live.listen(len(prompt.token_ids), [Unfolding(self.tokenizer, *form) for _ in range(request.n)])
 
     async def generate(
         self, token_ids: Sequence[int], max_tokens: int | None, seed: int | None, asked: Mapping[str, Any]
@@ -212,6 +222,7 @@ class ServedEpisode:
         max_tokens: int | None,
         seed: int | None,
         asked: Mapping[str, Any],
+        heard: Sequence[Heard] = (),
     ) -> list[Generation]:
         for name, value in asked.items():
             self.asked.setdefault(name, []).append(value)
@@ -220,8 +231,9 @@ class ServedEpisode:
         own = replace(self.sampling, max_tokens=most, stop_ids=stops, **({} if self.training else asked))
         draws = [replace(own, seed=self._seed(number, i, seed)) for i in range(n)]
         orders = [f"{self.order}-{number:03d}" + f".{i}" * (n > 1) for i in range(n)]
+        more: list[dict[str, Any]] = [{"heard": one} for one in heard] or [{}] * n
         work = asyncio.gather(
-            *(self.engine.generate(token_ids, s, order=o) for s, o in zip(draws, orders, strict=True))
+            *(self.engine.generate(token_ids, s, order=o, **m) for s, o, m in zip(draws, orders, more, strict=True))
         )
         self._under_way.add(work)
         try:
@@ -242,6 +254,19 @@ class ServedEpisode:
         self._prompt_tokens += len(token_ids) * len(drawn)
         self._cached_tokens += sum(generation.cached_tokens for generation in drawn)
         return drawn
+
+    def _check_size(self, request: ChatRequest) -> None:
+        """What cannot fit is refused before it is rendered and encoded, which takes the time of everybody here: each
+        message has a token at least, and a token no more than so many characters."""
+        messages, characters = len(request.messages), sum(len(message["content"]) for message in request.messages)
+        if messages <= FEW and characters <= FEW * LONGEST_TOKEN:
+            return
+        context = self.engine.describe().context
+        if messages > context or characters > context * LONGEST_TOKEN:
+            self.full = True
+            raise ContextFull(
+                f"{messages} messages with {characters} characters do not fit a context of {context} tokens"
+            )
 
     def _count(self) -> int:
         """The number of a request; BadRequest where there may be no more."""
@@ -275,7 +300,7 @@ class ServedEpisode:
         before: str,
         asked: float,
     ) -> Choice:
-        sampled, halted = _until(_sampled(generation), request.stop, self.tokenizer)
+        sampled, halted = until_stop(_sampled(generation), request.stop, self.tokenizer)
         trained = self.trains(messages, self.opening)
         reply = self.forest.append(prompt, sampled, trained=trained)
         cut = generation.stop == "length" and not halted
@@ -312,7 +337,7 @@ class ServedAgent(ServedEpisode):
         super().__init__(None, None, Sampling(1), 0, most_requests=most_requests)  # type: ignore[arg-type]
         self.agent = agent
 
-    async def chat(self, request: ChatRequest) -> Answer:
+    async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
         self._count()
         if request.n > 1:
             raise BadRequest("Who answers here gives one reply.", param="n")
@@ -359,21 +384,6 @@ def _times(generation: Generation) -> Times:
 
 def _sampled(generation: Generation) -> Sampled:
     return Sampled(generation.token_ids, generation.logprobs, generation.stop, generation.version)
-
-
-def _until(sampled: Sampled, stops: Sequence[str], tokenizer: Tokenizer) -> tuple[Sampled, str]:
-    """The reply up to the token that completes one of the texts that end it, and which of them. Each of its tokens was
-    drawn as any other: a reply that is ended is one that is cut."""
-    if not stops or not any(stop in tokenizer.decode(sampled.token_ids) for stop in stops):
-        return sampled, ""
-
-    def ended(end: int) -> bool:
-        return any(stop in tokenizer.decode(sampled.token_ids[:end]) for stop in stops)
-
-    end = bisect.bisect_left(range(len(sampled.token_ids) + 1), True, key=ended)
-    text = tokenizer.decode(sampled.token_ids[:end])
-    first = min((stop for stop in stops if stop in text), key=text.index)
-    return replace(sampled, token_ids=sampled.token_ids[:end], logprobs=sampled.logprobs[:end]), first
 
 
 def _further(before: str, message: Mapping[str, Any]) -> str:

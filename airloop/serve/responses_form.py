@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_request
 from airloop.serve.episode import Answer, Choice
+from airloop.serve.stream import Form, event
 
 _SILENT = {"model", "store", "user", "metadata", "parallel_tool_calls", "include", "service_tier", "safety_identifier"}
 _SILENT |= {"prompt_cache_key", "prompt_cache_retention", "top_logprobs", "stream_options", "prompt_cache_options"}
@@ -100,91 +103,136 @@ def _tool(given: Any, at: str) -> dict[str, Any]:
     return {"type": "function", "function": {name: given[name] for name in names if given.get(name) is not None}}
 
 
-# An item before anything of it was said.
-_EMPTY: dict[str, dict[str, Any]] = {
-    "message": {"content": []},
-    "function_call": {"arguments": ""},
-    "reasoning": {"summary": []},
-}
-
 # --- answers ---------------------------------------------------------------------------------------------------
+
+# An item before anything of it was said.
+_EMPTY: dict[str, dict[str, Any]] = {"function_call": {"arguments": ""}, "reasoning": {"summary": []}}
 
 
 def items_of(choice: Choice, id: str) -> list[dict[str, Any]]:
     message, found = choice.message, list[dict[str, Any]]()
     if message.get("reasoning_content"):
-        thought = {"type": "summary_text", "text": message["reasoning_content"]}
-        found.append({"type": "reasoning", "id": f"rs_{id}", "summary": [thought]})
+        found.append(_thought(message["reasoning_content"], id))
     if message.get("content") or not message.get("tool_calls"):
-        text: dict[str, Any] = {
-            "type": "output_text",
-            "text": message.get("content") or "",
-            "annotations": [],
-            "logprobs": [],
-        }
-        made = {"type": "message", "id": f"msg_{id}", "role": "assistant", "status": "completed"}
-        found.append({**made, "content": [text]})
+        found.append(_message(message.get("content") or "", id))
     for i, call in enumerate(message.get("tool_calls") or []):
         made = {"type": "function_call", "id": f"fc_{id}_{i}", "call_id": call["id"], "status": "completed"}
         found.append({**made, **call["function"]})
     return found
 
 
-def response_answer(id: str, created: int, model: str, answer: Answer) -> dict[str, Any]:
-    (choice,) = answer.choices
-    cut = choice.finish == "length"
-    return {
-        "id": f"resp_{id}",
-        "object": "response",
-        "created_at": created,
-        "status": "incomplete" if cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "error": None,
-        "instructions": None,
-        "metadata": {},
-        "model": model,
-        "output": items_of(choice, id),
-        "parallel_tool_calls": True,
-        "temperature": None,
-        "top_p": None,
-        "tool_choice": "auto",
-        "tools": [],
-        "usage": {
-            "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": answer.cached_tokens},
-            "output_tokens": choice.tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": answer.prompt_tokens + choice.tokens,
-        },
-    }
+def _thought(text: str, id: str) -> dict[str, Any]:
+    return {"type": "reasoning", "id": f"rs_{id}", "summary": [{"type": "summary_text", "text": text}]}
 
 
-def response_events(id: str, created: int, model: str, answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The same as a stream: names of events, and what each says."""
-    whole = response_answer(id, created, model, answer)
-    begun = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    for number, (name, said) in enumerate(_events(whole, begun)):
-        yield name, {**said, "sequence_number": number}
+def _message(text: str, id: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "id": f"msg_{id}", "role": "assistant", "status": "completed", "content": [part]}
 
 
-def _events(whole: dict[str, Any], begun: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "response.created", {"response": begun}
-    yield "response.in_progress", {"response": begun}
-    for index, item in enumerate(whole["output"]):
-        here = {"output_index": index, "item_id": item["id"]}
+class ResponsesForm(Form):
+    """OpenAI's responses: items, one after the other."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._id = secrets.token_hex(12)
+        self._number = self._item = 0  # of the next event; of the item that is open, or comes next
+        self._head = {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "error": None,
+            "instructions": None,
+            "metadata": {},
+            "model": model,
+            "parallel_tool_calls": True,
+            "temperature": None,
+            "top_p": None,
+            "tool_choice": "auto",
+            "tools": [],
+        }
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        (choice,) = answer.choices
+        cut = choice.finish == "length"
+        return {
+            **self._head,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": items_of(choice, self._id),
+            "usage": _usage(answer, choice),
+        }
+
+    def begin(self, prompt_tokens: int) -> Iterator[str]:
+        begun: dict[str, Any] = {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        for name in ("response.created", "response.in_progress"):
+            yield self._event(name, response={**self._head, **begun})
+
+    def piece(self, i: int, thought: str, content: str) -> Iterator[str]:
+        """A thought comes as a whole."""
+        if thought:
+            yield from self._whole_item(_thought(thought, self._id))
+        if content:
+            yield from self._more_text(content, begins=not self._said.get(i, ("", ""))[1])
+        self.say(i, thought, content)
+
+    def end(self, answer: Answer) -> Iterator[str]:
+        (choice,) = answer.choices
+        whole = self.whole(answer)
+        thought, content = self.unsaid(0, choice.message)
+        yield from self.piece(0, thought, content)
+        for item in whole["output"]:
+            if item["type"] == "message":
+                if not choice.message["content"]:
+                    yield from self._more_text("", begins=True)
+                yield from self._end_text(item)
+            elif item["type"] == "function_call":
+                yield from self._whole_item(item)
+        yield self._event("response.incomplete" if choice.finish == "length" else "response.completed", response=whole)
+
+    def fail(self, error: BadRequest) -> Iterator[str]:
+        yield self._event("error", code=error.code, message=str(error), param=error.param or None)
+
+    def _more_text(self, text: str, *, begins: bool) -> Iterator[str]:
+        item = _message("", self._id)
+        place = {"output_index": self._item, "item_id": item["id"], "content_index": 0}
+        if begins:
+            added = {**item, "content": [], "status": "in_progress"}
+            yield self._event("response.output_item.added", output_index=self._item, item=added)
+            yield self._event("response.content_part.added", **place, part=item["content"][0])
+        yield self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+
+    def _end_text(self, item: Mapping[str, Any]) -> Iterator[str]:
+        (part,) = item["content"]
+        place = {"output_index": self._item, "item_id": item["id"], "content_index": 0}
+        yield self._event("response.output_text.done", **place, text=part["text"], logprobs=[])
+        yield self._event("response.content_part.done", **place, part=part)
+        yield from self._end_item(item)
+
+    def _whole_item(self, item: Mapping[str, Any]) -> Iterator[str]:
         added = {**item, **_EMPTY[item["type"]], **({"status": "in_progress"} if "status" in item else {})}
-        yield "response.output_item.added", {"output_index": index, "item": added}
-        if item["type"] == "message":
-            (part,) = item["content"]
-            place = {**here, "content_index": 0}
-            yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
-            yield "response.output_text.delta", {**place, "delta": part["text"], "logprobs": []}
-            yield "response.output_text.done", {**place, "text": part["text"], "logprobs": []}
-            yield "response.content_part.done", {**place, "part": part}
-        elif item["type"] == "function_call":
-            yield "response.function_call_arguments.delta", {**here, "delta": item["arguments"]}
+        yield self._event("response.output_item.added", output_index=self._item, item=added)
+        if item["type"] == "function_call":
+            place = {"output_index": self._item, "item_id": item["id"]}
             done = {"arguments": item["arguments"], "name": item["name"]}
-            yield "response.function_call_arguments.done", {**here, **done}
-        yield "response.output_item.done", {"output_index": index, "item": item}
-    ended = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
-    yield ended, {"response": whole}
+            yield self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
+            yield self._event("response.function_call_arguments.done", **place, **done)
+        yield from self._end_item(item)
+
+    def _end_item(self, item: Mapping[str, Any]) -> Iterator[str]:
+        yield self._event("response.output_item.done", output_index=self._item, item=item)
+        self._item += 1
+
+    def _event(self, name: str, /, **said: Any) -> str:
+        self._number += 1
+        return event({"type": name, **said, "sequence_number": self._number - 1}, name)
+
+
+def _usage(answer: Answer, choice: Choice) -> dict[str, Any]:
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "output_tokens": choice.tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + choice.tokens,
+    }

@@ -80,6 +80,23 @@ def test_logprobs_are_of_the_scaled_untruncated_softmax(kind: str) -> None:
     assert max(ranks) < 5  # top_k was obeyed in the drawing
 
 
+def test_who_listens_hears_every_token_before_the_reply_and_changes_nothing() -> None:
+    _, engine = make()
+    asked = prompts(6, low=5)
+    heard: list[list[list[int]]] = [[] for _ in asked]
+
+    async def work() -> list[Any]:
+        draws = [Sampling(15, seed=i, stop_ids=tuple(range(0, 256, 16))) for i in range(len(asked))]
+        told = [engine.generate(p, s, heard=h.append) for p, s, h in zip(asked, draws, heard, strict=True)]
+        listened = await asyncio.gather(*told)
+        alone = [await engine.generate(p, s) for p, s in zip(asked, draws, strict=True)]
+        return [(one.token_ids, other.token_ids) for one, other in zip(listened, alone, strict=True)]
+
+    for (ids, again), pieces in zip(in_loop(work), heard, strict=True):
+        assert tuple(token for piece in pieces for token in piece) == ids == again
+        assert len(pieces) > 1 or len(ids) == 1
+
+
 def test_a_group_computes_its_prompt_once_and_a_turn_continues_the_last() -> None:
     _, engine = make()
     prompt = prompts(1, low=60, high=60)[0]

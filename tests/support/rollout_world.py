@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from airloop.engine.base import ContextFull, Generation, Limits, Sampling
+from airloop.engine.base import ContextFull, Generation, Heard, Limits, Sampling
 from airloop.envs.base import EnvArgs, Environment, Opening, Session
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
@@ -55,8 +55,10 @@ def chat_tokenizer(template: str | None = None) -> ChatTokenizer:
 
 
 class ScriptedEngine:
-    """Replies are a function of the prompt's text and the seed. In lock-step it steps only when every tracked
-    episode waits, and notes who took part."""
+    """Replies are a function of the prompt's text and the seed; who listens hears up to `burst` tokens at a time. In
+    lock-step it steps only when every tracked episode waits, and notes who took part."""
+
+    burst = 3
 
     def __init__(
         self,
@@ -73,7 +75,9 @@ class ScriptedEngine:
         self.orders: list[str] = []
         self.tracked = self.most = self.live = 0
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, order: str = "") -> Generation:
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
+    ) -> Generation:
         if len(token_ids) >= self.context:
             raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {self.context}")
         self.orders.append(order)
@@ -83,12 +87,21 @@ class ScriptedEngine:
             await (self._wait_for_all(order) if self.lockstep else asyncio.sleep(0.001))
         finally:
             self.live -= 1
-        text = self.speak(self.tokenizer.decode(token_ids), sampling.seed)
-        ids = [*self.tokenizer.encode(text), STOP]
+        ids = self.reply(token_ids, sampling)
         cut = ids[: sampling.max_tokens]
         dice = random.Random(sampling.seed)
+        told, bursts = 0, random.Random(f"bursts {sampling.seed}")
+        while heard is not None and told < len(cut):
+            burst = bursts.randint(1, self.burst)
+            heard(cut[told : told + burst])
+            told += burst
+            await asyncio.sleep(0)
         logprobs = tuple(-dice.random() for _ in cut)
         return Generation(tuple(cut), logprobs, "stop" if cut == ids else "length", self.version, 0, 0.1, 0.2)
+
+    def reply(self, token_ids: Sequence[int], sampling: Sampling) -> list[int]:
+        text = self.speak(self.tokenizer.decode(token_ids), sampling.seed)
+        return [*self.tokenizer.encode(text), STOP]
 
     async def _wait_for_all(self, order: str) -> None:
         event = self.waiting[order] = asyncio.Event()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from airloop.effort import Effort
-from airloop.engine.base import ContextFull, Counters, EngineFailed, Generation, Limits, Sampling
+from airloop.engine.base import ContextFull, Counters, EngineFailed, Generation, Heard, Limits, Sampling
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
@@ -97,7 +97,9 @@ class EmbeddedEngine:
         detail = {"pages": str(self._tree.pages), "page_size": str(self._tree.page_size), **self._runner.describe()}
         return Limits(self.context, self._scheduler.max_batch, self._kv.bytes, detail)
 
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, order: str = "") -> Generation:
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
+    ) -> Generation:
         room = self.context - len(token_ids)
         if room < 1:
             raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {self.context}")
@@ -111,6 +113,7 @@ class EmbeddedEngine:
             sampling,
             order,
             loop.create_future(),
+            heard,
         )
         self._scheduler.add(request)
         self._wake()
@@ -276,6 +279,8 @@ class EmbeddedEngine:
             count, stopped = _until_stop(request, drawn)
             self._scheduler.answered(work, drawn[:count], sure[:count])
             request.first_token = request.first_token or now
+            if request.heard is not None:
+                request.heard(drawn[:count])
             if stopped or request.sampled >= request.limit:
                 self._finish(request, stopped)
 

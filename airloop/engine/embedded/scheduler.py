@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from airloop.engine.base import Generation, Sampling
+from airloop.engine.base import Generation, Heard, Sampling
 from airloop.engine.embedded.pages import KeyValues, Node, PageTree
 from airloop.text.prefix import common_prefix
 
@@ -24,6 +24,7 @@ class Request:
     sampling: Sampling
     order: str
     future: asyncio.Future[Generation]
+    heard: Heard | None = None
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first_token: float = 0.0

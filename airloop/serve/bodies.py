@@ -1,0 +1,59 @@
+"""Bodies of requests: bounded each and together, in size and in time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airloop.serve.chat_form import BadRequest
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+LARGEST_BODY = 16 << 20  # bytes: some four million tokens
+MOST_HELD = 256 << 20  # bytes of all bodies that are being read
+BODY_S = 60.0  # for a body to come, from its request's head on
+TWO_LENGTHS = "invalid_framing"
+
+
+@dataclass
+class Bodies:
+    """Those that are being read at one address."""
+
+    held: int = 0  # bytes
+
+    async def read(self, request: Request) -> bytes:
+        """What is too large is refused by its announced length, before any of it is read."""
+        from starlette.requests import ClientDisconnect
+
+        _check_framing(request)
+        held = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for chunk in request.stream():
+                    held += chunk
+                    self.held += len(chunk)
+                    _check_length(len(held))
+                    if self.held > MOST_HELD:
+                        raise BadRequest("Too much is being sent at once.", code="overloaded", status=503)
+        except ClientDisconnect:
+            raise BadRequest("The client has hung up.", code="client_closed_request", status=499) from None
+        except TimeoutError:
+            raise BadRequest(f"The body has not come in {BODY_S:g} s.", code="request_timeout", status=408) from None
+        finally:
+            self.held -= len(held)
+        return bytes(held)
+
+
+def _check_framing(request: Request) -> None:
+    """One length, and not two of which a proxy may have believed the other."""
+    announced = request.headers.get("content-length")
+    if announced is not None and "transfer-encoding" in request.headers:
+        raise BadRequest("Content-Length and Transfer-Encoding exclude each other.", code=TWO_LENGTHS)
+    _check_length(int(announced or 0))
+
+
+def _check_length(length: int) -> None:
+    if length > LARGEST_BODY:
+        raise BadRequest(f"The body has more than {LARGEST_BODY >> 20} MiB.", code="request_too_large", status=413)
