@@ -11,7 +11,8 @@ from support.endpoint_world import CALL, CHAT, TOOL, Client, Recorded, episode_o
 from support.rollout_world import STOP
 
 from airloop.engine.base import EngineFailed, Sampling
-from airloop.serve.app import LARGEST_BODY, RETRIES, Endpoint
+from airloop.serve.app import RETRIES, Endpoint
+from airloop.serve.bodies import LARGEST_BODY
 from airloop.serve.episode import KEPT, ServedEpisode
 
 

@@ -113,11 +113,11 @@ async def main() -> None:
     from support.rollout_world import ScriptedEngine, chat_tokenizer
 
     from airloop.engine.base import Sampling
-    from airloop.serve import app, callers
+    from airloop.serve import bodies, callers
     from airloop.serve.episode import ServedEpisode
     from airloop.serve.server import serving
 
-    callers.PATIENCE_S = app.BODY_S = PATIENCE_S
+    callers.PATIENCE_S = bodies.BODY_S = PATIENCE_S
     chat, endpoint = chat_tokenizer(), app.Endpoint("tiny")
     engine = ScriptedEngine(chat, lambda prompt, seed: "yes " * (12 if LONG in prompt else 1), context=CONTEXT)
     episodes = {id: ServedEpisode(engine, chat, Sampling(50), seed=1, order=id) for id in ("one", "two")}  # type: ignore[arg-type]
