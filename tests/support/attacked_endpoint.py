@@ -113,7 +113,7 @@ async def main() -> None:
     from support.rollout_world import ScriptedEngine, chat_tokenizer
 
     from airloop.engine.base import Sampling
-    from airloop.serve import bodies, callers
+    from airloop.serve import app, bodies, callers
     from airloop.serve.episode import ServedEpisode
     from airloop.serve.server import serving
 
