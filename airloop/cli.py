@@ -12,6 +12,7 @@ import typer
 from airloop import interrupts
 from airloop.commands.common import Json, fail, print_json
 from airloop.commands.configs import configs
+from airloop.commands.env import env
 from airloop.commands.help import WIDEST, Group, asks_for_help, print_help
 from airloop.commands.init import init
 from airloop.commands.log import log
@@ -384,6 +385,7 @@ def models(as_json: Json = False) -> None:
 app.add_typer(
     configs, name="configs", cls=Group, help="Configs that come with air: list them, show one, copy one to change it."
 )
+app.add_typer(env, name="env", cls=Group, help="Install environments of other libraries, each by itself.")
 app.add_typer(log, name="log", cls=Group, help="The logbook: every run with its goal, what changed, what came of it.")
 app.add_typer(tasks, name="tasks", cls=Group, help="List environments and their tasks, look at one, try one out.")
 app.command(context_settings=WITH_CONFIG)(serve)

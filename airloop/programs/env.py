@@ -7,10 +7,10 @@ import inspect
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -26,19 +26,13 @@ from airloop.types import Agent, Message, Score, Task
 
 SCORE = "score"  # what a function's single number is called
 SYSTEM = "system:"
+P = TypeVar("P", bound="PlayedArgs")
 
 
-class ProgramArgs(EnvArgs):
-    tasks: Annotated[str, Anchored(anchored_source)] = Field(
-        min_length=1, description="a jsonl(.gz) file, a directory or a hub id: each row is a task"
-    )
-    test_tasks: Annotated[str | None, Anchored(anchored_source)] = Field(
-        default=None, description="the test rows; by default the split test of tasks, or a tenth of its rows"
-    )
+class PlayedArgs(EnvArgs):
+    """Of any environment whose episodes are played elsewhere."""
+
     eval_share: float = Field(default=0.05, gt=0, lt=0.5, description="of the training rows, held out as eval")
-    function: Annotated[str, Anchored(code)] = Field(
-        default="", description='the agent: "./my_agent.py:solve"; said by the id where that names it'
-    )
     python: Annotated[str, Anchored(existing)] = Field(
         default="", description="the interpreter that runs it: of an environment of its own; by default this one"
     )
@@ -53,15 +47,27 @@ class ProgramArgs(EnvArgs):
         description='functions (task, messages[, random]) → text in the model\'s place: { oracle = "./scripts.py:f" }; '
         "for audits and, as demo, for a supervised start",
     )
-    success: str = Field(default=SCORE, description='the score that says what is wanted, from 0 to 1; "none": no one')
 
     @model_validator(mode="after")
-    def _known(self) -> ProgramArgs:
+    def _known(self) -> PlayedArgs:
         if self.train not in ("all", "main") and not self.train.removeprefix(SYSTEM).strip():
             raise ValueError("train names no text after system:")
         if self.train not in ("all", "main") and not self.train.startswith(SYSTEM):
             raise ValueError(f'train = {self.train!r}: write "all", "main" or "system:TEXT"')
         return self
+
+
+class ProgramArgs(PlayedArgs):
+    tasks: Annotated[str, Anchored(anchored_source)] = Field(
+        min_length=1, description="a jsonl(.gz) file, a directory or a hub id: each row is a task"
+    )
+    test_tasks: Annotated[str | None, Anchored(anchored_source)] = Field(
+        default=None, description="the test rows; by default the split test of tasks, or a tenth of its rows"
+    )
+    function: Annotated[str, Anchored(code)] = Field(
+        default="", description='the agent: "./my_agent.py:solve"; said by the id where that names it'
+    )
+    success: str = Field(default=SCORE, description='the score that says what is wanted, from 0 to 1; "none": no one')
 
 
 class ScriptedModel:
@@ -84,7 +90,28 @@ class ScriptedModel:
         return Message(role="assistant", content=text)
 
 
-class ProgramEnv(ProgramEnvironment[ProgramArgs]):
+class PlayedEnv(ProgramEnvironment[P]):
+    """What its arguments say of requests, of training and of scripts."""
+
+    @property
+    def max_turns(self) -> int:
+        return self.args.max_requests
+
+    def trains(self, messages: Sequence[Message], first: Sequence[Message]) -> bool:
+        if self.args.train == "main":
+            return messages[0] == first[0]
+        if self.args.train.startswith(SYSTEM):
+            wanted = self.args.train.removeprefix(SYSTEM)
+            return any(message["role"] == "system" and wanted in message["content"] for message in messages)
+        return True
+
+    def scripted(self, name: str, task: Task, seed: int) -> Agent:
+        if name in self.args.scripts:
+            return ScriptedModel(self.args.scripts[name], task, seed)
+        return super().scripted(name, task, seed)
+
+
+class ProgramEnv(PlayedEnv[ProgramArgs]):
     """An agent of the user's own that asks the policy as it would ask any model."""
 
     name: ClassVar[str] = "program"
@@ -109,18 +136,6 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
         self.workers = Workers(path, own_code.split_id(named)[2], self.args.python)
         self.success = None if self.args.success == "none" else self.args.success  # type: ignore[misc]
 
-    @property
-    def max_turns(self) -> int:
-        return self.args.max_requests
-
-    def trains(self, messages: Sequence[Message], first: Sequence[Message]) -> bool:
-        if self.args.train == "main":
-            return messages[0] == first[0]
-        if self.args.train.startswith(SYSTEM):
-            wanted = self.args.train.removeprefix(SYSTEM)
-            return any(message["role"] == "system" and wanted in message["content"] for message in messages)
-        return True
-
     # --- tasks ----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -128,7 +143,7 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
         rows, test_rows = read_with_test(self.args.tasks, self.args.test_tasks)
         if not rows:
             raise AirError(f"The data set {self.args.tasks!r} has no rows.", "name another, or a longer slice.")
-        splits = share_out(_by_hash(rows), _by_hash(test_rows), self.args.eval_share)
+        splits = share_out(by_hash(rows), by_hash(test_rows), self.args.eval_share)
         made = {split: [self._task(*one, split) for one in found.items()] for split, found in splits.items()}
         ids = Counter(task.id for tasks in made.values() for task in tasks)
         if twice := [id for id, count in ids.items() if count > 1]:
@@ -156,16 +171,12 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
             )
         return Score({name: values[name] for name in self.reward_weights}, values)
 
-    def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        if name in self.args.scripts:
-            return ScriptedModel(self.args.scripts[name], task, seed)
-        return super().scripted(name, task, seed)
-
     def abandon(self) -> None:
         self.workers.close()
 
 
-def _by_hash(rows: Sequence[Row]) -> dict[str, Row]:
-    """The same row twice is one task."""
-    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in rows]
+def by_hash(rows: Sequence[Row], but: Collection[str] = ()) -> dict[str, Row]:
+    """The same row twice is one task; `but`: columns that only say where in the data set a row is."""
+    told = [{name: value for name, value in row.items() if name not in but} for row in rows]
+    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in told]
     return {hashlib.sha256(text.encode()).hexdigest()[:10]: row for text, row in zip(texts, rows, strict=True)}
