@@ -45,5 +45,5 @@ def install_environment(
     rewards = ", ".join(f"{name} ({weight:g})" for name, weight in (found["components"] or {"total": 1.0}).items())
     print(f"{folder}: verifiers {found['version']} ({found['interface']}); rewards: {rewards}")
     print(f'use it: id = "verifiers:{name}"')
-    for variable in found["lacks"]:
-        print(f"it asks a model of its own: set {variable}")
+    for lacks, fix in found["lacks"]:
+        print(f"not ready: {lacks}\n  fix: {fix}")

@@ -90,10 +90,7 @@ class VerifiersEnv(PlayedEnv[VerifiersArgs]):
         return tuple(self.own_weights)
 
     def lacks(self) -> Sequence[Lack]:
-        return [
-            Lack(f"{self.name} asks a model of its own, a judge perhaps, whose key {name} is not set", f"set {name}")
-            for name in self.described["lacks"]
-        ]
+        return [Lack(f"{self.name}: {what}", fix) for what, fix in self.described["lacks"]]
 
     def check_tasks(self) -> Iterator[Trouble]:
         if unsafe := self.described["unsafe"]:

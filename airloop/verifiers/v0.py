@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import copy
-import itertools
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-NUMBERS = itertools.count()
 CONNECT_S = 60.0
 # The policy's own doing, or a request that it was refused: what an agent's program would have crashed of.
 THE_POLICYS = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolError", "BadRequestError")
@@ -22,9 +19,13 @@ ON_THE_WAY = {"APIError", "OpenAIError", "TransportError", "ConnectionError", "I
 
 class V0:
     def __init__(self, name: str, args: dict[str, Any]) -> None:
+        import httpx
         import verifiers
 
         self.version = verifiers.__version__
+        # One for all episodes: to make one takes longer than many a rollout. The address and the key are an episode's.
+        no_limit = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self.http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=no_limit)
         self.env = verifiers.load_environment(name, **args)
         logging.getLogger("verifiers").addHandler(Overheard())
 
@@ -52,31 +53,18 @@ class V0:
         }
 
     async def play(self, order: dict[str, Any]) -> dict[str, Any]:
-        from verifiers.clients import resolve_client
-        from verifiers.types import ClientConfig
+        from openai import AsyncOpenAI
+        from verifiers.clients import OpenAIChatCompletionsClient
 
-        variable = f"AIR_EPISODE_API_KEY_{next(NUMBERS)}"  # the library wants the name of a variable
-        os.environ[variable] = order["api_key"]
-        client = resolve_client(
-            ClientConfig(
-                client_type="openai_chat_completions",
-                api_key_var=variable,
-                api_base_url=order["base_url"],
-                connect_timeout=CONNECT_S,
-                max_retries=2,
-            )
-        )
+        at = {"base_url": order["base_url"], "api_key": order["api_key"]}
+        client = OpenAIChatCompletionsClient(AsyncOpenAI(**at, http_client=self.http))
         overheard: list[BaseException] = []
         OVERHEARD.set(overheard)
-        try:
-            sampling = copy.deepcopy(self.env.sampling_args)
-            played = await self.env.run_rollout(order["row"], client, order["model"], sampling)
-        finally:
-            del os.environ[variable]
-            await client.close()
-        return result_of(played, overheard)
+        sampling = copy.deepcopy(self.env.sampling_args)
+        return result_of(await self.env.run_rollout(order["row"], client, order["model"], sampling), overheard)
 
     async def close(self) -> None:
+        await self.http.aclose()
         await self.env._teardown()
 
 

@@ -16,6 +16,7 @@ HERE = ("127.0.0.1", "localhost", "::1")
 # Of the agent's own program, or of the policy's: what any agent's program would have crashed of. All others are trouble
 # of the environment.
 THE_POLICYS = {"HarnessError"}
+PRIME = "PRIME_API_KEY"
 
 
 class V1:
@@ -25,8 +26,9 @@ class V1:
 
         self.version = verifiers.__version__
         taskset = {**args.get("taskset", {}), "id": name}
-        self.env = loaders.load_environment(loaders.resolve_env_config({**args, "taskset": taskset}))
-        self.task_type = type(self.env.taskset).task_type()
+        config = loaders.resolve_env_config({**args, "taskset": taskset})
+        self.task_type = loaders.task_type(name)
+        self.env = loaders.load_environment(on_this_machine(config, self.task_type))
         self.over = asyncio.Event()
         self.serving: asyncio.Task[None] | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -39,7 +41,7 @@ class V1:
             "components": functions,
             "whole": functions is None,
             "in_groups": [],
-            "lacks": sorted(set(lacking(self.env.config))),
+            "lacks": [*lacking_keys(self.env.config), *self.lacking_sandbox()],
             "unsafe": self.unsafe(),
         }
 
@@ -55,6 +57,18 @@ class V1:
             return None
         metrics = {function.__name__: 0.0 for function in first.hooks("metric") if not gives_several(function)}
         return {**metrics, **{function.__name__: float(getattr(function, "_vf_weight", 1.0)) for function in found}}
+
+    def lacking_sandbox(self) -> Iterator[tuple[str, str]]:
+        from verifiers.v1.utils.prime import load_prime_config
+
+        for role, spec in self.env._agent_specs.items():
+            if spec.runtime.type == "prime" and not (os.environ.get(PRIME) or load_prime_config().get("api_key")):
+                harness = self.env._harnesses[role].config.id
+                yield (
+                    f"its harness {harness!r} runs in a rented sandbox of Prime Intellect, and {PRIME} is not set",
+                    f'args = {{ {role} = {{ harness = {{ id = "null" }} }} }}, which needs none; or '
+                    f'{role} = {{ runtime = {{ type = "docker" }} }}; or set {PRIME}',
+                )
 
     def unsafe(self) -> str:
         """The harness that runs what the model writes on this machine, with nothing between them."""
@@ -93,9 +107,12 @@ class V1:
         await asyncio.shield(self.ready)
 
     async def _serve(self) -> None:
-        async with self.env.serving():
-            self.ready.set_result(None)
-            await self.over.wait()
+        try:
+            async with self.env.serving():
+                self.ready.set_result(None)
+                await self.over.wait()
+        except SystemExit as error:  # it would end the process, with all other episodes
+            raise RuntimeError(f"it wants to end: {error}") from error
 
     def _not_served(self, ended: asyncio.Task[None]) -> None:
         if not self.ready.done():
@@ -112,8 +129,31 @@ def gives_several(function: Any) -> bool:
     return "dict" in said or "mapping" in said
 
 
+def on_this_machine(config: Any, task_type: Any) -> Any:
+    """The config with seats whose runtime nobody has chosen on this machine, where their harness runs nothing that the
+    model writes: the library's default is a rented sandbox."""
+    from verifiers.v1.configs.agent import agent_config_fields
+    from verifiers.v1.configs.env import default_agent_harness
+    from verifiers.v1.runtimes import SubprocessConfig
+    from verifiers.v1.utils.loaders import harness_class
+
+    seats = agent_config_fields(config)
+    for role, spec in seats.items():
+        harness = harness_class((spec.harness or default_agent_harness(config.taskset.id)).id)
+        safe = not (harness.EXECUTES_CODE or harness.NEEDS_CONTAINER or task_type.NEEDS_CONTAINER)
+        if safe and spec.runtime.type == "prime" and spec.runtime == type(spec.runtime)():
+            config = config.model_copy(update={role: spec.model_copy(update={"runtime": SubprocessConfig()})})
+    return config
+
+
+def lacking_keys(config: Any) -> list[tuple[str, str]]:
+    """Of judges, or of agents with a model of their own."""
+    names = dict.fromkeys(lacking(config))
+    return [(f"it asks a model of its own, a judge perhaps, and {name} is not set", f"set {name}") for name in names]
+
+
 def lacking(config: Any) -> Iterator[str]:
-    """Variables with keys that judges, or agents with a model of their own, will need and that are not set."""
+    """Variables with keys that are needed and not set."""
     from pydantic import BaseModel
     from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key
 

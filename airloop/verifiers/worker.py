@@ -46,13 +46,25 @@ def main() -> None:
     os.dup2(2, 1)  # what environments print is no answer
     # Programs that came with the interpreter (uv, which v1's agents are started with) are found before any others.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    if told["folder"]:
+    if told["folder"]:  # also for processes of its own: a server of tools is started by its module's name
         sys.path.insert(0, told["folder"])
+        os.environ["PYTHONPATH"] = told["folder"]
     programs().prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
-        asyncio.run(Server(told, orders, results).run())
+        with asyncio.Runner() as runner:
+            run(runner.get_loop(), Server(told, orders, results))
     finally:
         programs().end_orphans(set())
+
+
+def run(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+    """To its end. What says sys.exit() in one episode ends that episode, and not the others."""
+    serving = loop.create_task(server.run())
+    while not serving.done():
+        try:
+            loop.run_until_complete(serving)
+        except SystemExit:
+            traceback.print_exc()
 
 
 def programs() -> Any:
@@ -146,6 +158,7 @@ def open_environment(name: str, args: dict[str, Any]) -> Any:
             return beside("v0.py").V0(plain, args)
     if importlib.util.find_spec("verifiers.v1") is None:
         raise ModuleNotFoundError(f"{sys.executable} has no module {plain!r} with load_environment()")
+    sys.path.append(os.path.join(HERE, "harnesses"))
     return beside("v1.py").V1(plain, args)
 
 

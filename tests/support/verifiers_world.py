@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,13 +24,22 @@ from airloop.verifiers.env import VerifiersEnv
 
 OURS = ROOT / "tests" / "interop" / "environments"
 SPLITS = ("train", "eval", "test")
+HERE = {"type": "subprocess"}
 NULL = {"agent": {"harness": {"id": "null"}}}  # v1's loop of messages and tools, without a shell
+CHAT = {"agent": {"harness": {"id": "air_chat"}, "runtime": HERE}}  # the same, without a program
 
 
 def opened(version: str, environment: str | Path, **args: Any) -> VerifiersEnv:
-    """`version`: "v0" or "v1"."""
-    env = load_environment(f"verifiers:{environment}", {"python": interpreter(f"verifiers-{version}"), **args})
+    """`version`: "v0" or "v1". One that was opened before is used again: to load the library takes seconds."""
+    return _opened(version, str(environment), json.dumps(args, sort_keys=True))
+
+
+@functools.cache
+def _opened(version: str, environment: str, args: str) -> VerifiersEnv:
+    given = {"python": interpreter(f"verifiers-{version}"), **json.loads(args)}
+    env = load_environment(f"verifiers:{environment}", given)
     assert isinstance(env, VerifiersEnv)
+    atexit.register(env.abandon)
     return env
 
 
@@ -50,11 +61,7 @@ def play_all(envs: Mapping[str, VerifiersEnv], speak: Callable[[str, int], str])
     settings = RolloutSettings(Sampling(max_tokens=400), 1, retries=0, deadline_s=180)
     sampler = Sampler(engine, chat, dict(envs), settings, lambda trajectory, _: saved.append(trajectory))
     tasks = [replace(task, env=name) for name, env in envs.items() for split in SPLITS for task in env.tasks(split)]
-    try:
-        asyncio.run(sampler.evaluate(tasks))
-    finally:
-        for env in envs.values():
-            env.abandon()
+    asyncio.run(sampler.evaluate(tasks))
     assert trained_rows(*saved) == sorted(engine.pairs), "a trained row is no request and its response"
     return sorted(saved, key=lambda trajectory: trajectory.task.id)
 

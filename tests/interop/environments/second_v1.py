@@ -32,12 +32,12 @@ class WordTask(vf.Task[WordData, vf.State, WordConfig]):
 
 class WordsConfig(vf.TasksetConfig):
     task: WordConfig = WordConfig()
-    count: int = len(WORDS)
+    reverse: bool = False
 
 
 class Words(vf.Taskset[WordTask, WordsConfig]):
     def load(self):
-        for word in WORDS[: self.config.count]:
+        for word in reversed(WORDS) if self.config.reverse else WORDS:
             yield WordTask(WordData(word=word, prompt=f"Say {word}."), self.config.task)
 
 
