@@ -109,7 +109,10 @@ class VerifiersEnv(PlayedEnv[VerifiersArgs]):
     def _splits(self) -> dict[str, list[Task]]:
         rows = self.host.rows(self.args.max_tasks)
         found = share_out(by_hash(rows["train"], POSITIONS), by_hash(rows["test"], POSITIONS), self.args.eval_share)
-        return {split: [Task(self.name, hashed, split, row) for hashed, row in part.items()] for split, part in found.items()}
+        return {
+            split: [Task(self.name, hashed, split, row) for hashed, row in part.items()]
+            for split, part in found.items()
+        }
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._splits.get(split, ())

@@ -1,4 +1,4 @@
-"""An environment of verifiers' first interface (to 0.3): load_environment() and a rubric. Used by worker.py beside it."""
+"""An environment of verifiers' first interface (to 0.3): load_environment() and a rubric. Used by worker.py."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def functions_of(rubric: Any) -> dict[str, float] | None:
     names, weights = rubric._get_reward_func_names(), rubric._get_reward_weights()
     if not sums(rubric) or len(names) != len(weights):
         return None
-    found = {name: float(weight) for name, weight in zip(names, weights)}
+    pairs = list(zip(names, weights, strict=True))
     shared = {name for name in names if names.count(name) > 1}  # whose values are added before they are weighed
-    return None if any(weight for name, weight in zip(names, weights) if name in shared) else found
+    return None if any(weight for name, weight in pairs if name in shared) else {n: float(w) for n, w in pairs}
 
 
 def result_of(played: Any, overheard: list[BaseException]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ OVERHEARD: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar(
 
 
 class Overheard(logging.Handler):
-    """A reward function that fails is 0 to the library. It says so while the error is at hand, in the episode's task."""
+    """A reward function that fails is 0 to the library. It logs that with the error at hand, in the episode's task."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error, heard = sys.exc_info()[1], OVERHEARD.get(None)

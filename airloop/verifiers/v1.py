@@ -157,9 +157,9 @@ def lacking(config: Any) -> Iterator[str]:
     from pydantic import BaseModel
     from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key
 
-    if isinstance(config, BaseClientConfig):
-        if resolve_api_key(config) == "EMPTY" and urlparse(config.base_url).hostname not in HERE:
-            yield config.api_key_var
+    asks = isinstance(config, BaseClientConfig) and urlparse(config.base_url).hostname not in HERE
+    if asks and resolve_api_key(config) == "EMPTY":
+        yield config.api_key_var
     parts: Any = ()
     if isinstance(config, BaseModel):
         parts = [getattr(config, name) for name in type(config).model_fields]

@@ -152,10 +152,9 @@ def open_environment(name: str, args: dict[str, Any]) -> Any:
     if importlib.util.find_spec("verifiers") is None:
         raise ModuleNotFoundError(f"{sys.executable} does not have the library verifiers")
     plain = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
-    here = importlib.util.find_spec(plain) is not None
-    if here and importlib.util.find_spec("verifiers.envs") is not None:
-        if hasattr(importlib.import_module(plain), "load_environment"):
-            return beside("v0.py").V0(plain, args)
+    first = importlib.util.find_spec(plain) is not None and importlib.util.find_spec("verifiers.envs") is not None
+    if first and hasattr(importlib.import_module(plain), "load_environment"):
+        return beside("v0.py").V0(plain, args)
     if importlib.util.find_spec("verifiers.v1") is None:
         raise ModuleNotFoundError(f"{sys.executable} has no module {plain!r} with load_environment()")
     sys.path.append(os.path.join(HERE, "harnesses"))

@@ -247,7 +247,7 @@ def test_a_reward_that_is_no_sum_of_functions_is_one_component() -> None:
 def test_a_module_that_is_not_there_is_named() -> None:
     with pytest.raises(AirError, match="no_such_environment"):
         assert opened("v0", "no-such-environment").reward_weights
-    with pytest.raises(AirError, match="no_such_environment|no-such-environment"):
+    with pytest.raises(AirError, match=r"no_such_environment|no-such-environment"):
         assert opened("v1", "no-such-environment").reward_weights
 
 

@@ -33,7 +33,8 @@ max_concurrent = BATCH
 [orchestrator.sampling]
 max_tokens = 16
 [orchestrator.eval]
-num_examples = 50
+num_examples = 100
+test_split = "SPLIT"
 [inference]
 max_batch = BATCH
 [[orchestrator.env]]
@@ -49,11 +50,11 @@ lr = 3e-3
 """
 
 
-def learn(folder: Path, file: Path, args: dict[str, Any], more: str = "", **sizes: int) -> tuple[Any, Any]:
+def learn(folder: Path, file: Path, args: dict[str, Any], more: str = "", **settings: Any) -> tuple[Any, Any]:
     """Success on held-out tasks before and after, with its interval."""
     text = CONFIG.replace("FILE", str(file)).replace("ARGS", toml_value(args)) + more
-    for name, size in sizes.items():
-        text = text.replace(name, str(size))
+    for name, value in settings.items():
+        text = text.replace(name, str(value))
     (folder / "run.toml").write_text(text)
     config = load_config(["@", str(folder / "run.toml"), "--output_dir", str(folder / "out")])
     done = start(config, Display(quiet=True), skip_proofs=True)
@@ -77,19 +78,20 @@ def test_a_run_learns_on_an_environment_of_the_first_interface(tmp_path: Path) -
         "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
         "scripts": {"demo": f"{PROGRAMS / 'sums.py'}:demo"},
     }
-    before, after = learn(tmp_path, OURS / "gym_v0.py", args, WARMSTART, STEPS=40, LENGTH=192, BATCH=96)
+    before, after = learn(tmp_path, OURS / "gym_v0.py", args, WARMSTART, SPLIT="test", STEPS=40, LENGTH=192, BATCH=96)
     assert after["low"] > before["high"]
 
 
 def test_a_run_learns_on_an_environment_of_the_second_interface(tmp_path: Path) -> None:
     """A phrase to repeat, from the library's own source: letters among signs that do not count."""
     marks = "!?.,;:-+*/()[]{}<>="
-    phrases = [f"{left}{letter}{right}" for letter in "abc" for left in marks[:10] for right in marks[10:]]
+    phrases = [f"{left}{letter}{right}" for letter in "ab" for left in marks[:10] for right in marks[10:]]
     args = {
         "python": interpreter("verifiers-v1"),
         "success": "echoed",
+        "eval_share": 0.3,
         "taskset": {"phrases": phrases},
         **CHAT,
     }
-    before, after = learn(tmp_path, theirs("echo_v1"), args, STEPS=24, LENGTH=320, BATCH=64)
+    before, after = learn(tmp_path, theirs("echo_v1"), args, SPLIT="eval", STEPS=16, LENGTH=320, BATCH=64)
     assert after["low"] > before["high"] and after["mean"] > 0.8

@@ -73,7 +73,10 @@ class OwnReward(vf.Rubric):
 
 def load_environment(kind: str = "words", **more) -> vf.Environment:
     if kind == "tools":
-        pairs = [{"question": f"How many {a} and {b} are there together?", "answer": str(STOCK[a] + STOCK[b])} for a, b in PAIRS]
+        pairs = [
+            {"question": f"How many {a} and {b} are there together?", "answer": str(STOCK[a] + STOCK[b])}
+            for a, b in PAIRS
+        ]
         return vf.ToolEnv(dataset=Dataset.from_list(pairs), tools=[look_up], rubric=vf.Rubric([correct]), max_turns=5)
     if kind == "turns":
         numbers = [{"question": "Guess my number, from 0 to 15.", "answer": str(n)} for n in (3, 8, 11)]
