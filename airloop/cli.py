@@ -317,7 +317,7 @@ def models(as_json: Json = False) -> None:
 app.add_typer(
     configs, name="configs", cls=Group, help="Configs that come with air: list them, show one, copy one to change it."
 )
-app.add_typer(env, name="env", cls=Group, help="Environments for verifiers and prime-rl: write one as a package.")
+app.add_typer(env, name="env", cls=Group, help="Environments of other libraries here, and ours for them.")
 app.add_typer(log, name="log", cls=Group, help="The logbook: every run with its goal, what changed, what came of it.")
 app.add_typer(tasks, name="tasks", cls=Group, help="List environments and their tasks, look at one, try one out.")
 app.command(context_settings=WITH_CONFIG)(serve)

@@ -51,12 +51,17 @@ def check_file(file_id: str, what: str, correct: str) -> Path:
     path = Path(split_id(file_id)[0]).expanduser().absolute()
     if not path.is_file():
         raise AirError(f"There is no file {path} for the {what} {file_id!r}.", correct)
-    if run := next((p for p in path.parents if (p / "status.json").is_file() and (p / "config.toml").is_file()), None):
+    if run := inside_run(path):
         raise AirError(
             f"The {what} {file_id!r} is a file inside the run {run}, and a run's files are never executed.",
             "look at the file; if you trust it, copy it elsewhere and name that place in the config.",
         )
     return path
+
+
+def inside_run(path: Path) -> Path | None:
+    """The run whose directory a file lies in."""
+    return next((p for p in path.parents if (p / "status.json").is_file() and (p / "config.toml").is_file()), None)
 
 
 def load_module(path: Path) -> ModuleType:

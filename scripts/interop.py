@@ -3,16 +3,19 @@
     python scripts/interop.py               # all of them
     python scripts/interop.py langgraph
 
-What each has is in tests/interop/requirements/NAME.txt. One that is as that file wants it is left as it is. One that
-cannot be made keeps the reason beside it, and its tests are skipped with that reason. Where the file says "# with
-airloop", this tree is installed as well, without its dependencies.
+What each has is in tests/interop/requirements/NAME.txt. Where that says "# with airloop", this tree is installed as
+well, without its dependencies; of what a line "# source: …" names, the source distribution is beside it, for examples
+that are not installed. One that is as that file wants it is left as it is. One that cannot be made keeps the reason
+beside it, and its tests are skipped with that reason.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import venv
@@ -46,10 +49,12 @@ def make(name: str) -> str:
     reason_file(name).unlink(missing_ok=True)
     venv.create(PLACE / name, clear=True, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", str(python_of(name)), "--disable-pip-version-check"]
-    problem = _install(pip, "-r", str(wanted))
+    problem = _run([*pip, "install", "--quiet", "-r", str(wanted)])
     if not problem and WITH_AIRLOOP in wanted.read_text():
         with _building:
-            problem = _install(pip, "--no-deps", "-e", str(ROOT))
+            problem = _run([*pip, "install", "--quiet", "--no-deps", "-e", str(ROOT)])
+    for named in re.findall(r"^# source: (.+)$", wanted.read_text(), re.MULTILINE):
+        problem = problem or _source(named, PLACE / name / "source")
     if problem:
         shutil.rmtree(PLACE / name, ignore_errors=True)
         reason_file(name).write_text(problem)
@@ -58,10 +63,20 @@ def make(name: str) -> str:
     return f"{name}: installed in {time.monotonic() - began:.0f} s"
 
 
-def _install(pip: list[str], *what: str) -> str:
-    """What went wrong; empty if nothing."""
+def _source(named: str, folder: Path) -> str:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    if problem := _run([*command, "--no-binary", named.partition("==")[0], named]):
+        return problem
+    for packed in folder.glob("*.tar.gz"):
+        with tarfile.open(packed) as files:
+            files.extractall(folder, filter="data")
+    return ""
+
+
+def _run(command: list[str]) -> str:
+    """What went wrong."""
     try:
-        done = subprocess.run([*pip, "install", "--quiet", *what], capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"pip has not ended in {TIMEOUT_S} s"
     return _last(done.stderr) if done.returncode else ""

@@ -70,6 +70,7 @@ def test_entry_points_name_the_extra_they_need() -> None:
         "gsm8k-calculator",
         "program",
         "prompts",
+        "verifiers",
     }
 
 

@@ -37,6 +37,7 @@ FLOORS = (
     ("serve",),
     ("rollout",),
     ("programs",),
+    ("verifiers",),
     ("runs",),
     ("determinism", "frames", "packaged"),
     ("assemble",),

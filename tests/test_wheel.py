@@ -57,6 +57,7 @@ def test_environments_whose_extra_is_not_there_say_so(bare: Path, here: Path) ->
         "gsm8k-calculator",
         "program",
         "prompts",
+        "verifiers",
     }
     text = run(bare, "tasks", "list", cwd=here)
     for name in ("tune", "mlgym", "musique", "soup"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from airloop.config.orchestrator import ENV_SYNONYMS
 from airloop.envs.base import find_args
+from airloop.envs.files import VERIFIERS
 from airloop.envs.paths import anchored_args, existing
 from airloop.own_code import anchored, is_file_id
 
@@ -27,13 +28,20 @@ def anchor_paths(tree: dict[str, Any], folders: list[Path], *, environments: boo
         if (section, key) in _PATH_KEYS or value.startswith((".", "~")):
             table[key] = existing(value, folders)
     for table, key in _own_code(tree):
-        if isinstance(table, dict) and isinstance(table.get(key), str) and is_file_id(table[key]):
-            table[key] = anchored(table[key], folders)
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = _anchored_code(table[key], folders)
     for entry in _entries(tree) if environments else ():
         env_id, args = entry.get("id"), entry.get("args")
         if isinstance(env_id, str) and isinstance(args, dict) and args:
             model = find_args(ENV_SYNONYMS.get(env_id, env_id))
             entry["args"] = anchored_args(args, model, folders) if model else args
+
+
+def _anchored_code(value: str, folders: list[Path]) -> str:
+    named = value.removeprefix(VERIFIERS)
+    if named == value:
+        return anchored(value, folders) if is_file_id(value) else value
+    return f"{VERIFIERS}{existing(named, folders)}" if named.startswith((".", "~")) else value
 
 
 def _own_code(tree: dict[str, Any]) -> Iterator[tuple[Any, str]]:

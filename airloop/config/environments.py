@@ -12,17 +12,18 @@ from airloop.config.mistakes import correction, head
 from airloop.config.orchestrator import ENV_SYNONYMS
 from airloop.config.sources import KeyPath, Mistake, Settings
 from airloop.envs.base import find_args
+from airloop.envs.files import VERIFIERS
 from airloop.own_code import is_file_id
 from airloop.plugins import plugins
 from airloop.text.spelling import misspelt
 
-_OWN = 'a file\'s is id = "./my_env.py:MyEnv" (`air init` writes one to begin with)'
+_OWN = 'a file\'s is id = "./my_env.py:MyEnv" (`air init` writes one to begin with), one of verifiers id = "verifiers:NAME"'
 
 
 def known_id(name: str) -> str | None:
     """The id here of an environment, by its own name or one that others have for the same tasks."""
     ours = ENV_SYNONYMS.get(name, name)
-    return ours if ours in plugins("envs") or is_file_id(ours) else None
+    return ours if ours in plugins("envs") or is_file_id(ours) or ours.startswith(VERIFIERS) else None
 
 
 def not_known(path: KeyPath, name: str, settings: Settings, at: KeyPath = ()) -> Mistake:

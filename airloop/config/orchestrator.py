@@ -9,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 
 from airloop.config.section import Section
 from airloop.envs.files import title
-from airloop.own_code import is_file_id
 
 ENV_SYNONYMS = {"air_mlgym": "mlgym", "seconds-0/beautiful-soup-env": "soup", "vf-musique": "musique"}
 DEFAULT_ENV = "tune"
@@ -83,7 +82,7 @@ class EnvConfig(Section):
     @property
     def title(self) -> str:
         """What it is called in metrics and file names."""
-        return self.name or (title(self.id) if is_file_id(self.id) else self.id)
+        return self.name or title(self.id)
 
     @field_validator("id")
     @classmethod

@@ -16,6 +16,7 @@ from airloop.config.defaults import fill_budget
 from airloop.config.orchestrator import OrchestratorConfig
 from airloop.config.section import Section
 from airloop.config.trainer import TrainerConfig
+from airloop.envs.files import VERIFIERS
 from airloop.own_code import is_file_id
 
 
@@ -173,7 +174,8 @@ class RunConfig(Section):
     def own_code(self) -> list[str]:
         """Code of the user's own that the run names by its files; in an environment's args, by whole paths: any other
         text there may mean something else to it. `files` there is an agent's program, perhaps a whole folder."""
-        named = [*(env.id for env in self.orchestrator.env), self.trainer.loss.type, self.trainer.loss.advantage]
+        ids = (env.id.removeprefix(VERIFIERS) for env in self.orchestrator.env)
+        named = [*ids, self.trainer.loss.type, self.trainer.loss.advantage]
         within = [text for env in self.orchestrator.env for text in _texts(env.args) if Path(text).is_absolute()]
         folders = [
             found for env in self.orchestrator.env if Path(found := str(env.args.get("files", ""))).is_absolute()

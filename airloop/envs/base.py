@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from airloop.envs.files import check_file, find_class, is_file_id, names_function, title
+from airloop.envs.files import VERIFIERS, check_file, find_class, is_file_id, names_function, title
 from airloop.errors import AirError, Lack, Trouble
 from airloop.extras import OURS, check_extra
 from airloop.plugins import plugins
@@ -262,12 +262,15 @@ def load_environment(env_id: str, args: Mapping[str, Any] | None = None) -> Envi
     """
     kind = find_environment(env_id)()
     if not kind.name:
-        kind.name = title(env_id) if is_file_id(env_id) else env_id
+        kind.name = title(env_id)
     return kind(check_args(env_id, kind.Args, args or {}))
 
 
 def find_environment(env_id: str) -> Callable[[], type[Environment]]:
     """What imports the environment, once it is certain that all it needs is installed. Imports nothing of it."""
+    if env_id.startswith(VERIFIERS):
+        foreign = plugins("envs")["verifiers"].load
+        return lambda: foreign().of(env_id)
     if is_file_id(env_id):
         check_file(env_id)
         if names_function(env_id):  # an agent's program: its file is not imported here

@@ -12,11 +12,14 @@ from airloop.errors import AirError
 from airloop.own_code import anchored, content_digest, is_file_id, load_module, split_id
 
 __all__ = ["anchored", "check_file", "content_digest", "find_class", "is_file_id", "names_function", "title"]
+VERIFIERS = "verifiers:"  # before the name or path of an environment of that library
 
 
 def title(env_id: str) -> str:
-    """What such an environment is called where nothing else is said: its file's name."""
-    return Path(split_id(env_id)[0]).stem
+    """What an environment is called where nothing else is said: its file's name, or its id."""
+    if env_id.startswith(VERIFIERS):
+        return Path(env_id.removeprefix(VERIFIERS).split("@")[0]).name.removesuffix(".py")
+    return Path(split_id(env_id)[0]).stem if is_file_id(env_id) else env_id
 
 
 def check_file(env_id: str) -> Path:

@@ -46,6 +46,9 @@ def share_out(rows: Mapping[str, T], test: Mapping[str, T], eval_share: float) -
     for hashed, row in rows.items():
         if hashed not in test:
             splits[home(hashed, eval_share, 0.0 if test else TEST_SHARE)][hashed] = row
+    if not splits["train"] and (held := splits["eval"] | splits["test"]):  # the one that was nearest to staying
+        chosen = min(held, key=lambda hashed: abs(int(hashed[-8:], 16) / 16**8 - 0.5))
+        splits["train"][chosen] = splits["eval"].pop(chosen, None) or splits["test"].pop(chosen)
     splits["test"] |= test
     for split, nearest in (("test", max), ("eval", min)):
         if not splits[split] and len(splits["train"]) > 1:

@@ -7,15 +7,16 @@ import inspect
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field, model_validator
 
 from airloop import own_code
+from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
 from airloop.envs.rows import Row, anchored_source
 from airloop.envs.splits import read_with_test, share_out
@@ -30,19 +31,13 @@ SCORE = "score"  # what a function's single number is called
 SYSTEM = "system:"
 SLACK_S = 60.0
 ANSWERS = {"answer", "answers", "expected", "gold", "label", "labels", "solution", "solutions", "target", "targets"}
+P = TypeVar("P", bound="PlayedArgs")
 
 
-class ProgramArgs(CommandArgs, RemoteArgs):
-    tasks: Annotated[str, Anchored(anchored_source)] = Field(
-        min_length=1, description="a jsonl(.gz) file, a directory or a hub id: each row is a task"
-    )
-    test_tasks: Annotated[str | None, Anchored(anchored_source)] = Field(
-        default=None, description="the test rows; by default the split test of tasks, or a tenth of its rows"
-    )
+class PlayedArgs(EnvArgs):
+    """Of any environment whose episodes are played elsewhere."""
+
     eval_share: float = Field(default=0.05, gt=0, lt=0.5, description="of the training rows, held out as eval")
-    function: Annotated[str, Anchored(code)] = Field(
-        default="", description='the agent: "./my_agent.py:solve"; said by the id where that names it'
-    )
     python: Annotated[str, Anchored(existing)] = Field(
         default="", description="the interpreter that runs it: of an environment of its own; by default this one"
     )
@@ -57,14 +52,30 @@ class ProgramArgs(CommandArgs, RemoteArgs):
         description='functions (task, messages[, random]) → text in the model\'s place: { oracle = "./scripts.py:f" }; '
         "for audits and, as demo, for a supervised start",
     )
-    success: str = Field(default=SCORE, description='the score that says what is wanted, from 0 to 1; "none": no one')
 
     @model_validator(mode="after")
-    def _known(self) -> ProgramArgs:
+    def _known(self) -> PlayedArgs:
         if self.train not in ("all", "main") and not self.train.removeprefix(SYSTEM).strip():
             raise ValueError("train names no text after system:")
         if self.train not in ("all", "main") and not self.train.startswith(SYSTEM):
             raise ValueError(f'train = {self.train!r}: write "all", "main" or "system:TEXT"')
+        return self
+
+
+class ProgramArgs(PlayedArgs, CommandArgs, RemoteArgs):
+    tasks: Annotated[str, Anchored(anchored_source)] = Field(
+        min_length=1, description="a jsonl(.gz) file, a directory or a hub id: each row is a task"
+    )
+    test_tasks: Annotated[str | None, Anchored(anchored_source)] = Field(
+        default=None, description="the test rows; by default the split test of tasks, or a tenth of its rows"
+    )
+    function: Annotated[str, Anchored(code)] = Field(
+        default="", description='the agent: "./my_agent.py:solve"; said by the id where that names it'
+    )
+    success: str = Field(default=SCORE, description='the score that says what is wanted, from 0 to 1; "none": no one')
+
+    @model_validator(mode="after")
+    def _one_agent(self) -> ProgramArgs:
         if len(named := [name for name in ("function", "command", "remote") if getattr(self, name)]) > 1:
             raise ValueError(f"{named[0]} and {named[1]} both say who the agent is: leave one out")
         check_command(self, self.python)
@@ -92,7 +103,28 @@ class ScriptedModel:
         return Message(role="assistant", content=text)
 
 
-class ProgramEnv(ProgramEnvironment[ProgramArgs]):
+class PlayedEnv(ProgramEnvironment[P]):
+    """What its arguments say of requests, of training and of scripts."""
+
+    @property
+    def max_turns(self) -> int:
+        return self.args.max_requests
+
+    def trains(self, messages: Sequence[Message], first: Sequence[Message]) -> bool:
+        if self.args.train == "main":
+            return messages[0] == first[0]
+        if self.args.train.startswith(SYSTEM):
+            wanted = self.args.train.removeprefix(SYSTEM)
+            return any(message["role"] == "system" and wanted in message["content"] for message in messages)
+        return True
+
+    def scripted(self, name: str, task: Task, seed: int) -> Agent:
+        if name in self.args.scripts:
+            return ScriptedModel(self.args.scripts[name], task, seed)
+        return super().scripted(name, task, seed)
+
+
+class ProgramEnv(PlayedEnv[ProgramArgs]):
     """An agent of the user's own that asks the policy as it would ask any model."""
 
     name: ClassVar[str] = "program"
@@ -131,18 +163,6 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
             'scorer = "./score.py:score" }; or, for agents that live elsewhere, args = { remote = true }.',
         )
 
-    @property
-    def max_turns(self) -> int:
-        return self.args.max_requests
-
-    def trains(self, messages: Sequence[Message], first: Sequence[Message]) -> bool:
-        if self.args.train == "main":
-            return messages[0] == first[0]
-        if self.args.train.startswith(SYSTEM):
-            wanted = self.args.train.removeprefix(SYSTEM)
-            return any(message["role"] == "system" and wanted in message["content"] for message in messages)
-        return True
-
     # --- tasks ----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -150,7 +170,7 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
         rows, test_rows = read_with_test(self.args.tasks, self.args.test_tasks)
         if not rows:
             raise AirError(f"The data set {self.args.tasks!r} has no rows.", "name another, or a longer slice.")
-        splits = share_out(_by_hash(rows), _by_hash(test_rows), self.args.eval_share)
+        splits = share_out(by_hash(rows), by_hash(test_rows), self.args.eval_share)
         made = {split: [self._task(*one, split) for one in found.items()] for split, found in splits.items()}
         if absent := [name for name in self.args.hidden if not any(name in row for row in (*rows, *test_rows))]:
             raise AirError(
@@ -188,11 +208,6 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
         rewards = {name: values[name] for name in self.reward_weights}
         return replace(played, rewards=rewards, metrics={**played.metrics, **values})
 
-    def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        if name in self.args.scripts:
-            return ScriptedModel(self.args.scripts[name], task, seed)
-        return super().scripted(name, task, seed)
-
     # --- the player's --------------------------------------------------------------------------------------
 
     def lacks(self) -> Sequence[Lack]:
@@ -222,7 +237,8 @@ class ProgramEnv(ProgramEnvironment[ProgramArgs]):
         await self.player.close()
 
 
-def _by_hash(rows: Sequence[Row]) -> dict[str, Row]:
-    """The same row twice is one task."""
-    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in rows]
+def by_hash(rows: Sequence[Row], but: Collection[str] = ()) -> dict[str, Row]:
+    """The same row twice is one task; `but`: columns that only say where in the data set a row is."""
+    told = [{name: value for name, value in row.items() if name not in but} for row in rows]
+    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in told]
     return {hashlib.sha256(text.encode()).hexdigest()[:10]: row for text, row in zip(texts, rows, strict=True)}

@@ -21,7 +21,7 @@ FEW: dict[str, dict[str, Any]] = {  # what keeps an environment's share of the t
 }
 IN_SANDBOX = ("mlgym", "soup")
 no_sandbox = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap")
-GIVEN = ("program", "prompts")  # their tasks and rewards are the user's
+GIVEN = ("program", "prompts", "verifiers")  # their tasks and rewards are the user's
 ENVIRONMENTS = [
     pytest.param(name, marks=[no_sandbox] if name in IN_SANDBOX else [])
     for name in sorted(point.name for point in entry_points(group="airloop.envs") if point.value.startswith("airloop."))

@@ -1,0 +1,177 @@
+"""Runs one environment of the library `verifiers`, any number of its episodes at once.
+
+    python worker.py '{"name": "reverse-text", "folder": "", "args": {}}'
+
+Orders come as lines of JSON on the standard input, answers leave on the standard output. It stands alone, with the
+files beside it: it runs in the environment's own interpreter, and ends with whoever started it, as does all that the
+environment has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+END_S = 5.0  # for episodes to give back what they hold, once nobody waits for them
+PR_SET_CHILD_SUBREAPER = 36
+A_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)\b")  # a variable that holds a secret
+
+
+def beside(path: str) -> Any:
+    """The module of a file of ours, which need not be installed here."""
+    name = "air_" + os.path.basename(path)[:-3]
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, os.path.join(HERE, path))
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def main() -> None:
+    del sys.path[0]  # where this file is: the library has the name of its folder
+    told = json.loads(sys.argv[1])
+    orders, results = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what environments print is no answer
+    # Programs that came with the interpreter (uv, which v1's agents are started with) are found before any others.
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    if told["folder"]:  # also for processes of its own: a server of tools is started by its module's name
+        sys.path.insert(0, told["folder"])
+        os.environ["PYTHONPATH"] = told["folder"]
+    programs().prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        with asyncio.Runner() as runner:
+            run(runner.get_loop(), Server(told, orders, results))
+    finally:
+        programs().end_orphans(set())
+
+
+def run(loop: asyncio.AbstractEventLoop, server: Server) -> None:
+    """To its end. What says sys.exit() in one episode ends that episode, and not the others."""
+    serving = loop.create_task(server.run())
+    while not serving.done():
+        try:
+            loop.run_until_complete(serving)
+        except SystemExit:
+            traceback.print_exc()
+
+
+def programs() -> Any:
+    """What the worker of agents' programs knows of processes and of errors."""
+    return beside(os.path.join("..", "programs", "worker.py"))
+
+
+class Server:
+    def __init__(self, told: dict[str, Any], orders: int, results: int) -> None:
+        self.told, self.orders, self.results = told, orders, results
+        self.running: dict[str, asyncio.Task[None]] = {}  # by the order's id
+        self.environment: Any = None
+        self.failed: dict[str, Any] = {}  # why it could not be loaded
+
+    async def run(self) -> None:
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        threading.Thread(target=self.listen, daemon=True).start()
+        await self.over.wait()
+        for task in self.running.values():
+            task.cancel()
+        await asyncio.gather(*self.running.values(), return_exceptions=True)
+        if self.environment is not None:
+            await self.environment.close()
+
+    def listen(self) -> None:
+        """In a thread, so that the end is heard even where the environment keeps the event loop busy."""
+        with os.fdopen(self.orders, encoding="utf-8") as lines:
+            for line in lines:
+                self.loop.call_soon_threadsafe(self.obey, json.loads(line))
+        self.loop.call_soon_threadsafe(self.over.set)
+        time.sleep(END_S)
+        programs().end_orphans(set())
+        os._exit(0)
+
+    def obey(self, order: dict[str, Any]) -> None:
+        if "kill" in order:
+            if order["kill"] in self.running:
+                self.running[order["kill"]].cancel()
+            return
+        self.running[order["id"]] = self.loop.create_task(self.answer(order))
+
+    async def answer(self, order: dict[str, Any]) -> None:
+        try:
+            result = self.load() or await self.do(order)
+        except asyncio.CancelledError:
+            result = {"infra": "it was told to end"}
+        except BaseException as error:
+            traceback.print_exc()
+            # What the environment itself does not catch is its ending, unless it is trouble on the way.
+            result = {"infra" if programs().is_infra(error) else "crash": said_of(error)}
+        self.running.pop(order["id"], None)
+        self.send({"id": order["id"], "code": 0, "result": result, "printed": ""})
+
+    async def do(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order["do"] == "describe":
+            return {"described": self.environment.describe()}
+        if order["do"] == "tasks":
+            return {"rows": self.environment.rows(order["most"])}
+        played: dict[str, Any] = await self.environment.play(order)
+        return played
+
+    def load(self) -> dict[str, Any]:
+        """Why it cannot be used; nothing if it can. Here and not in a thread: environments set handlers of signals."""
+        if self.environment is None and not self.failed:
+            try:
+                self.environment = open_environment(self.told["name"], self.told["args"])
+            except BaseException as error:
+                traceback.print_exc()
+                text = said_of(error)
+                lacking = [name for name in dict.fromkeys(A_KEY.findall(text)) if not os.environ.get(name)]
+                self.failed = {"defect": text, "lacks": lacking}
+        return self.failed
+
+    def send(self, said: dict[str, Any]) -> None:
+        try:
+            data = json.dumps(said).encode() + b"\n"
+        except (TypeError, ValueError) as error:  # a row with an image, say
+            data = json.dumps({**said, "result": {"defect": f"it cannot be told as JSON: {error}"}}).encode() + b"\n"
+        while data:
+            data = data[os.write(self.results, data) :]
+
+
+def open_environment(name: str, args: dict[str, Any]) -> Any:
+    """Of either interface: a module with load_environment, where the library has that, or one with a Taskset."""
+    if importlib.util.find_spec("verifiers") is None:
+        raise ModuleNotFoundError(f"{sys.executable} does not have the library verifiers")
+    plain = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+    first = importlib.util.find_spec(plain) is not None and importlib.util.find_spec("verifiers.envs") is not None
+    if first and hasattr(importlib.import_module(plain), "load_environment"):
+        return beside("v0.py").V0(plain, args)
+    if importlib.util.find_spec("verifiers.v1") is None:
+        raise ModuleNotFoundError(f"{sys.executable} has no module {plain!r} with load_environment()")
+    sys.path.append(os.path.join(HERE, "harnesses"))
+    return beside("v1.py").V1(plain, args)
+
+
+def said_of(error: BaseException) -> str:
+    """Of it and of what it came from, as far as each says something new."""
+    said: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(said) < 8:
+        text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+        if not said or str(cause) not in said[-1]:
+            said.append(text)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "; from ".join(said)
+
+
+if __name__ == "__main__":
+    main()

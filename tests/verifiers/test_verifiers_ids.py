@@ -1,0 +1,110 @@
+"""Environments of verifiers by their ids: what they are called, where they are, and which interpreter has them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from airloop.config import load_config
+from airloop.envs.base import load_environment
+from airloop.envs.files import title
+from airloop.errors import AirError
+from airloop.runs.run import digest_of
+from airloop.verifiers import installed
+from airloop.verifiers.host import module_of
+
+CONFIG = '[model]\nname = "tiny:llama"\n[[orchestrator.env]]\nid = "verifiers:ENV"\nargs = { python = "py", x = [1] }\n'
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"),
+    [
+        ("verifiers:echo", "echo"),
+        ("verifiers:owner/reverse-text@0.1.0", "reverse-text"),
+        ("verifiers:./my_env.py", "my_env"),
+        ("verifiers:/somewhere/wordle", "wordle"),
+        ("arith", "arith"),
+        ("./my_env.py:MyEnv", "my_env"),
+    ],
+)
+def test_what_an_environment_is_called(env_id: str, name: str) -> None:
+    assert title(env_id) == name
+
+
+def test_a_path_is_a_file_a_package_or_a_project(tmp_path: Path) -> None:
+    for file in ("one.py", "two/__init__.py", "three-x/three_x.py", "four/four/__init__.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("")
+    here = str(tmp_path)
+    assert module_of(f"{here}/one.py") == ("one", here)
+    assert module_of(f"{here}/two") == ("two", here)
+    assert module_of(f"{here}/three-x") == ("three_x", f"{here}/three-x")
+    assert module_of(f"{here}/four") == ("four", f"{here}/four")
+    assert module_of("reverse-text") == ("reverse-text", "")
+    with pytest.raises(AirError, match="no environment"):
+        module_of(f"{here}/five")
+
+
+def test_files_of_a_run_are_never_executed(tmp_path: Path) -> None:
+    for file in ("status.json", "config.toml", "env.py"):
+        (tmp_path / file).write_text("")
+    with pytest.raises(AirError, match="never executed"):
+        module_of(str(tmp_path / "env.py"))
+
+
+def test_one_that_is_not_installed_says_how_to() -> None:
+    with pytest.raises(AirError, match="not installed") as told:
+        load_environment("verifiers:owner/no-such")
+    assert "air env install owner/no-such" in told.value.fix
+    with pytest.raises(AirError, match="environment"):
+        load_environment("verifiers")
+
+
+def test_what_was_installed_is_found_however_it_is_spelt() -> None:
+    python = installed.folder_of("Reverse_Text") / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert installed.interpreter("owner/reverse-text@0.2") == str(python)
+    assert installed.interpreter("reverse-text", "/other/python") == "/other/python"
+
+
+def test_what_cannot_be_installed_leaves_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = installed.folder_of("echo") / "bin" / "python"
+    before.parent.mkdir(parents=True)
+    before.write_text("as it was")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(AirError, match="cannot be installed"):
+        installed.install("echo", ["no-such-package-at-all"])
+    assert before.read_text() == "as it was" and [path.name for path in installed.home().iterdir()] == ["echo"]
+
+
+def test_an_interpreter_that_has_no_such_library_is_told_of() -> None:
+    env = load_environment("verifiers:echo", {"python": sys.executable})
+    try:
+        with pytest.raises(AirError, match="does not have the library verifiers"):
+            env.tasks("train")
+    finally:
+        env.abandon()
+
+
+def test_paths_are_relative_to_the_toml_and_arguments_are_the_environments_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_env.py").write_text("")
+    (tmp_path / "py").write_text("")
+    (tmp_path / "run.toml").write_text(CONFIG.replace("ENV", "./my_env.py"))
+    monkeypatch.chdir(tmp_path.parent)
+    config = load_config(["@", str(tmp_path / "run.toml")])
+    (entry,) = config.orchestrator.env
+    assert entry.id == f"verifiers:{tmp_path / 'my_env.py'}" and entry.title == "my_env"
+    assert entry.args == {"python": str(tmp_path / "py"), "x": [1]}
+    before = digest_of(config)
+    (tmp_path / "my_env.py").write_text("# other code")
+    assert digest_of(load_config(["@", str(tmp_path / "run.toml")])) != before
