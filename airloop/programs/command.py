@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
@@ -56,7 +56,10 @@ class CommandArgs(EnvArgs):
     files: Annotated[str, Anchored(existing)] = Field(
         default="", description="a folder, or one file, that its workspace begins with"
     )
-    image: str = Field(default="", description="a container's image to run it in, by Docker or Podman; else bubblewrap")
+    sandbox: Literal["bubblewrap", "container"] | None = Field(
+        default=None, description="where a command runs; bubblewrap, or a container where an image is named"
+    )
+    image: str = Field(default="", description="a container's image to run it in, by Docker or Podman")
     container_runtime: str = Field(
         default="", description='by what the engine runs it, as "runsc"; by default the engine\'s own choice'
     )
@@ -72,21 +75,27 @@ class CommandArgs(EnvArgs):
     memory_mb: int = Field(default=2048, ge=64, description="memory of a command's sandbox")
     disk_mb: int = Field(default=256, ge=1, description="of a command's files")
 
-    @property
-    def sandbox(self) -> str:
-        """As the doctor asks for it."""
-        return "" if not self.command else "container" if self.image else "bubblewrap"
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_sandbox(cls, given: Any) -> Any:
+        """Of a command there always is one: the doctor looks for it."""
+        if isinstance(given, dict) and given.get("command") and given.get("sandbox") is None:
+            return {**given, "sandbox": "container" if given.get("image") else "bubblewrap"}
+        return given
 
 
 def check_command(args: CommandArgs, python: str) -> None:
     """ValueError for what does not go together."""
     if not args.command:
-        of_commands = ("files", "image", "container_runtime", "scorer", "hidden", "packages")
+        of_commands = ("files", "sandbox", "image", "container_runtime", "scorer", "hidden", "packages")
         if given := [name for name in of_commands if getattr(args, name)]:
             raise ValueError(f"{given[0]} is for agents that are commands, and there is no command")
         return
     if not args.scorer:
         raise ValueError('a command gives no score itself: add scorer = "./score.py:score"')
+    if (args.sandbox == "container") != bool(args.image):
+        wanted = 'name its image: image = "…"' if args.sandbox == "container" else "leave out image"
+        raise ValueError(f'sandbox = "{args.sandbox}": {wanted}')
     if args.image and (python or args.packages):
         raise ValueError("a container has the Python of its image: leave out python and packages")
     if args.container_runtime and not args.image:
@@ -109,7 +118,7 @@ class Command:
 
     def __init__(self, args: CommandArgs, python: str, tasks: Sequence[str | None]) -> None:
         """`tasks`: where the rows are, which the agent must not find among its files."""
-        self.args = args
+        self.args, self._sandbox = args, args.sandbox or "bubblewrap"
         self.scorer = Scorer(args.scorer)
         self._check_apart([str(self.scorer.path), *filter(None, tasks)])
         self.image = Image(
@@ -186,7 +195,7 @@ class Command:
             self._abandon_worlds()
         if self._running is None:
             backend = make_backend(
-                self.args.sandbox, packages=tuple(self.args.packages), preload=(), warm_python=False,
+                self._sandbox, packages=tuple(self.args.packages), preload=(), warm_python=False,
                 runtime=self.args.container_runtime,
             )  # fmt: skip
             self._running = Running(loop, Pool(backend, standby=STANDBY), Copies())
@@ -195,13 +204,13 @@ class Command:
     # --- before the run, and its end --------------------------------------------------------------------------
 
     def lacks(self) -> Sequence[Lack]:
-        return sandbox_lacks(self.args.sandbox)
+        return sandbox_lacks(self._sandbox)
 
     async def check_world(self) -> Sequence[Lack]:
         """Whether a sandbox of it has the command's program."""
         program = self.args.command[0]
         args = self.args
-        async with looking(args.sandbox, "", tuple(args.packages), args.container_runtime) as backend:
+        async with looking(self._sandbox, "", tuple(args.packages), args.container_runtime) as backend:
             world = await backend.start(self.image)
             try:
                 found = await world.run(f"command -v -- {shlex.quote(program)}", LOOK_S)

@@ -80,6 +80,25 @@ def looks_around():
             found[name] = 0
     json.dump(found, open("found.json", "w"))
 
+def speaks_elsewhere():
+    """In the other of two episodes, by its own key."""
+    ask("x")
+    time.sleep(1)
+    task, (front, own, back) = json.loads(os.environ["AIR_TASK"])["id"], os.environ["OPENAI_BASE_URL"].rsplit("/", 2)
+    _, policy, began, place = own.split("_")
+    day, clock = began.split("T")
+    ids = [f"t{i}_{policy}_{day}T{int(clock) + s:06d}_{j}-0" for i in range(8) for s in range(-3, 4) for j in (0, 1)]
+    codes = []
+    for id in ids:
+        try:
+            if id != own:
+                ask("y", f"{front}/{id}/{back}")
+                codes.append(200)
+        except urllib.error.HTTPError as error:
+            codes.append(error.code)
+    ask("z")
+    json.dump({"ids": ids, "codes": codes}, open(f"tried-{task}.json", "w"))
+
 def looks_for_secrets():
     ask("x")
     names, texts = [], []
@@ -284,6 +303,16 @@ def test_it_reaches_its_own_episode_and_nothing_else(played: Played, tmp_path: P
     assert one.metrics["requests"] == 1.0
 
 
+def test_it_cannot_speak_in_another_episode_that_is_played_beside_it(played: Played, tmp_path: Path) -> None:
+    """Whose address it can guess: all but its key is known."""
+    rows = [{"id": f"t{i}", "keep": str(tmp_path)} for i in range(8)]
+    both = played.play(played.env("speaks_elsewhere", "keep", rows), 2, max_concurrent=2)
+    assert [t.ending for t in both] == ["done", "done"] and [len(t.turns) for t in both] == [2, 2]
+    for one, other in (both, both[::-1]):
+        found = json.loads((tmp_path / f"tried-{one.task.id}.json").read_text())
+        assert other.id in found["ids"] and set(found["codes"]) == {401}
+
+
 def test_neither_the_scorer_nor_its_secrets_are_there(
     played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +362,8 @@ def test_a_judge_that_is_away_is_no_score(played: Played) -> None:
         ({"files": "absent"}, "no folder or file"),
         ({"hidden": ["anser"]}, "no row has one"),
         ({"container_runtime": "runsc"}, "no image"),
+        ({"sandbox": "container"}, "name its image"),
+        ({"sandbox": "bubblewrap", "image": "x"}, "leave out image"),
     ],
 )
 def test_what_cannot_be_is_told(played: Played, args: dict[str, Any], said: str) -> None:
