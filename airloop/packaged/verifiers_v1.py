@@ -250,12 +250,12 @@ def _with_system(shown: Shown, system: str | None) -> Shown:
 
 
 def _sampled(trace: vf.Trace, cut: bool) -> Sampled | None:
-    """The reply's own tokens, which a trainer's client leaves in the trace."""
+    """The reply's own tokens, which a trainer's client leaves in the trace: in lists or, later, arrays."""
     node = next((node for node in reversed(trace.nodes) if node.sampled), None)
-    if node is None or not node.token_ids:
+    if node is None or not len(node.token_ids):
         return None
-    ids = tuple(token for token, own in zip(node.token_ids, node.mask, strict=True) if own)
-    return Sampled(ids, tuple(node.logprobs), "length" if cut else "stop", 0)
+    ids = tuple(int(token) for token, own in zip(node.token_ids, node.mask, strict=True) if own)
+    return Sampled(ids, tuple(map(float, node.logprobs)), "length" if cut else "stop", 0)
 
 
 def _check(over: Trajectory) -> None:

@@ -113,6 +113,16 @@ def test_trouble_is_no_reward_and_what_is_past_may_be_shortened(packages: Any, l
 
 
 @pytest.mark.parametrize(("library", "how"), WAYS)
+def test_an_episode_that_verifiers_stops_is_scored_on_what_it_has(packages: Any, library: str, how: str) -> None:
+    interpreter(library)
+    model = StandIn([Says("1", "2", "never")], tools=False)
+    package = packages(f"{PROGRAMS / 'trouble_env.py'}:TroubleEnv")
+    asked = {"id": "air-trouble-env", "split": "test", "n": 1, "most": 2}
+    (cut,) = ask(model, package, library, how, asked)
+    assert (cut["error"], cut["reward"], cut["metrics"]["words"]) == (None, 3.0, 2.0)
+
+
+@pytest.mark.parametrize(("library", "how"), WAYS)
 def test_groups_are_compared_where_they_are_scored_together(packages: Any, library: str, how: str) -> None:
     interpreter(library)
     model = StandIn([Says("1"), Says("3")], tools=False)
