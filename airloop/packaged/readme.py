@@ -12,8 +12,8 @@ from airloop.envs.base import Environment
 
 TEXT = """# {distribution}
 
-{about} Tasks, tools, rewards and sandbox are airloop's; this package names the environment, and holds the files that it
-needs beside.
+{about}
+Tasks, tools, rewards and sandbox are airloop's; this package names the environment and holds the files that it needs.
 
     pip install -e .             # beside airloop and verifiers
 
@@ -54,8 +54,8 @@ env = vf.load_environment("{distribution}", eval_split="eval", {example})
 
 {weights}
 
-Whatever else the environment measures is a metric{success}. Trouble with a sandbox or another part of the machinery is
-verifiers' InfraError (from 0.4 on: SandboxError), never a reward.
+Whatever else the environment measures is a metric{success}.
+Trouble with a sandbox or another part of the machinery is verifiers' InfraError (v1: SandboxError), never a reward.
 
 ## Arguments
 
@@ -65,8 +65,8 @@ verifiers' InfraError (from 0.4 on: SandboxError), never a reward.
 
 def readme(env: Environment, module: str, about: str, args: Mapping[str, Any], rewards: Mapping[str, float]) -> str:
     weights = rewards or env.reward_weights
-    fields = type(env).Args.model_fields
-    plain = [name for name in fields if isinstance(getattr(env.args, name), int | str) and name not in args]
+    own = {name: field for name, field in type(env).Args.model_fields.items() if name != "trajectory_dir"}
+    plain = [name for name in own if isinstance(getattr(env.args, name), int | str) and name not in args]
     example = next((name for name in ("max_turns", *plain) if name in plain), "")
     return TEXT.format(
         distribution=module.replace("_", "-"),
@@ -75,7 +75,7 @@ def readme(env: Environment, module: str, about: str, args: Mapping[str, Any], r
         weights="\n".join(f"- `{name}`, weight {weight:g}" for name, weight in weights.items())
         or "Every component that an episode has, each with weight 1.",
         success=f", `success` ({env.success}) among them" if env.success else "",
-        arguments="\n".join(f"- `{name}`: {_about(name, field, args)}" for name, field in fields.items()) or "None.",
+        arguments="\n".join(f"- `{name}`: {_about(name, field, args)}" for name, field in own.items()) or "None.",
     )
 
 

@@ -6,11 +6,11 @@ Imported by packages that `air env package` has written, where verifiers is inst
 # Without postponed annotations: verifiers and pydantic read the types of fields and hooks from the classes.
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import verifiers.v1 as vf
 from openai import APIStatusError, AsyncOpenAI
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from airloop.chat.native import NativeReplies
 from airloop.engine.base import ContextFull
@@ -66,11 +66,10 @@ class PackagedTask(vf.Task[PackagedData, PackagedState]):
     async def finalize(self, trace: vf.Trace) -> None:
         """However it ended, the episode is scored on what it has."""
         played = trace.state._played
-        if trace.state._shown is None and not played.over:
-            await played.abandon()
+        if played is None or (trace.state._shown is None and not played.over):
             raise vf.SandboxError("The episode was not open when its time for that was up.")
         if not trace.state._taken and trace.stop_condition == "agent_completed":
-            await played.abandon()
+            await played.abandon()  # that harness will not do it
             raise AirError(
                 "Another harness than the package's own has run, and played nothing of the episode.",
                 "leave env.agent.harness out.",
@@ -152,12 +151,7 @@ class PackagedHarness(vf.Harness[vf.HarnessConfig]):
     NEEDS_CONTAINER = False
 
     async def setup(self, runtime: vf.Runtime) -> None:
-        kind = runtime.config.type
-        if kind != "subprocess":
-            raise AirError(
-                f"Episodes of air run in this process and in a sandbox of their own, not in the runtime {kind!r}.",
-                'env.agent.runtime.type = "subprocess".',
-            )
+        _check_runtime(runtime.config.type)
 
     async def launch(
         self,
@@ -197,6 +191,11 @@ class PackagedEnvConfig(vf.EnvConfig):
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
     """Who is trained or evaluated."""
 
+    @model_validator(mode="after")
+    def _in_this_process(self) -> Self:
+        _check_runtime(self.agent.runtime.type)
+        return self
+
 
 class PackagedEnv(vf.Env[PackagedEnvConfig]):
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
@@ -218,6 +217,14 @@ def classes(definition: Definition) -> tuple[type[vf.Taskset], type[vf.Harness],
     task = type("PackagedTask", (PackagedTask,), {"definition": definition})
     taskset = type("Taskset", (PackagedTaskset,), {"task": task})
     return taskset, type("Harness", (PackagedHarness,), {}), type("Env", (PackagedEnv,), {})
+
+
+def _check_runtime(kind: str) -> None:
+    if kind != "subprocess":
+        raise ValueError(
+            f"episodes of air are played in this process, with a sandbox of their own, not in the runtime {kind!r}: "
+            'write env.agent.runtime.type = "subprocess", or leave it out'
+        )
 
 
 async def _ask(client: AsyncOpenAI, model: str, shown: Shown, replies: NativeReplies, trace: vf.Trace) -> Said:
@@ -250,12 +257,12 @@ def _with_system(shown: Shown, system: str | None) -> Shown:
 
 
 def _sampled(trace: vf.Trace, cut: bool) -> Sampled | None:
-    """The reply's own tokens, which a trainer's client leaves in the trace."""
+    """The reply's own tokens, which a trainer's client leaves in the trace: in lists or, later, arrays."""
     node = next((node for node in reversed(trace.nodes) if node.sampled), None)
-    if node is None or not node.token_ids:
+    if node is None or not len(node.token_ids):
         return None
-    ids = tuple(token for token, own in zip(node.token_ids, node.mask, strict=True) if own)
-    return Sampled(ids, tuple(node.logprobs), "length" if cut else "stop", 0)
+    ids = tuple(int(token) for token, own in zip(node.token_ids, node.mask, strict=True) if own)
+    return Sampled(ids, tuple(map(float, node.logprobs)), "length" if cut else "stop", 0)
 
 
 def _check(over: Trajectory) -> None:

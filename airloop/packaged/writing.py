@@ -114,7 +114,7 @@ def write_package(
             ),
             "README.md": readme(env, module, about, packed.args, rewards),
             f"{module}/__init__.py": MODULE.format(
-                about=about, id=repr(packed.id), args=repr(packed.args), rewards=repr(dict(rewards))
+                about=about, id=json.dumps(packed.id), args=repr(packed.args), rewards=repr(dict(rewards))
             ),
         }
         for place, text in texts.items():

@@ -40,6 +40,15 @@ V1_EVAL = (
 )
 COMMANDS = (("package-v0", V0_EVAL), ("package-v0", V1_EVAL), ("package-v1", V1_EVAL))
 
+LOOK = """
+import air_mlgym, verifiers.v1 as vf
+print(sorted(air_mlgym.__all__), air_mlgym.__file__)
+try:
+    vf.resolve_env_config({"taskset": {"id": "air-mlgym"}, "agent": {"runtime": {"type": "docker"}}})
+except ValueError as error:
+    print(error)
+"""
+
 
 @cache
 def played_here(env_id: str) -> list[Any]:
@@ -113,6 +122,16 @@ def test_trouble_is_no_reward_and_what_is_past_may_be_shortened(packages: Any, l
 
 
 @pytest.mark.parametrize(("library", "how"), WAYS)
+def test_an_episode_that_verifiers_stops_is_scored_on_what_it_has(packages: Any, library: str, how: str) -> None:
+    interpreter(library)
+    model = StandIn([Says("1", "2", "never")], tools=False)
+    package = packages(f"{PROGRAMS / 'trouble_env.py'}:TroubleEnv")
+    asked = {"id": "air-trouble-env", "split": "test", "n": 1, "most": 2}
+    (cut,) = ask(model, package, library, how, asked)
+    assert (cut["error"], cut["reward"], cut["metrics"]["words"]) == (None, 3.0, 2.0)
+
+
+@pytest.mark.parametrize(("library", "how"), WAYS)
 def test_groups_are_compared_where_they_are_scored_together(packages: Any, library: str, how: str) -> None:
     interpreter(library)
     model = StandIn([Says("1"), Says("3")], tools=False)
@@ -165,10 +184,11 @@ def rewards_in(folder: Path) -> list[float]:
 
 
 def test_a_written_package_installs(packages: Any, tmp_path: Path) -> None:
-    """Its wheel has everything: by pip alone, into a folder of its own."""
+    """Its wheel has everything: by pip alone, into a folder of its own. A container of verifiers' is refused."""
     python = interpreter("package-v1")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--target"]
     subprocess.run([*pip, str(tmp_path / "site"), str(packages("mlgym"))], check=True, capture_output=True)
-    (tmp_path / "look.py").write_text("import air_mlgym\nprint(sorted(air_mlgym.__all__), air_mlgym.__file__)\n")
+    (tmp_path / "look.py").write_text(LOOK)
     said = in_environment("package-v1", tmp_path / "site", [str(tmp_path / "look.py")])
     assert "['Env', 'Harness', 'Taskset']" in said and str(tmp_path / "site") in said
+    assert 'write env.agent.runtime.type = "subprocess"' in said

@@ -95,7 +95,7 @@ def ask(model: StandIn, package: Path, library: str, how: str, asked: dict[str, 
     return found
 
 
-def in_environment(library: str, package: Path, words: list[str], cwd: Path | None = None, seconds: float = 300) -> str:
+def in_environment(library: str, package: Path, words: list[str], cwd: Path | None = None, seconds: float = 600) -> str:
     """What a program of a library's environment prints, with the package importable. `words` begin with a file, or
     with the name of a command of that environment."""
     python = interpreter(library)

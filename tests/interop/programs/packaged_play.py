@@ -16,6 +16,8 @@ async def by_v0(asked):
     from verifiers.types import ClientConfig
 
     env = vf.load_environment(asked["id"], eval_split=asked["split"], **asked["args"])
+    if "most" in asked:  # replies; the stand-in counts one token for each
+        env.set_max_total_completion_tokens(asked["most"])
     client = ClientConfig(api_base_url=asked["url"], api_key_var="STANDIN_KEY", max_retries=0)
     rows = env.get_eval_dataset(asked["n"]).repeat(asked.get("rollouts", 1))
     made = await env.generate(rows, client, "scripted", max_concurrent=1)
@@ -29,7 +31,7 @@ def config_of(asked):
     import verifiers.v1 as vf
 
     taskset = {"id": asked["id"], "split": asked["split"], "args": asked["args"]}
-    return vf.resolve_env_config({"taskset": taskset})
+    return vf.resolve_env_config({"taskset": taskset, "agent": {"max_turns": asked.get("most")}})
 
 
 def told_of(trace):
