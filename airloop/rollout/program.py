@@ -287,9 +287,11 @@ class FirstRequest(Session):
             played = self._env.play(self._task, self._seed, door.open("look", told))
             playing = asyncio.ensure_future(within(OPENING_S, "the program", played))
             either: set[asyncio.Future[Any]] = {playing, told.asked_first}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            playing.cancel()
-            (ended,) = await asyncio.gather(playing, return_exceptions=True)
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:  # whoever looks may have no more time
+                playing.cancel()
+                (ended,) = await asyncio.gather(playing, return_exceptions=True)
         if not told.asked_first.done():
             said = f": {ended}" if isinstance(ended, Exception) else ""
             raise InfraError(f"the program of task {self._task.id} asked nothing{said}")
