@@ -188,9 +188,10 @@ class ServedEpisode:
         of it."""
         before, known = "", dict[int, int]()
         for i, message in enumerate(messages):
-            if (number := self._number(message, before)) is not None:
+            form = form_of(message)
+            if message["role"] == "assistant" and (number := self._number(message, form, before)) is not None:
                 known[i] = number
-            before = _further(before, message)
+            before = _further(before, form)
         made: list[Message] = []
         for i, message in enumerate(messages):
             if i in known:
@@ -200,10 +201,9 @@ class ServedEpisode:
                 made.append({**message, **foreign})  # type: ignore[typeddict-item]
         return made, known, before
 
-    def _number(self, message: Mapping[str, Any], before: str) -> int | None:
-        if message["role"] != "assistant":
-            return None
-        alike = self._by_form.get(form_of(message), [])
+    def _number(self, message: Mapping[str, Any], form: str, before: str) -> int | None:
+        """Which reply of ours an assistant's message is."""
+        alike = self._by_form.get(form, [])
         minted = {self._by_call.get(call) for call in call_ids(message)}
         named = [number for number in alike if minted == {number}]
         after = [number for number in alike if self._after[number] == before]
@@ -386,6 +386,6 @@ def _sampled(generation: Generation) -> Sampled:
     return Sampled(generation.token_ids, generation.logprobs, generation.stop, generation.version)
 
 
-def _further(before: str, message: Mapping[str, Any]) -> str:
+def _further(before: str, form: str) -> str:
     """Stands for all that was said, message by message."""
-    return hashlib.blake2b(f"{before} {form_of(message)}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{before} {form}".encode(), digest_size=16).hexdigest()

@@ -48,6 +48,7 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
         backlog=WAITING,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=int(CLOSE_S),
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
