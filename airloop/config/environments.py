@@ -17,7 +17,10 @@ from airloop.own_code import is_file_id
 from airloop.plugins import plugins
 from airloop.text.spelling import misspelt
 
-_OWN = 'a file\'s is id = "./my_env.py:MyEnv" (`air init` writes one to begin with), one of verifiers id = "verifiers:NAME"'
+_OWN = (
+    'a file\'s is id = "./my_env.py:MyEnv" (`air init` writes one to begin with), one of verifiers '
+    'id = "verifiers:NAME"'
+)
 
 
 def known_id(name: str) -> str | None:

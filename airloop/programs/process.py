@@ -114,7 +114,7 @@ class OrderedProcess:
 
     def _keep_printed(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
-        while data := process.stderr.read1(65536):  # type: ignore[union-attr]
+        while data := os.read(process.stderr.fileno(), 65536):
             self.printed = (self.printed + data.decode(errors="replace"))[-KEPT:]
 
 

@@ -76,7 +76,7 @@ class VerifiersEnv(PlayedEnv[VerifiersArgs]):
         return dict(self.described["components"])
 
     @property
-    def reward_weights(self) -> Mapping[str, float]:  # type: ignore[override]
+    def reward_weights(self) -> Mapping[str, float]:
         if self._weights is None:
             self._weights = {name: weight for name, weight in self.own_weights.items() if weight}
         return self._weights

@@ -11,8 +11,7 @@ from typing import Any
 
 CONNECT_S = 60.0
 # The policy's own doing, or a request that it was refused: what an agent's program would have crashed of.
-THE_POLICYS = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolError", "BadRequestError")
-THE_POLICYS += ("ToolParseError", "ToolCallError")
+THE_POLICYS = ("ModelResponseError", "ToolError", "ToolParseError", "ToolCallError", "BadRequestError")
 # Of a reward function that failed: a judge that did not answer, not a reply that could not be read.
 ON_THE_WAY = {"APIError", "OpenAIError", "TransportError", "ConnectionError", "InfraError", "ClientError"}
 

@@ -43,8 +43,8 @@ args = ARGS
 """
 WARMSTART = """\
 [warmstart]
-steps = 300
-episodes = 380
+steps = 80
+episodes = 160
 batch_size = 40
 lr = 3e-3
 """
@@ -69,17 +69,18 @@ def told(found: Any) -> str:
 
 
 def test_a_run_learns_on_an_environment_of_the_first_interface(tmp_path: Path) -> None:
-    """Sums of reasoning-gym by the library's own adapter, after a start that is right one time in three."""
+    """How often a letter is in a text: reasoning-gym by the library's own adapter, after a start that says numbers."""
     args = {
         "python": interpreter("verifiers-v0"),
         "success": "check_answer_reward_func",
         "count": 400,
         "held_out": 100,
-        "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-        "scripts": {"demo": f"{PROGRAMS / 'sums.py'}:demo"},
+        "gym": "letter_counting",
+        "config": {"min_words": 2, "max_words": 3},
+        "scripts": {"demo": f"{PROGRAMS / 'counts.py'}:demo"},
     }
-    before, after = learn(tmp_path, OURS / "gym_v0.py", args, WARMSTART, SPLIT="test", STEPS=40, LENGTH=192, BATCH=96)
-    assert after["low"] > before["high"]
+    before, after = learn(tmp_path, OURS / "gym_v0.py", args, WARMSTART, SPLIT="test", STEPS=16, LENGTH=256, BATCH=64)
+    assert after["low"] > before["high"] and after["mean"] > 0.6
 
 
 def test_a_run_learns_on_an_environment_of_the_second_interface(tmp_path: Path) -> None:
@@ -94,4 +95,4 @@ def test_a_run_learns_on_an_environment_of_the_second_interface(tmp_path: Path) 
         **CHAT,
     }
     before, after = learn(tmp_path, theirs("echo_v1"), args, SPLIT="eval", STEPS=16, LENGTH=320, BATCH=64)
-    assert after["low"] > before["high"] and after["mean"] > 0.8
+    assert after["low"] > before["high"] and after["mean"] > 0.6
