@@ -11,6 +11,7 @@ import asyncio
 import errno
 import io
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,6 +27,7 @@ from airloop.sandbox.base import WORKSPACE, WorldLost
 
 SCORE_S = 300.0
 MOST_FILES = 20_000  # of a workspace
+PREFIX = "air-workspace-"
 AT_ONCE = 4  # copies that are in memory
 NOT_THE_AGENTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
 
@@ -57,10 +59,11 @@ class Copies:
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(AT_ONCE)
+        reap()
 
     async def make(self, pack: Callable[[int], Awaitable[bytes]], limit_bytes: int) -> tempfile.TemporaryDirectory[str]:
         """`pack` is a world's; WorldLost where the agent has left what cannot be copied."""
-        folder = tempfile.TemporaryDirectory(prefix="air-workspace-", ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
         try:
             async with self._turns:
                 await asyncio.to_thread(unpack, await pack(limit_bytes), Path(folder.name))
@@ -68,6 +71,24 @@ class Copies:
             folder.cleanup()
             raise
         return folder
+
+
+def reap() -> None:
+    """Removes what killed runs have left."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        pid = left.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not left.is_symlink() and not _lives(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's, or no number of a process
+        pass
+    return True
 
 
 def unpack(packed: bytes, folder: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -76,3 +78,14 @@ def test_names_too_many_and_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyP
         unpack(packed([*three, (f"{ROOT}/", "g", tarfile.REGTYPE, "", b"1")]), tmp_path / "other")
     with pytest.raises(WorldLost, match="cannot be copied"):
         unpack(packed([(f"{ROOT}/", "y" * 300, tarfile.REGTYPE, "", b"1")]), tmp_path / "long")
+
+
+def test_what_a_killed_run_has_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    places = {name: tmp_path / f"air-workspace-{name}-x" for name in (str(ended.pid), str(os.getpid()), "other")}
+    for place in places.values():
+        (place / "in").mkdir(parents=True)
+    scorer.reap()
+    assert [name for name, place in places.items() if not place.exists()] == [str(ended.pid)]
