@@ -10,6 +10,7 @@ environment has started.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib
 import importlib.util
 import json
@@ -53,8 +54,10 @@ def main() -> None:
     try:
         with asyncio.Runner() as runner:
             run(runner.get_loop(), Server(told, orders, results))
+        atexit._run_exitfuncs()
     finally:
         programs().end_orphans(set())
+        os._exit(0)  # nothing is left to do, and to take such libraries apart takes seconds
 
 
 def run(loop: asyncio.AbstractEventLoop, server: Server) -> None:

@@ -90,7 +90,7 @@ def test_a_run_learns_on_an_environment_of_the_second_interface(tmp_path: Path) 
     args = {
         "python": interpreter("verifiers-v1"),
         "success": "echoed",
-        "eval_share": 0.3,
+        "eval_share": 0.4,
         "taskset": {"phrases": phrases},
         **CHAT,
     }
