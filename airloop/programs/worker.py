@@ -56,7 +56,8 @@ def preload(path: str) -> None:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError):
         return
-    the_client()
+    with contextlib.suppress(Exception):  # most of that library is imported when a first client is made
+        the_client().OpenAI(api_key="none", base_url="http://127.0.0.1").chat.completions  # noqa: B018
     for node in tree.body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
