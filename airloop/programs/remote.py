@@ -15,8 +15,7 @@ LOST = {"URLError", "APIConnectionError", "APITimeoutError", "InternalServerErro
 
 def post(url: str, body: Any) -> Any:
     head = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["AIR_REMOTE_KEY"]}
-    asked = urllib.request.Request(url, json.dumps(body).encode(), head)
-    return json.load(urllib.request.urlopen(asked, timeout=120))
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head), timeout=120))
 
 
 def play(run: str, solve: Any, patience_s: float = 600) -> None:
@@ -38,3 +37,4 @@ def play(run: str, solve: Any, patience_s: float = 600) -> None:
             how, said = "abandon" if lost else "finish", {"error": repr(error)}
         with contextlib.suppress(OSError):  # its time may be over
             post(f"{run}/episodes/{episode['id']}/{how}", said)
+        heard = time.monotonic()

@@ -262,7 +262,7 @@ def test_every_ending_of_a_command_is_told(
     played: Played, mode: str, ending: str, reward: float, crashed: float | None, error: str
 ) -> None:
     env = played.env(mode, "alone" if mode in ("at_once", "silent") else "score")
-    (one,) = played.play(env, deadline_s=3.0 if mode == "sleeps" else 60.0)
+    (one,) = played.play(env, deadline_s=10.0 if mode == "sleeps" else 60.0)
     assert (one.ending, one.reward, one.metrics.get("crashed")) == (ending, reward, crashed) and error in one.error
 
 

@@ -104,5 +104,5 @@ def test_a_command_in_a_container_reaches_its_policy_and_nothing_else(container_
 def test_what_it_leaves_is_scored_however_it_ends(
     container_image: str, tmp_path: Path, mode: str, ending: str, crashed: float
 ) -> None:
-    saved, _ = play(container_image, tmp_path, 30.0 if mode == "fails" else 6.0, [{"mode": mode}])
+    saved, _ = play(container_image, tmp_path, 60.0 if mode == "fails" else 15.0, [{"mode": mode}])
     assert {(t.ending, t.reward, t.metrics["crashed"]) for t in saved} == {(ending, 0.5, crashed)}
