@@ -154,7 +154,7 @@ def test_a_server_of_environments_as_prime_rl_has_one(packages: Any, library: st
     check_calls(model.asked)
 
 
-@pytest.mark.parametrize(("library", "command"), COMMANDS)
+@pytest.mark.parametrize(("library", "command"), COMMANDS, ids=["v0-of-0.3.1", "v1-of-0.3.1", "v1-of-0.4.0"])
 def test_the_commands_of_verifiers(packages: Any, library: str, command: str, tmp_path: Path) -> None:
     interpreter(library)
     golden = Golden("arith", {}, each=2, split="test")
