@@ -51,7 +51,8 @@ def learn(folder: Path, env: str) -> Finished:
     toml.write_text(toml.read_text() + env)
     for name, part in (("test", rows()[:HELD_OUT]), ("train", rows()[HELD_OUT:])):
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
-    done = start(load_config(["@", str(toml)]), Display(quiet=True))
+    config = load_config(["@", str(toml), "--output_dir", str(folder / "out")])
+    done = start(config, Display(quiet=True), skip_proofs=True)
     before, after = ([t.reward for t in episodes] for episodes in (done.outcome.before, done.outcome.after))
     assert len(before) == len(after) == HELD_OUT
     assert mean(before) < 0.4 and mean(after) > 0.8 and difference(after, before).low > 0, done.text
