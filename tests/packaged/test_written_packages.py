@@ -153,10 +153,11 @@ def test_the_interface_follows_from_the_version(
 
 
 def test_verifiers_is_no_part_of_air() -> None:
-    """Two modules import it, nothing imports these, and no dependency names it."""
+    """Two modules import it, nothing imports these, and no dependency names it. (airloop/verifiers has files that run in
+    that library's own process.)"""
     adapters = ["verifiers_v0.py", "verifiers_v1.py"]
     users, importers = [], []
-    for path in python_files():
+    for path in (path for path in python_files() if "verifiers" not in path.parts):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
