@@ -153,7 +153,7 @@ def test_the_interface_follows_from_the_version(
 
 
 def test_verifiers_is_no_part_of_air() -> None:
-    """Two modules import it, nothing imports these, and no dependency names it. (airloop/verifiers has files that run in
+    """Two modules import it, nothing imports these, and no dependency names it. (Of airloop/verifiers, files run in
     that library's own process.)"""
     adapters = ["verifiers_v0.py", "verifiers_v1.py"]
     users, importers = [], []
