@@ -21,8 +21,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from airloop.errors import AirError
 from airloop.programs.desk import Desk, Offered, Refusal, Said
 from airloop.programs.worker import BadScore, as_score
@@ -81,6 +79,8 @@ class RemoteDoor:
         self._started.set()
 
     async def _serve(self) -> None:
+        import httpx  # with all it draws, a sixth of a second: few runs have agents elsewhere
+
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         asking = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
@@ -166,6 +166,7 @@ class RemoteDoor:
 
     async def _policy(self, request: Request) -> Response:
         """What an episode's agent asks the policy goes to the run's own endpoint, which knows the episode's key."""
+        import httpx
         from starlette.responses import JSONResponse, Response
 
         address, rest = self._desk.address(request.path_params["id"]), request.path_params["rest"]
