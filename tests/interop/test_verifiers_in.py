@@ -91,9 +91,9 @@ def test_rewards_are_those_that_the_library_makes_by_itself(version: str, tmp_pa
     args = {} if version == "v0" else {"agent": {"harness": {"id": "null"}, "runtime": HERE}}
     apart = alone(tmp_path, version, WORDS[version][0], args, [dict(t.task.payload) for t in played], says_it)
     for ours, its in zip(played, apart, strict=True):
-        assert ours.reward == pytest.approx(its["reward"])
-        assert {name: ours.metrics[name] for name in its if name != "reward"} == pytest.approx(
-            {name: value for name, value in its.items() if name != "reward"}
+        assert ours.reward == pytest.approx(its["whole"])
+        assert {name: ours.metrics[name] for name in its if name != "whole"} == pytest.approx(
+            {name: value for name, value in its.items() if name != "whole"}
         )
     assert {t.rewards["correct"] for t in played} == {0.0, 1.0} and all(t.metrics["letters"] > 0 for t in played)
 

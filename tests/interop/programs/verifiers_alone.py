@@ -13,7 +13,7 @@ def solve_v0(task):
     env = verifiers.load_environment(task["name"], **task["args"])
     client = ClientConfig(api_base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
     (played,) = asyncio.run(env.generate([task["row"]], client, "any"))["outputs"]
-    return {**played["metrics"], "reward": played["reward"]}
+    return {**played["metrics"], "whole": played["reward"]}
 
 
 async def solve_v1(task):
@@ -30,4 +30,4 @@ async def solve_v1(task):
         (slot,) = env.slots(wanted)
         (trace,) = (await env.run_slot(slot, ModelContext(model="any", client=client))).traces
     rewards = {name: reward.score for name, reward in trace.rewards.items()}
-    return {**trace.metrics, **rewards, "reward": trace.reward}
+    return {**trace.metrics, **rewards, "whole": trace.reward}
