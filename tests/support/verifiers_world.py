@@ -79,7 +79,7 @@ def alone(
     (folder / "rows.jsonl").write_text("\n".join(json.dumps({**told, "row": row}) for row in rows))
     given = {"tasks": str(folder / "rows.jsonl"), "python": interpreter(f"verifiers-{version}"), "success": "none"}
     env = load_environment(f"{PROGRAMS / 'verifiers_alone.py'}:solve_{version}", given)
-    env.weigh({"reward": 1.0})
+    env.weigh({"whole": 1.0})
     chat, saved = chat_tokenizer(), list[Trajectory]()
     settings = RolloutSettings(Sampling(max_tokens=400), 1, retries=0, deadline_s=180)
     engine = ScriptedEngine(chat, speak)
@@ -88,6 +88,6 @@ def alone(
         asyncio.run(sampler.evaluate([task for split in SPLITS for task in env.tasks(split)]))
     finally:
         env.abandon()
-    known = [name for name in saved[0].metrics if name in ("reward", "correct", "brief", "letters", "num_turns")]
+    known = [name for name in saved[0].metrics if name in ("whole", "correct", "brief", "letters", "num_turns")]
     by_row = {json.dumps(t.task.payload["row"]): {name: t.metrics[name] for name in known} for t in saved}
     return [by_row[json.dumps(row)] for row in rows]
