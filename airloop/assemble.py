@@ -245,7 +245,11 @@ def training_schedule(config: Config, envs: Mapping[str, Environment]) -> TaskSc
     families = {env.title: env.families for env in config.orchestrator.env if env.families}
     c = config.orchestrator.curriculum
     curriculum = Curriculum(c.low, c.high, c.floor, c.episodes) if c else None
-    return TaskSchedule(envs, "train", config.seed, ratios, families, curriculum)
+    schedule = TaskSchedule(envs, "train", config.seed, ratios, families, curriculum)
+    if curriculum and (len(schedule.families()) < 2 or all(env.success is None for env in envs.values())):
+        why = "all tasks are of one family" if len(schedule.families()) < 2 else "no environment says what success is"
+        raise AirError(f"[orchestrator.curriculum] has nothing to choose by: {why}.", "leave it out.")
+    return schedule
 
 
 def rollout_settings(

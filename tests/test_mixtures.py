@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from airloop.assemble import training_schedule
 from airloop.config import load_config
 from airloop.envs.arith import ArithEnv
 from airloop.errors import AirError
+from airloop.types import Task
 from airloop.warmstart import warmstart_directory
 
 TWO = """
@@ -43,6 +45,28 @@ def test_a_ratio_changes_the_supervised_start_only_where_it_is_said(tmp_path: Pa
     plain = load_config(["@", str(config_of(tmp_path)), "--warmstart.steps", "2"])
     mixed = load_config(["@", str(config_of(tmp_path, "ratio = 2")), "--warmstart.steps", "2"])
     assert warmstart_directory(plain) != warmstart_directory(mixed)
+
+
+@pytest.mark.parametrize(
+    ("success", "family", "why"), [("correct", "", "one family"), (None, "some", "no environment says what success is")]
+)
+def test_a_curriculum_that_could_choose_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, success: str | None, family: str, why: str
+) -> None:
+    tasks = ArithEnv.tasks
+
+    def named(self: ArithEnv, split: str) -> list[Task]:
+        found = enumerate(tasks(self, split))
+        return [replace(task, family=f"{family}{i % 2}" if family else "") for i, task in found]
+
+    monkeypatch.setattr(ArithEnv, "tasks", named)
+    monkeypatch.setattr(ArithEnv, "success", success)
+    config = load_config(["arith", "--orchestrator.curriculum.low", "0.1"])
+    with pytest.raises(AirError, match=why):
+        training_schedule(config, {"arith": ArithEnv()})
+    monkeypatch.setattr(ArithEnv, "success", "correct")
+    if family:
+        assert "at first" in training_schedule(config, {"arith": ArithEnv()}).describe(8, 4, 2)
 
 
 def test_a_ratio_of_nothing_is_refused(tmp_path: Path) -> None:

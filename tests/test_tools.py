@@ -166,6 +166,39 @@ def test_an_episode_is_played_with_tools() -> None:
     assert "look was not called" in played.turns[0].observations[0].text
 
 
+@pytest.mark.parametrize(
+    ("replies", "ending", "kept"),
+    [
+        ([call("look", shelf=1), "<think>far?</think> two"], "done", "two"),
+        (["shelf 2", "never asked"], "done", "shelf 2"),
+        ([call("look", shelf=1), "again", "enough"], "done", "enough"),
+        (['<tool_call>{"name": </tool_call>', "sorry"], "done", "sorry"),  # broken, and not an answer
+    ],
+)
+def test_a_reply_without_a_call_is_an_answer_where_one_is_taken(replies: list[str], ending: str, kept: str) -> None:
+    class Answers(Shop):
+        said = ""
+
+        def answer(self, text: str) -> Observation | None:
+            self.said = text
+            return Observation("Again?") if text == "again" else None
+
+        async def finish(self) -> Score:
+            return Score({"sold": float(self.said == kept)}, {"sold": 1.0})
+
+    class Asked(ShopEnv):
+        def open(self, task: Task, seed: int) -> Session:
+            return Answers()
+
+    played = asyncio.run(run_episode(Asked(), Asked().tasks("train")[0], Says(*replies), id="a_pi0_1_0-0", seed=0))
+    assert (played.ending, played.reward) == (ending, 1.0)
+    assert played.turns[-1].actions == (Action("text", text=kept),)
+    silent = asyncio.run(
+        run_episode(ShopEnv(), Asked().tasks("train")[0], Says(*["two"] * 4), id="a_pi0_1_0-0", seed=0)
+    )
+    assert silent.ending == "max_turns" and silent.metrics["invalid_actions"] == 1.0, "as before where none is taken"
+
+
 def test_a_session_with_tools_needs_an_environment_that_reads_calls() -> None:
     class Deaf(ShopEnv):
         action_format: ClassVar[ActionFormat] = "text"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airloop.chat.tool_calls import PARSERS, read_calls
+from airloop.chat.tool_calls import NOTHING_CALLED, PARSERS, read_calls
 from airloop.envs.base import ActionFormat
 from airloop.errors import AirError
 from airloop.text.fences import SHELLS, fenced_blocks
@@ -28,12 +28,14 @@ def parse(
     cut: bool = False,
     thinking: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
+    plain: bool = False,
 ) -> tuple[list[Action], str]:
     """The actions of a reply, at least one, and a note for the agent (empty when there is nothing to say).
 
     `cut` says the reply ended by its length, not by the model's wish: a block left open is then not run. `thinking`
     says that the prompt itself has opened a thought, so that the reply begins inside it. `tools` are the schemas of
-    those that may be called: a form without types of its own is read by them.
+    those that may be called: a form without types of its own is read by them. `plain` says that where tools may be
+    called, a reply without a call is an answer.
     """
     if parser not in PARSERS:
         raise AirError(f"There is no tool-call parser {parser!r}.", f"use one of: {', '.join(PARSERS)}")
@@ -44,7 +46,8 @@ def parse(
         return [Action("invalid", text=CUT_THOUGHT if cut else ONLY_THOUGHT)], ""
     if format == "command":
         return _command(spoken, cut)
-    return read_calls(spoken, parser, cut, tools), ""
+    actions = read_calls(spoken, parser, cut, tools)
+    return ([Action("text", text=spoken.strip())] if plain and actions == [NOTHING_CALLED] else actions), ""
 
 
 def _after_thinking(text: str, thinking: bool) -> str | None:

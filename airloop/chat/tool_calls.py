@@ -32,6 +32,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 NO_CALL = 'No tool call found. Write <tool_call>{"name": "…", "arguments": {…}}</tool_call>.'
 CUT_CALL = "Your reply was cut off before the tool call ended, so nothing ran. Write less."
+NOTHING_CALLED, CUT_OFF = Action("invalid", text=NO_CALL), Action("invalid", text=CUT_CALL)
 JSON_STARTS = 20  # places in a reply where JSON is looked for
 DEEPEST = 64  # brackets in brackets, in the arguments of a call
 TOO_DEEP = "nested too deeply"
@@ -76,7 +77,7 @@ def _hermes(text: str, cut: bool) -> list[Action]:
             unfinished = cut and "</tool_call>" not in text[at:]
             actions.append(Action("invalid", text=CUT_CALL if unfinished else _malformed(error, at)))
         at = text.find("<tool_call>", at)
-    return actions or [Action("invalid", text=CUT_CALL if cut else NO_CALL)]
+    return actions or [CUT_OFF if cut else NOTHING_CALLED]
 
 
 def _mistral(text: str, cut: bool) -> list[Action]:
@@ -96,7 +97,7 @@ def _mistral(text: str, cut: bool) -> list[Action]:
             unfinished = cut and MISTRAL not in text[at:]
             actions.append(Action("invalid", text=CUT_CALL if unfinished else _malformed(error, at)))
         at = text.find(MISTRAL, at)
-    return actions or [Action("invalid", text=CUT_CALL if cut else NO_CALL)]
+    return actions or [CUT_OFF if cut else NOTHING_CALLED]
 
 
 _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?\s*\[ARGS\]\s*|([\w.-]+)(?=\{)")
@@ -108,12 +109,12 @@ def _xml(text: str, cut: bool, tools: Sequence[Mapping[str, Any]]) -> list[Actio
     for found in _FUNCTION.finditer(text):
         name, inside = found["name"].strip(), found["inside"]
         if not found["end"] and cut:
-            actions.append(Action("invalid", text=CUT_CALL))
+            actions.append(CUT_OFF)
             continue
         said = {key.strip(): _trimmed(value) for key, value in _PARAMETER.findall(inside)}
         arguments = {key: _value(value, types.get(name, {}).get(key, set())) for key, value in said.items()}
         actions += _calls({"name": name, "arguments": arguments}, len(actions))
-    return actions or [Action("invalid", text=CUT_CALL if cut else NO_CALL)]
+    return actions or [CUT_OFF if cut else NOTHING_CALLED]
 
 
 _FUNCTION = re.compile(r"<function=(?P<name>[^>\n]*)>(?P<inside>.*?)(?P<end></function>|(?=<function=)|\Z)", re.DOTALL)
@@ -168,7 +169,7 @@ def _bare_json(text: str, cut: bool, only: bool) -> list[Action]:
                 at = following.end() if following else None
         if actions:
             return actions
-    return [problem or Action("invalid", text=CUT_CALL if cut else NO_CALL)]
+    return [problem or (CUT_OFF if cut else NOTHING_CALLED)]
 
 
 _FOLLOWING = re.compile(r"\s*;\s*(?=[{\[])")  # Llama 3, of several calls
@@ -181,7 +182,7 @@ def _looks_like_calls(value: Any) -> bool:
 
 def _calls(value: Any, before: int) -> list[Action]:
     values = value if isinstance(value, list) else [value]
-    return [_call(v, f"call_{before + i}") for i, v in enumerate(values)] or [Action("invalid", text=NO_CALL)]
+    return [_call(v, f"call_{before + i}") for i, v in enumerate(values)] or [NOTHING_CALLED]
 
 
 def _call(value: Any, call_id: str) -> Action:

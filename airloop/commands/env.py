@@ -58,7 +58,7 @@ def install_environment(
     extra_index_url: Annotated[list[str] | None, typer.Option(help="As pip has it: an index beside its own.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Install an environment of verifiers, with that library, where nothing else is: air env install reverse-text."""
+    """Install an environment of verifiers, with that library, by itself: air env install my-env ./my_env."""
     from airloop.verifiers.host import Host
     from airloop.verifiers.installed import install
 

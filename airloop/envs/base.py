@@ -61,6 +61,9 @@ class Session(ABC):
     # Of the last reply, as they were sampled, set before act() is called: numbers to count. None where the agent is no
     # model of ours: a script, a person, a URL.
     reply_ids: tuple[int, ...] | None = None
+    # Of a session with tools: a reply that calls none of them is an action of kind "text", an answer in plain words.
+    # Otherwise it is invalid.
+    answers_in_text: bool = False
 
     async def __aenter__(self) -> Self:
         return self

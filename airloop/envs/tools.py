@@ -113,11 +113,20 @@ def tools_of(owner: object) -> dict[str, Tool]:
 
 class ToolSession(Session):
     """An episode whose actions are calls of the methods marked with @tool. `prompt` and `finish` must be given; a tool
-    that returns Observation(text, done=True) ends it. Its environment has action_format = "tools"."""
+    that returns Observation(text, done=True) ends it. One that defines `answer(text)` also takes a reply that calls no
+    tool. Its environment has action_format = "tools"."""
 
     @abstractmethod
     def prompt(self) -> str | Sequence[Message]:
         """What the agent is told first: a text of the user's, or messages."""
+
+    def answer(self, text: str) -> Observation | None:
+        """What a reply without a call does: by default it ends the episode, where a subclass defines this."""
+        raise NotImplementedError
+
+    @property
+    def answers_in_text(self) -> bool:  # type: ignore[override]
+        return type(self).answer is not ToolSession.answer
 
     async def begin(self) -> Opening:
         said = self.prompt()
@@ -125,6 +134,8 @@ class ToolSession(Session):
         return Opening(messages, tuple(found.schema for found in tools_of(self).values()))
 
     async def act(self, action: Action) -> Observation:
+        if action.kind == "text":
+            return self.answer(action.text) or Observation("", done=True)
         known = tools_of(self)
         if action.name not in known:
             return Observation(f"There is no tool {action.name!r}. Known: {', '.join(known) or 'none'}.", failed=True)

@@ -28,6 +28,7 @@ from airloop.rollout.program import MEASURED, Address, ProgramEnvironment
 from airloop.types import Agent, Message, Score, Task
 
 SCORE = "score"  # what a function's single number is called
+REWARD = "reward"
 SYSTEM = "system:"
 SLACK_S = 60.0
 ANSWERS = {"answer", "answers", "expected", "gold", "label", "labels", "solution", "solutions", "target", "targets"}
@@ -195,7 +196,9 @@ class ProgramEnv(PlayedEnv[ProgramArgs]):
     async def play(self, task: Task, seed: int, address: Address) -> Score:
         given, played = await self.player.play(task, seed, address)
         values = given if isinstance(given, dict) else {SCORE: given}
-        if taken := [name for name in values if name in MEASURED]:
+        # A component may be called as what it is: the reward. As a metric beside others it would be lost.
+        free = {REWARD} & self.reward_weights.keys()
+        if taken := [name for name in values if name in MEASURED and name not in free]:
             raise AirError(
                 f"{self.player.who} gave a score called {taken[0]!r}, which every episode's metrics have already.",
                 f"call it otherwise: my_{taken[0]}.",

@@ -221,6 +221,7 @@ class _Episode:
         seen: list[Observation] = []
         try:
             ends = {"cut": model.cut, "thinking": model.thinking} if model else {}
+            ends["plain"] = session.answers_in_text
             actions, note = parse(reply["content"], self.env.action_format, self.parser, tools=self.tools, **ends)
             return await self._act(session, actions, note, seen)
         finally:  # a turn cut short is a turn too

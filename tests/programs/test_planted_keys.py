@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.program_runs import program_run
 
 from airloop_view.server import Options, Viewer, serving
 
@@ -37,29 +38,14 @@ def solve(task, client):
         os._exit(3)
     return sum(letter.islower() for letter in text) / max(len(text), 1)
 '''
-CONFIG = """
-max_steps = 2
-seq_len = 128
-output_dir = "out"
-[model]
-name = "tiny:llama"
-[trainer.model]
-train = "full"
-[orchestrator]
-batch_size = 16
-rollouts_per_example = 4
-[orchestrator.sampling]
-max_tokens = 8
-[orchestrator.eval]
-num_examples = 8
+WANDB = """\
 [wandb]
 project = "keys"
 offline = true
 samples = 4
-[[orchestrator.env]]
-id = "./agent.py:solve"
-args = { tasks = "tasks.jsonl" }
 """
+ARGS = '{ tasks = "tasks.jsonl" }'
+CONFIG = program_run("./agent.py:solve", ARGS, more=WANDB, batch=16, examples=8)
 PLANTED = {
     "OPENAI_API_KEY": "sk-users-own-0123456789",
     "ANTHROPIC_API_KEY": "sk-ant-users-own-0123456789",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.endpoint_world import CHAT, Recorded, trained_is_sampled
+from support.program_runs import program_run
 
 from airloop.config import load_config
 from airloop.doctor.case import Case
@@ -407,25 +408,10 @@ def test_another_interpreter_is_there_with_its_packages(played: Played, tmp_path
     assert one.reward == 1.0, one.error
 
 
-CONFIG = """
-max_steps = 2
-seq_len = 128
-output_dir = "out"
-[model]
-name = "tiny:llama"
-[trainer.model]
-train = "full"
-[orchestrator]
-batch_size = 8
-rollouts_per_example = 4
-[orchestrator.sampling]
-max_tokens = 8
-[orchestrator.eval]
-num_examples = 2
-[[orchestrator.env]]
-id = "program"
-args = { command = ["python", "agent.py", "answer"], files = "agent", scorer = "score.py:length", tasks = "rows.jsonl" }
-"""
+ARGS = (
+    '{ command = ["python", "agent.py", "answer"], files = "agent", scorer = "score.py:length", tasks = "rows.jsonl" }'
+)
+CONFIG = program_run("program", ARGS)
 KEY = re.compile(rb"air-[\w-]{43}")  # of an episode
 LENGTH = """
 def length(task, workspace):

@@ -112,6 +112,21 @@ def test_what_cannot_be_is_told(folder: Path, function: str, args: dict[str, Any
         env_of(folder, function, **args).tasks("train")
 
 
+def test_a_component_may_be_called_reward_and_a_metric_beside_it_may_not(folder: Path) -> None:
+    with (folder / "agent.py").open("a") as file:
+        file.write("\ndef named(task):\n    return {'reward': 0.5, 'score': 1.0}\n")
+    env = env_of(folder, "named")
+    try:
+        with pytest.raises(AirError, match="a score called 'reward'"):
+            asyncio.run(env.play(env.tasks("train")[0], 0, Address("http://127.0.0.1:9/v1", "key")))
+        env.weigh({"reward": 1.0})
+        assert asyncio.run(env.play(env.tasks("train")[0], 0, Address("http://127.0.0.1:9/v1", "key"))).rewards == {
+            "reward": 0.5
+        }
+    finally:
+        env.abandon()
+
+
 def test_a_score_may_not_have_the_name_of_a_metric(folder: Path) -> None:
     env = env_of(folder, "measured")
     try:

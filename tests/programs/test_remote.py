@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from support.endpoint_world import CHAT, Recorded, trained_is_sampled
+from support.program_runs import program_run
 
 from airloop.config import load_config
 from airloop.engine.base import Sampling
@@ -374,25 +375,8 @@ def test_a_port_that_is_taken_is_told(env: Any) -> None:
             play(made, lambda far: None)
 
 
-CONFIG = """
-max_steps = 2
-seq_len = 128
-output_dir = "out"
-[model]
-name = "tiny:llama"
-[trainer.model]
-train = "full"
-[orchestrator]
-batch_size = 8
-rollouts_per_example = 4
-[orchestrator.sampling]
-max_tokens = 8
-[orchestrator.eval]
-num_examples = 2
-[[orchestrator.env]]
-id = "program"
-args = { remote = true, port = PORT, tasks = "tasks.jsonl" }
-"""
+ARGS = '{ remote = true, port = PORT, tasks = "tasks.jsonl" }'
+CONFIG = program_run("program", ARGS)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def value(trajectory: Trajectory, name: str) -> float | None:
 def value_names(trajectories: Iterable[Trajectory]) -> list[str]:
     # "seconds_…" say how busy the machine was, not how good the agent is
     names = {name for t in trajectories for name in t.metrics if not name.startswith("seconds_")}
-    return [*(["success"] if "success" in names else []), "reward", *sorted(names - {"success"})]
+    return [*(["success"] if "success" in names else []), "reward", *sorted(names - {"success", "reward"})]
 
 
 def per_task(values: Iterable[tuple[RowKey, float]]) -> list[float]:

@@ -5,44 +5,40 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from airloop.envs.base import Environment, Opening, Session
+from airloop.envs.base import ActionFormat, Environment, Session
+from airloop.envs.tools import ToolSession, tool
 from airloop.programs.env import ScriptedModel
-from airloop.serve.chat_form import read_reply
-from airloop.types import Action, Agent, Message, Observation, Score, Task
+from airloop.types import Agent, Score, Task
 
-GET: Mapping[str, Any] = {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}
 EVAL = 6  # of the training rows
 
 
-class KeptSession(Session):
+class KeptSession(ToolSession):
     def __init__(self, task: Task) -> None:
         self.row = task.payload
-        self.answer = ""
+        self.said = ""
 
-    async def begin(self) -> Opening:
-        return Opening((Message(role="user", content=self.row["question"]),), (GET,))
+    def prompt(self) -> str:
+        return str(self.row["question"])
 
-    def view(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """What a tool has found is told as a tool's words."""
-        found = {i for i, message in enumerate(messages) if i and message["role"] == "user"}
-        return [Message(role="tool", content=m["content"]) if i in found else m for i, m in enumerate(messages)]
+    @tool
+    def get(self, k: str) -> str:
+        """What is kept under a letter."""
+        return str(self.row["kept"].get(k, "nothing"))
 
-    async def act(self, action: Action) -> Observation:
-        said = read_reply(action.text, tools=True, parser="auto", cut=False, thinking=False)
-        if said.calls:
-            return Observation(self.row["kept"].get(said.calls[0].arguments.get("k"), "nothing"))
-        self.answer = said.content.strip()
-        return Observation("", done=True)
+    def answer(self, text: str) -> None:
+        self.said = text
 
     async def finish(self) -> Score:
-        score = float(self.answer == self.row["answer"])
+        score = float(self.said == self.row["answer"])
         return Score({"score": score}, {"score": score})
 
 
 class Kept(Environment):
     name: ClassVar[str] = "kept"
+    action_format: ClassVar[ActionFormat] = "tools"
     success: ClassVar[str | None] = "score"
     reward_weights: Mapping[str, float] = {"score": 1.0}
 
