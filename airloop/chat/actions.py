@@ -3,7 +3,7 @@ action whose text teaches the right form in one short sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from airloop.chat.tool_calls import NOTHING_CALLED, PARSERS, read_calls
@@ -28,14 +28,14 @@ def parse(
     cut: bool = False,
     thinking: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
-    plain: bool = False,
+    plain: Callable[[str], Action | None] = lambda text: None,
 ) -> tuple[list[Action], str]:
     """The actions of a reply, at least one, and a note for the agent (empty when there is nothing to say).
 
     `cut` says the reply ended by its length, not by the model's wish: a block left open is then not run. `thinking`
     says that the prompt itself has opened a thought, so that the reply begins inside it. `tools` are the schemas of
-    those that may be called: a form without types of its own is read by them. `plain` says that where tools may be
-    called, a reply without a call is an answer.
+    those that may be called: a form without types of its own is read by them. `plain` says what a reply means
+    that calls none of them.
     """
     if parser not in PARSERS:
         raise AirError(f"There is no tool-call parser {parser!r}.", f"use one of: {', '.join(PARSERS)}")
@@ -47,7 +47,8 @@ def parse(
     if format == "command":
         return _command(spoken, cut)
     actions = read_calls(spoken, parser, cut, tools)
-    return ([Action("text", text=spoken.strip())] if plain and actions == [NOTHING_CALLED] else actions), ""
+    meant = plain(spoken.strip()) if actions == [NOTHING_CALLED] else None
+    return ([meant] if meant else actions), ""
 
 
 def _after_thinking(text: str, thinking: bool) -> str | None:

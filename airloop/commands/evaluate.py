@@ -21,7 +21,8 @@ Any agent on held-out tasks: the same tasks, seeds and sampling for all.
                        for each of its arguments
   --split NAME         default: orchestrator.eval.test_split
   --n N                tasks; default: orchestrator.eval.num_examples
-  --rollouts K         episodes per task; default: orchestrator.eval.rollouts_per_example
+  --rollouts K         episodes per task; default: orchestrator.eval.rollouts_per_example. Of several, also the success
+                       of the best and of the answer that most of them gave
   --temperature T      default: orchestrator.eval.temperature
   --url-model NAME     the model at the URL; with --price-in and --price-out (per million tokens) its cost
   --api-key-env NAME   the environment variable that holds the URL's key

@@ -11,7 +11,7 @@ from airloop.chat.tool_calls import PARSERS
 from airloop.chat.transcript import Transcript
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.probe import Probe
-from airloop.doctor.signal import finished_probe
+from airloop.doctor.signal import finished_probe, supervised_start
 from airloop.errors import AirError
 from airloop.text.prefix import common_prefix
 from airloop.types import Message, Sampled
@@ -46,7 +46,8 @@ def valid_actions(case: Case) -> Finding:
     seen = f"{valid} of {len(turns)} replies hold an action that can be read ({share:.0%})"
     if share >= FEW or len(turns) < ENOUGH_REPLIES:
         return passed(seen)
-    lines = _better_parser(probe, valid)
+    parser = _better_parser(probe, valid)
+    start = {} if parser else supervised_start(probe)
     taught = Counter(a.text for turn in turns for a in turn.actions if a.kind == "invalid").most_common(1)[0][0]
     return Finding(
         "fail" if share < REFUSED else "warn",
@@ -54,10 +55,10 @@ def valid_actions(case: Case) -> Finding:
         f"what cannot be read earns nothing and teaches nothing; below {REFUSED:.0%} most groups hold not one action. "
         f"The commonest answer was: {taught}",
         "the parser that reads this model's calls:"
-        if lines
+        if parser
         else "a supervised start ([warmstart]), or a model that was trained to act; `--skip-proofs` goes on with this "
         "one, and the run's record says so.",
-        lines,
+        parser or start,
         detail="\n---\n".join(turn.reply["content"] for turn in turns[:4]),
     )
 

@@ -10,10 +10,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from airloop.config.schema import WarmstartConfig
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.probe import STUCK, Probe, before_warmstart
+from airloop.errors import AirError
 from airloop.sandbox.needs import package_of
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ def rewards_differ(case: Case) -> Finding:
             + _why_equal(probe),
             "make rewards differ: easier or more varied tasks, a reward for partial success, a supervised start "
             "([warmstart]), or a model that already succeeds sometimes.",
+            supervised_start(probe) if common <= 0 else {},
             ids=("E1", "E2"),
         )
     if probe.stuck >= STUCK:
@@ -113,6 +116,22 @@ def rewards_differ(case: Case) -> Finding:
             ids=("E9", "E2"),
         )
     return passed(f"{seen}; within a group {probe.stuck:.0%} have the commonest reward")
+
+
+def supervised_start(probe: Probe) -> Mapping[str, Any]:
+    """The lines that add one, where the config has none and every environment can demonstrate."""
+    parts = probe.parts
+    if parts.config.warmstart is not None or not all(_demonstrates(env) for env in parts.envs.values()):
+        return {}
+    return {"warmstart.steps": WarmstartConfig().steps, "warmstart.episodes": WarmstartConfig().episodes}
+
+
+def _demonstrates(env: Environment) -> bool:
+    try:
+        env.scripted("demo", env.tasks("train")[0], 0)
+    except (AirError, IndexError):
+        return False
+    return True
 
 
 def _crashing(probe: Probe, share: float) -> Finding | None:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
 from airloop.errors import AirError
-from airloop.types import Action, Agent, Message, Observation, Score, Task
+from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
 SPLITS = ("train", "eval", "test")
 WEAK = 0.5  # how often the weak script is right
@@ -29,6 +29,12 @@ class ArithArgs(EnvArgs):
     demo_accuracy: float = Field(default=0.5, ge=0, le=1, description="how often the demonstrations are right")
 
 
+def read_sum(reply: str) -> str | None:
+    """The number that a reply begins with."""
+    said = re.match(r"\s*(\d+)(?!\S)", reply, re.ASCII)
+    return said[1] if said else None
+
+
 class ArithSession(Session):
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -38,8 +44,8 @@ class ArithSession(Session):
         return Opening((Message(role="user", content=f"{self.task.payload['a']}+{self.task.payload['b']}="),))
 
     async def act(self, action: Action) -> Observation:
-        said = re.match(r"\s*(\d+)(?!\S)", action.text, re.ASCII)
-        self.correct = float(said is not None and said[1] == str(self.task.payload["answer"]))
+        said = read_sum(action.text)
+        self.correct = float(said == str(self.task.payload["answer"]))
         return Observation("", done=True, failed=said is None)
 
     async def finish(self) -> Score:
@@ -93,6 +99,9 @@ class ArithEnv(Environment[ArithArgs]):
             Task(self.name, f"{a}+{b}", split, {"a": a, "b": b, "answer": a + b})
             for a, b in sorted(chosen, key=lambda pair: digest(*pair))
         ]
+
+    def answer_of(self, trajectory: Trajectory) -> str | None:
+        return read_sum(trajectory.turns[-1].reply["content"]) if trajectory.turns else None
 
     def open(self, task: Task, seed: int) -> ArithSession:
         return ArithSession(task)

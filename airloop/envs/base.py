@@ -61,9 +61,6 @@ class Session(ABC):
     # Of the last reply, as they were sampled, set before act() is called: numbers to count. None where the agent is no
     # model of ours: a script, a person, a URL.
     reply_ids: tuple[int, ...] | None = None
-    # Of a session with tools: a reply that calls none of them is an action of kind "text", an answer in plain words.
-    # Otherwise it is invalid.
-    answers_in_text: bool = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,6 +86,11 @@ class Session(ABC):
     def invalid(self, action: Action) -> Observation:
         """The answer to a reply without a valid action; an environment may price it."""
         return Observation(action.text, failed=True)
+
+    def plain_reply(self, text: str) -> Action | None:
+        """Where tools may be called, what a reply means that calls none of them: Action("text", text) where the agent
+        may answer in plain words, a call where the reply is one in all but its form. None: it is invalid."""
+        return None
 
     def view(self, messages: Sequence[Message]) -> Sequence[Message]:
         """What the agent is shown of the conversation so far; all of it, as it is, unless overridden.
@@ -208,6 +210,11 @@ class Environment(ABC, Generic[A]):
         group, do not ask.
         """
         return [{} for _ in trajectories]
+
+    def answer_of(self, trajectory: Trajectory) -> str | None:
+        """What an episode answered, the same for answers that are the same: an evaluation with several episodes a task
+        counts votes by it. None: nothing, or there is no such thing as one answer here."""
+        return None
 
     def lacks(self) -> Sequence[Lack]:
         """What is missing on this machine before an episode can be opened, as far as it can be told without opening

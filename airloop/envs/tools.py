@@ -124,9 +124,8 @@ class ToolSession(Session):
         """What a reply without a call does: by default it ends the episode, where a subclass defines this."""
         raise NotImplementedError
 
-    @property
-    def answers_in_text(self) -> bool:  # type: ignore[override]
-        return type(self).answer is not ToolSession.answer
+    def plain_reply(self, text: str) -> Action | None:
+        return Action("text", text=text) if type(self).answer is not ToolSession.answer else None
 
     async def begin(self) -> Opening:
         said = self.prompt()

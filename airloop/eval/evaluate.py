@@ -23,6 +23,7 @@ from airloop.errors import AirError
 from airloop.eval.agents import AgentSpec, LoadedAgent, UrlOptions, describe, find_agent, load_agent
 from airloop.eval.breakdown import by_kind, kind_table
 from airloop.eval.conditions import conditions
+from airloop.eval.votes import votes
 from airloop.files import read_object, write_json
 from airloop.rollout.collected import Evaluated
 from airloop.rollout.schedule import place_in_step
@@ -204,6 +205,7 @@ def _results(result: Evaluated, seat: LoadedAgent, reused: set[str]) -> dict[str
         NAME: name_of(seat.envs.values()),
         "lost": [{"task": t.task.id, "seed": t.seed, "error": t.error} for t in result.lost],
         "means": {name: i.as_json() for name, i in means(result.trajectories).items()},
+        "votes": {name: i.as_json() for name, i in votes(result.trajectories, seat.envs).items()},
         "task": by_family(result.trajectories),
         "kinds": by_kind(result.trajectories),
         "tokens": tokens,
@@ -241,6 +243,11 @@ def prompt_tokens(trajectory: Trajectory) -> int:
     return sum(first.values())
 
 
+def _line(name: str, row: Mapping[str, Any]) -> str:
+    found = "–" if row["low"] is None else f"[{row['low']:.3f}, {row['high']:.3f}]"
+    return f"{name:18s} {row['mean']:9.3f}   {found}"
+
+
 def format_report(report: dict[str, Any]) -> str:
     lost = f", {len(report['lost'])} lost to infrastructure trouble" if report["lost"] else ""
     sampling = report["sampling"]
@@ -251,9 +258,9 @@ def format_report(report: dict[str, Any]) -> str:
         f"{'':18s} {'mean':>9s}   95 % interval",
     ]
     for name in in_order(report["means"], report[NAME]):
-        row = report["means"][name]
-        found = "–" if row["low"] is None else f"[{row['low']:.3f}, {row['high']:.3f}]"
-        lines.append(f"{name:18s} {row['mean']:9.3f}   {found}")
+        lines.append(_line(name, report["means"][name]))
+        if name == report[NAME]:
+            lines += [_line(f"  {how} of {report['rollouts']}", row) for how, row in report["votes"].items()]
     if report["kinds"]:
         lines.append(kind_table(report["kinds"]))
     elif len(report["task"]) > 1:

@@ -221,8 +221,8 @@ class _Episode:
         seen: list[Observation] = []
         try:
             ends = {"cut": model.cut, "thinking": model.thinking} if model else {}
-            ends["plain"] = session.answers_in_text
-            actions, note = parse(reply["content"], self.env.action_format, self.parser, tools=self.tools, **ends)
+            told = {"tools": self.tools, "plain": session.plain_reply}
+            actions, note = parse(reply["content"], self.env.action_format, self.parser, **told, **ends)
             return await self._act(session, actions, note, seen)
         finally:  # a turn cut short is a turn too
             times = model.times if model else Times(model=replied - started)

@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import ClassVar
 
 from airloop.envs.base import ActionFormat, Environment
-from airloop.types import Agent, Task
+from airloop.types import Agent, Task, Trajectory
 from airloop_envs.musique.args import MusiqueArgs
 from airloop_envs.musique.library import GENERATED_COUNTS, Library
 from airloop_envs.musique.questions import Question, arrange
 from airloop_envs.musique.retrievers import Recent, Retriever, make_retriever
-from airloop_envs.musique.scores import BALANCED, COMPONENTS
+from airloop_envs.musique.scores import BALANCED, COMPONENTS, normalise
 from airloop_envs.musique.scripted import scripted_agent
 from airloop_envs.musique.session import MusiqueSession
 
@@ -56,6 +56,11 @@ class MusiqueEnv(Environment[MusiqueArgs]):
     def trains_only(self, arg: str, split: str) -> bool:
         """With a set of its own, test is the same whatever is trained on."""
         return arg == "datasets" and split == "test" and self.library.test_datasets is not None
+
+    def answer_of(self, trajectory: Trajectory) -> str | None:
+        last = trajectory.turns[-1].actions[-1:] if trajectory.ending == "done" else ()
+        said = [str(action.arguments.get("final_answer", "")) for action in last if action.name == "complete"]
+        return normalise(said[0]) if said else None
 
     def count(self, split: str) -> int:
         if self.args == MusiqueArgs():

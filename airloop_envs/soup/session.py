@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -9,6 +11,7 @@ from urllib.parse import urldefrag, urljoin
 
 from airloop.envs.base import Opening, Session
 from airloop.sandbox.base import Result
+from airloop.text.fences import fenced_blocks
 from airloop.types import Action, Message, Observation, Score
 from airloop_envs.soup.args import SoupArgs
 from airloop_envs.soup.grading import Attempt, grade
@@ -17,6 +20,7 @@ from airloop_envs.soup.spec import START, SoupTask
 from airloop_envs.soup.tools import STOPPED, TEACH, opening_texts, read_answer, tool_schemas
 
 LONGEST_CODE = 20_000
+PYTHON = ("python", "python3", "py")
 OUTCOMES = ("correct", "limit", "partial", "violation", "schema_error")
 
 
@@ -49,6 +53,21 @@ class SoupSession(Session):
                 return self._answer(action.arguments)
         known = ", ".join(str(tool["function"]["name"]) for tool in tool_schemas(self.task, True))
         return Observation(f"There is no tool {action.name[:60]!r}; there are {known}.", failed=True)
+
+    def plain_reply(self, text: str) -> Action | None:
+        """Models that were taught to write code write it in a fence: a single block of Python is a call of run_python,
+        a single one of JSON that `answer` would take is an answer. Two blocks could mean either of them."""
+        blocks = [block for block in fenced_blocks(text) if block.body.strip()]
+        if len(blocks) != 1 or not blocks[0].closed:
+            return None
+        (block,) = blocks
+        if block.language in PYTHON:
+            return Action("tool", name="run_python", arguments={"code": block.body})
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(block.body) if block.language == "json" else None
+            if isinstance(value, dict) and not isinstance(read_answer(value), str):
+                return Action("tool", name="answer", arguments=value)
+        return None
 
     def invalid(self, action: Action) -> Observation:
         return Observation(f"{action.text} {TEACH}", failed=True)

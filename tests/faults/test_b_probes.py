@@ -47,7 +47,8 @@ def test_B4_a_model_that_never_acts_is_refused() -> None:
         (finding,) = ask(case, "valid_actions")
     assert finding.verdict == "fail" and ids_of("valid_actions", finding) == ("B4",)
     assert finding.seen == "0 of 192 replies hold an action that can be read (0%)"
-    assert "below 2%" in finding.why and "[warmstart]" in finding.fix and "--skip-proofs" in finding.fix
+    assert "below 2%" in finding.why and "supervised start" in finding.fix and "--skip-proofs" in finding.fix
+    assert finding.lines == {"warmstart.steps": 30, "warmstart.episodes": 256}
     assert finding.detail  # what it said instead
 
 

@@ -23,7 +23,7 @@ from airloop.envs.gsm8k.data import GENERATED_COUNTS, Problem, load_problems
 from airloop.envs.gsm8k.scripted import calculator_agent, text_agent
 from airloop.envs.paths import Anchored
 from airloop.envs.rows import GENERATED, anchored_source
-from airloop.types import Action, Agent, Message, Observation, Score, Task
+from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ TOOLS = (
     "Solve the problem step by step. Compute with the tool calculator. "
     "Give the answer with the tool final_answer, as a plain number."
 )
+FINAL = "final_answer"
 SCHEMAS: tuple[Mapping[str, Any], ...] = (
     {
         "type": "function",
@@ -53,7 +54,7 @@ SCHEMAS: tuple[Mapping[str, Any], ...] = (
     {
         "type": "function",
         "function": {
-            "name": "final_answer",
+            "name": FINAL,
             "description": "Gives the answer and ends the task.",
             "parameters": {
                 "type": "object",
@@ -64,7 +65,7 @@ SCHEMAS: tuple[Mapping[str, Any], ...] = (
     },
 )
 COMPONENTS = ("correct", "format")
-ARGUMENT = {"calculator": "expression", "final_answer": "answer"}
+ARGUMENT = {"calculator": "expression", FINAL: "answer"}
 
 
 class Gsm8kArgs(EnvArgs):
@@ -217,6 +218,10 @@ class Gsm8kEnv(Environment[Gsm8kArgs]):
         steps = f"{MOST_STEPS}-up" if problem.steps >= MOST_STEPS else str(problem.steps)
         return Task(self.name, problem.id, split, payload, family=f"{label}-steps-{steps}")
 
+    def answer_of(self, trajectory: Trajectory) -> str | None:
+        given = find_answer(trajectory.turns[-1].reply["content"]) if trajectory.turns else None
+        return str(given.value) if given else None
+
     def open(self, task: Task, seed: int) -> Session:
         return TextSession(task, self.reward_weights)
 
@@ -236,6 +241,12 @@ class Gsm8kCalculatorEnv(Gsm8kEnv):
     @property
     def max_turns(self) -> int:
         return self.args.max_turns
+
+    def answer_of(self, trajectory: Trajectory) -> str | None:
+        last = trajectory.turns[-1].actions[-1:] if trajectory.ending == "done" else ()
+        said = [str(action.arguments.get(ARGUMENT[FINAL], "")) for action in last if action.name == FINAL]
+        given = read_number(said[0]) if said else None
+        return str(given.value) if given else None
 
     def open(self, task: Task, seed: int) -> Session:
         return CalculatorSession(task, self.reward_weights)

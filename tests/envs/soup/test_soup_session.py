@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from soup_samples import SAMPLES, SampleEnv, reply, sample_env
 
+from airloop.chat.actions import parse
 from airloop.rollout.episode import run_episode
 from airloop.types import Action, Message, Trajectory
 from airloop_envs.soup.agents import THEFTS
@@ -60,6 +61,37 @@ def test_every_sample_is_solved_by_its_recipe_through_the_tools() -> None:
         assert trajectory.rewards["answer"] == (0.5 if trajectory.task.id == "sales" else 1.0), trajectory.task.id
         assert trajectory.metrics["passed"] == 1
         assert trajectory.ending == "done"
+
+
+def fence(language: str, *bodies: str) -> str:
+    return "\n\n".join(f"```{language}\n{body}\n```" for body in bodies)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (f"I look.\n{fence('python', 'print(1)')}", Action("tool", name="run_python", arguments={"code": "print(1)"})),
+        (
+            fence("json", '{"status": "ok", "answer": [1]}'),
+            Action("tool", name="answer", arguments={"status": "ok", "answer": [1]}),
+        ),
+        (fence("python", "print(1)", "print(2)"), None),  # which of them?
+        ("```python\nprint(1)", None),  # does it end here?
+        (fence("json", '{"tool": "find_all", "tag": "a"}'), None),
+        (fence("html", "<a>"), None),
+        ("I would call answer now.", None),
+    ],
+)
+def test_a_single_block_is_a_call_in_all_but_its_form(text: str, meant: Action | None) -> None:
+    async def read() -> list[Action]:
+        env = sample_env()
+        try:
+            return parse(text, "tools", plain=env.open(env.named(next(iter(SAMPLES))), 0).plain_reply)[0]
+        finally:
+            await env.close()
+
+    actions = asyncio.run(read())
+    assert actions == [meant] if meant else [action.kind for action in actions] == ["invalid"]
 
 
 def test_the_page_is_never_shown_and_the_words_are() -> None:
