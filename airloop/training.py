@@ -25,6 +25,7 @@ from airloop.launch.monitor import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
 from airloop.loop import Outcome, train
+from airloop.machine import describe_machine
 from airloop.own_code import content_digest
 from airloop.ranks import Ranks
 from airloop.rewards import as_paid, keep_rewards
@@ -183,6 +184,8 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
     parts = assemble(config, display.say, ranks)
     try:
         keep_rewards(run, parts.envs, frozenset({OVERLONG}))
+        if ranks.first:
+            run.note(machine=describe_machine(parts.policy.device, ranks.size))
         for note in parts.notes:
             display.say(f"note: {note}")
         if resuming:

@@ -27,7 +27,7 @@ FLOORS = (
         "threads",
         "version",
     ),
-    ("events", "extras", "files", "own_code", "shipped", "waits"),
+    ("events", "extras", "files", "machine", "own_code", "shipped", "waits"),
     ("envs", "models", "ranks", "sandbox", "stats"),
     ("policy", "starter", "success"),
     ("learn",),

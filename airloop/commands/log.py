@@ -182,6 +182,23 @@ def export(
 
 
 @log.command()
+def pack(
+    run: Named,
+    directory: Root = RUNS,
+    out: Annotated[Path | None, typer.Option(help="The file. Default: RUN.tar.xz, here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A run in one small file, without words, tokens and weights: its curves and tables can be made anew from it."""
+    from airloop.logbook.logbook import choose_run
+    from airloop.runs.packed import pack_run
+
+    path = choose_run(run, directory)
+    where = out or Path(f"{path.resolve().name}.tar.xz")
+    size = pack_run(path, where)
+    print_json({"out": str(where), "bytes": size}) if as_json else print(f"{where}: {size / 1000:.0f} kB")
+
+
+@log.command()
 def baselines(
     directory: Root = RUNS,
     as_json: Json = False,
