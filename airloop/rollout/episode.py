@@ -220,9 +220,9 @@ class _Episode:
         actions: list[Action] = []
         seen: list[Observation] = []
         try:
-            ends = {"cut": model.cut, "thinking": model.thinking} if model else {}
-            told = {"tools": self.tools, "plain": session.plain_reply}
-            actions, note = parse(reply["content"], self.env.action_format, self.parser, **told, **ends)
+            told: dict[str, Any] = {"cut": model.cut, "thinking": model.thinking} if model else {}
+            told |= {"tools": self.tools, "plain": session.plain_reply}
+            actions, note = parse(reply["content"], self.env.action_format, self.parser, **told)
             return await self._act(session, actions, note, seen)
         finally:  # a turn cut short is a turn too
             times = model.times if model else Times(model=replied - started)
