@@ -4,9 +4,9 @@
     python scripts/interop.py langgraph
 
 What each has is in tests/interop/requirements/NAME.txt. Where that says "# with airloop", this tree is installed as
-well, without its dependencies; of what a line "# source: …" names, the source distribution is beside it, for examples
-that are not installed. One that is as that file wants it is left as it is. One that cannot be made keeps the reason
-beside it, and its tests are skipped with that reason.
+well, without its dependencies; what a line "# without: …" names is taken out again; of what a line "# source: …" names,
+the source distribution is beside it, for examples that are not installed. One that is as that file wants it is left as
+it is. One that cannot be made keeps the reason beside it, and its tests are skipped with that reason.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def make(name: str) -> str:
     venv.create(PLACE / name, clear=True, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", str(python_of(name)), "--disable-pip-version-check"]
     problem = _run([*pip, "install", "--quiet", "-r", str(wanted)])
+    for unwanted in re.findall(r"^# without: (.+)$", wanted.read_text(), re.MULTILINE):
+        problem = problem or _run([*pip, "uninstall", "--quiet", "--yes", *unwanted.split()])
     if not problem and WITH_AIRLOOP in wanted.read_text():
         with _building:
             problem = _run([*pip, "install", "--quiet", "--no-deps", "-e", str(ROOT)])

@@ -216,10 +216,7 @@ def test_flags_into_environments(tmp_path: Path):
         (["--trainer.loss.overlong_share", "0.5"], ['no effect with overlong = "off"', "leave it out"]),
         (["--trainer.loss.overlong_penalty", "0.5"], ['no effect with overlong = "off"', "leave it out"]),
         (["--trainer.loss.type", "gpso"], ["--trainer.loss.type gspo"]),
-        (
-            ["--inference.backend", "vllm"],
-            ["not in this version", 'backend = "embedded"', "trainer's own weights"],
-        ),
+        (["--model.device", "mps"], ["not in this version", "--model.device cpu"]),
         (["--deterministic", "--model.dtype", "bfloat16"], ["fp32", "--model.dtype float32"]),
         (["--trainer_gpu_ids", "[-1]"], ["0 or more"]),
         (["--trainer_gpu_ids", "[]"], ["at least 1 item"]),
@@ -271,8 +268,8 @@ def test_several_gpus_have_a_process_each():
 
 def test_what_a_correction_leads_to_is_corrected_in_the_same_round():
     """Without vLLM the GPUs cannot be apart: said with it, not after it."""
-    answer = refusal("--inference_gpu_ids=[0]", "--trainer_gpu_ids=[1]", "--inference.backend=vllm")
-    assert "not in this version" in answer and "--trainer_gpu_ids '[0, 1]'" in answer
+    answer = refusal("--inference_gpu_ids=[0,1]", "--trainer_gpu_ids=[0]", "--inference.backend=vllm")
+    assert "share a GPU" in answer and "--trainer_gpu_ids '[0, 1]'" in answer
     assert load_config(["--inference_gpu_ids=[0,1]", "--trainer_gpu_ids=[0,1]", "--inference.backend=embedded"])
 
 

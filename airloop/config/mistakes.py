@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from airloop.config import keys
+from airloop.config.conflict import Conflict
 from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, SETTLED, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
-from airloop.config.rules import NOT_YET, Conflict
+from airloop.config.rules import NOT_YET
 from airloop.config.sources import KeyPath, Mistake, Origin, Settings, at, leaves, parse_path
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from airloop.config.config import Config
+from airloop.config.conflict import Conflict
 from airloop.config.environments import check_environments, none_named
 from airloop.config.foreign_flags import foreign_flags
 from airloop.config.lengths import fold_lengths
 from airloop.config.losses import check_losses
 from airloop.config.mistakes import explain, explain_conflict, missing_template
-from airloop.config.rules import Conflict
 from airloop.config.sources import Mistake, Settings, take_out
 from airloop.config.translate import is_whole, translate
 

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from airloop.config.conflict import Conflict
 from airloop.config.schema import RunConfig
 from airloop.config.toml import toml_value
+from airloop.config.vllm_rules import vllm_conflicts
 from airloop.learn.losses import LOSSES, LossSpec
 
-NOT_YET = ("vllm", "mps")  # in the schema, so that they are refused with a reason rather than as unknown
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """A value, or several, that cannot stand. `changes` are the corrected keys."""
-
-    keys: tuple[str, ...]
-    problem: str
-    changes: dict[str, Any] = field(default_factory=dict)
-    id: str = "A11"  # of the failure catalogue
+NOT_YET = ("mps",)  # in the schema, so that they are refused with a reason rather than as unknown
 
 
 def conflicts(config: RunConfig) -> list[Conflict]:
-    rules = (_groups, _schedule, _loss, _gpus, _budget, _not_in_this_version)
+    rules = (_groups, _schedule, _loss, _gpus, _budget, _not_in_this_version, vllm_conflicts)
     return [conflict for rule in rules for conflict in rule(config)]
 
 
@@ -168,13 +159,6 @@ def _not_in_this_version(config: RunConfig) -> Iterator[Conflict]:
             ("model.device",),
             'device = "mps" is not in this version: on a Mac, models run on the CPU',
             {"model.device": "cpu"},
-        )
-    if config.inference.backend == "vllm":
-        yield Conflict(
-            ("inference.backend",),
-            'backend = "vllm" is not in this version; use backend = "embedded", '
-            "which samples on the trainer's own weights",
-            {"inference.backend": "embedded"},
         )
     if config.deterministic and config.model.dtype == "bfloat16":
         yield Conflict(

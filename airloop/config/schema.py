@@ -67,9 +67,23 @@ class InferenceModelConfig(Section):
     )
 
 
+class VllmConfig(Section):
+    """Servers of vLLM: those that air starts, one for each of inference_gpu_ids, or those at `urls`."""
+
+    python: str | None = Field(
+        default=None, min_length=1, description="An interpreter that has vLLM; by default the one that air runs in."
+    )
+    urls: list[str] = Field(default_factory=list, description="Servers that run already: none is started.")
+    api_key_env: str = Field(
+        default="VLLM_API_KEY",
+        min_length=1,
+        description="The environment variable that holds the key of those at urls.",
+    )
+
+
 class InferenceConfig(Section):
     backend: Literal["embedded", "vllm"] = Field(
-        default="embedded", description="The engine that samples (vllm: not in this version)."
+        default="embedded", description="The engine that samples: on the trainer's own weights, or servers of vLLM."
     )
     gpu_memory_utilization: float = Field(
         default=0.5, gt=0, le=1, description="Share of the free CUDA memory that holds keys and values."
@@ -81,6 +95,7 @@ class InferenceConfig(Section):
         description="Key/value memory in tokens; by default what max_batch needs, within 2 GiB or the GPU share.",
     )
     page_size: int = Field(default=64, ge=1, description="Tokens in one page of key/value memory.")
+    vllm: VllmConfig = Field(default_factory=VllmConfig, description="For backend = vllm.")
     model: InferenceModelConfig = Field(default_factory=InferenceModelConfig)
 
 
@@ -136,7 +151,11 @@ class RunConfig(Section):
     seq_len: int = Field(
         default=SEQ_LEN, ge=16, description="What an episode may grow to, prompt and replies, in tokens."
     )
-    inference_gpu_ids: list[int] | None = Field(default=None, min_length=1, description="Same as trainer_gpu_ids.")
+    inference_gpu_ids: list[int] | None = Field(
+        default=None,
+        min_length=1,
+        description="With backend = vllm, a server on each of them; else the same as trainer_gpu_ids.",
+    )
     trainer_gpu_ids: list[int] | None = Field(
         default=None, min_length=1, description="The GPUs to use, as in [0]; on each, a process samples and trains."
     )
@@ -157,8 +176,9 @@ class RunConfig(Section):
 
     @property
     def gpus(self) -> list[int]:
-        """The GPUs named for this run."""
-        return self.trainer_gpu_ids or self.inference_gpu_ids or []
+        """The GPUs that train; the embedded engine samples on them as well."""
+        both = self.inference.backend == "embedded"
+        return self.trainer_gpu_ids or (self.inference_gpu_ids if both else None) or []
 
     @property
     def gpu(self) -> int | None:

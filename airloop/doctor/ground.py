@@ -190,9 +190,9 @@ def undone(case: Case) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def heated(parts: Components) -> Iterator[None]:
-    """Log-probs of the trainer, and those of `serve`, are at the temperature HOT."""
+    """Log-probs of the trainer, and those of `serve`, are at the temperature HOT, or as near as the engine goes."""
     settings = parts.learner.settings
-    parts.learner.settings = replace(settings, temperature=HOT)
+    parts.learner.settings = replace(settings, temperature=min(HOT, parts.engine.describe().hottest))
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -47,12 +48,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can hold: tokens of one request, requests at once, bytes that it takes."""
+    """What an engine can hold: tokens of one request, requests at once, bytes that it takes. `hottest`: the highest
+    temperature that it samples at."""
 
     context: int
     batch: int
     memory_bytes: int
     detail: dict[str, str] = field(default_factory=dict)
+    hottest: float = math.inf
 
 
 class ContextFull(Exception):

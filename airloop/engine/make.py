@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from airloop.config import Config
 from airloop.engine.base import Engine
 from airloop.policy import Policy
 
+if TYPE_CHECKING:
+    from airloop.models.loaded import Loaded
+
 
 def make_engine(
-    config: Config, policy: Policy, *, kv_tokens: int | None = None, lend: bool = False, own_forward: bool | None = None
+    config: Config,
+    policy: Policy,
+    loaded: Loaded,
+    *,
+    kv_tokens: int | None = None,
+    lend: bool = False,
+    own_forward: bool | None = None,
 ) -> Engine:
     """`kv_tokens`: by the memory plan, or None to go by the config. `lend`: its memory is given back while training.
-    `own_forward`: see EmbeddedEngine. (A backend that is not there is refused with the config.)"""
+    `own_forward`: see EmbeddedEngine."""
+    if config.inference.backend == "vllm":
+        from airloop.engine.vllm.start import make_vllm_engine
+
+        return make_vllm_engine(config, policy, loaded)
     from airloop.engine.embedded import EmbeddedEngine
 
     return EmbeddedEngine(

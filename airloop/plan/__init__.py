@@ -100,6 +100,8 @@ def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None)
 
 def _kv_tokens(config: Config, sizes: Sizes, room: int) -> int:
     """What is asked for; else enough for every sequence at full length, within the share of what is free."""
+    if config.inference.backend != "embedded":
+        return 0  # its servers have GPUs of their own
     if config.inference.kv_tokens:
         return config.inference.kv_tokens
     share = int(max(0, room) * config.inference.gpu_memory_utilization) // (sizes.shape.kv_values * sizes.item)

@@ -1,0 +1,82 @@
+"""What backend = "vllm" excludes, each with its reason and its correction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from airloop.config.conflict import Conflict
+from airloop.config.schema import VllmConfig
+
+if TYPE_CHECKING:
+    from airloop.config.schema import RunConfig
+
+BACKEND = "inference.backend"
+
+
+def vllm_conflicts(config: RunConfig) -> Iterator[Conflict]:
+    if config.inference.backend != "vllm":
+        if config.inference.vllm != VllmConfig():
+            yield Conflict(
+                ("inference.vllm", BACKEND),
+                '[inference.vllm] has no effect with backend = "embedded"',
+                {BACKEND: "vllm"},
+            )
+        return
+    yield from _weights(config)
+    yield from _places(config)
+    sampling = config.orchestrator.sampling
+    if sampling.temperature > 2:
+        yield Conflict(
+            ("orchestrator.sampling.temperature", BACKEND),
+            f"temperature = {sampling.temperature:g}, and vLLM samples at 2 at most",
+            {"orchestrator.sampling.temperature": 2.0},
+        )
+    for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        if getattr(sampling, key) != off:
+            yield Conflict(
+                (f"orchestrator.sampling.{key}", BACKEND),
+                f"{key} = {getattr(sampling, key)} cuts the distribution, and vLLM then gives log-probs of what is "
+                "left, not of the policy that is trained",
+                {f"orchestrator.sampling.{key}": off},
+            )
+
+
+def _weights(config: RunConfig) -> Iterator[Conflict]:
+    if config.trainer.model.train == "full":
+        yield Conflict(
+            ("trainer.model.train", BACKEND),
+            'train = "full" with backend = "vllm" is not in this version: servers get the policy as an adapter',
+            {"trainer.model.train": "lora"},
+        )
+    if config.deterministic:
+        yield Conflict(
+            ("deterministic", BACKEND),
+            "deterministic = true promises the same run bit for bit, and a server's batches follow from the clock",
+            {"deterministic": False},
+        )
+
+
+def _places(config: RunConfig) -> Iterator[Conflict]:
+    trainer, inference = config.trainer_gpu_ids, config.inference_gpu_ids
+    if config.trainer.processes not in (None, 1) or len(trainer or [0]) > 1:
+        yield Conflict(
+            ("trainer_gpu_ids" if trainer else "trainer.processes", BACKEND),
+            'several trainer processes with backend = "vllm" are not in this version: one trains, servers sample',
+            {"trainer_gpu_ids": trainer[:1]} if trainer else {"trainer.processes": 1},
+        )
+    if config.inference.vllm.urls or config.model.device == "cpu":
+        return
+    if inference is None and trainer is not None:
+        yield Conflict(
+            ("inference_gpu_ids", BACKEND),
+            'backend = "vllm" starts a server on each of inference_gpu_ids, and none is named',
+            {"inference_gpu_ids": [max(trainer) + 1]},
+        )
+    elif set(trainer or [0]) & set(inference or []):
+        yield Conflict(
+            ("inference_gpu_ids", "trainer_gpu_ids", BACKEND),
+            f"inference_gpu_ids = {inference} and trainer_gpu_ids = {trainer or [0]} share a GPU, and a server of vLLM "
+            'takes all of one; on the trainer\'s own GPU, backend = "embedded" samples without a copy of the weights',
+            {BACKEND: "embedded"},
+        )

@@ -1,0 +1,346 @@
+"""An engine made of vLLM servers: ours, each on its own GPU, or any that are running already.
+
+A request goes to the server that has the conversation's beginning in its cache, unless another has much less to do. A
+server that dies loses no token: its replies go on elsewhere, from where they were. Weights reach servers as adapters,
+one for each version; a version's name is part of every request, so that nothing is sampled, or found in a cache, of
+another one. No server is asked for replies before its log-probs are the trainer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from airloop.engine.base import ContextFull, Counters, EngineFailed, Generation, Heard, Limits, Sampling
+from airloop.engine.vllm.adapters import AdapterStore
+from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
+from airloop.engine.vllm.server import ANSWER_S, READY_S, Forgotten, Refused, ServerLost, VllmServer
+from airloop.errors import AirError
+from airloop.policy import Policy
+from airloop.waits import waiting
+
+LEAN = 8  # requests more than another has, before a conversation leaves the server that knows it
+PLACES = 65536  # conversations whose server is remembered
+WATCH_S = 2.0  # between two looks at whether the servers live
+IDLE_S = 60.0  # a server that has been silent for so long, with requests under way, is asked whether it lives
+STARTS = 3  # of one server; after that it stays away
+PROBED = 32  # tokens
+FAILURES = 5  # of one reply in a row, at servers that live
+LOOKS = 4  # at a server whose log-probs differ
+HOTTEST = 2.0  # vLLM refuses higher temperatures
+
+
+class VllmEngine:
+    """See Engine."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        servers: Sequence[VllmServer],
+        store: AdapterStore,
+        context: int,
+        batch: int,
+        place: Path | None = None,
+    ) -> None:
+        """`batch` of one server; `place` has their files, and goes with the engine if all went well."""
+        self.policy = policy
+        self.place = place
+        self.servers = list(servers)
+        self.context = context
+        self.counters = Counters()
+        self._store = store
+        self._batch = batch
+        self._version = policy.version
+        self._name = ""  # of the adapter that is served
+        self._places: dict[str, VllmServer] = {}
+        self._ready: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._weights = asyncio.Lock()  # held while the trainer's are changed, or looked at
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def fallback_reason(self) -> str:
+        return ""
+
+    def describe(self) -> Limits:
+        detail = {"backend": "vllm", "servers": str(len(self.servers))}
+        return Limits(self.context, self._batch * len(self.servers), 0, detail, HOTTEST)
+
+    # --- replies ------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
+    ) -> Generation:
+        room = self.context - len(token_ids)
+        if room < 1:
+            raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {self.context}")
+        if not token_ids or sampling.max_tokens < 1:
+            raise ValueError("generate needs a token to go on from, and may not be asked for none")
+        asked = time.perf_counter()
+        await self.start()
+        began, version = time.perf_counter(), self._version
+        reply = _Reply(token_ids, sampling, min(sampling.max_tokens, room), self._name, heard)
+        try:
+            while not reply.ended:
+                await self._go_on(reply, order)
+        except asyncio.CancelledError:  # the connection closes with the task, and the server stops
+            self.counters.abandoned += len(reply.ids)
+            raise
+        self.counters.sampled += len(reply.ids)
+        self.counters.prompt += len(token_ids)
+        self.counters.cached += reply.cached
+        now = time.perf_counter()
+        times = (began - asked, now - began, (reply.first or now) - began)
+        return Generation(
+            tuple(reply.ids),
+            tuple(reply.logprobs),
+            "stop" if reply.stopped else "length",
+            version,
+            reply.cached,
+            *times,
+        )
+
+    async def _go_on(self, reply: _Reply, order: str) -> None:
+        """At one server, to its end or to that of the server."""
+        server = self._choose(order)
+        try:
+            async for piece in server.stream(reply.request()):
+                reply.take(piece)
+        except ServerLost as error:
+            if isinstance(error, Forgotten) or not await self._answers(server):
+                server.lost = server.lost or f"{type(error).__name__}: {error}"
+            if reply.failed(FAILURES + len(self.servers)):
+                raise EngineFailed(f"vLLM answers, and not what it was asked: {error}", f"see {server.log}") from error
+        except Refused as error:
+            raise EngineFailed(f"vLLM refuses a request: {error}", f"its log says more: {server.log}") from None
+
+    def _choose(self, order: str) -> VllmServer:
+        """The server that knows this conversation, or the one with the least to do."""
+        alive = [server for server in self.servers if not server.lost]
+        if not alive:
+            raise self._none_left()
+        least = min(alive, key=lambda server: server.busy)
+        known = self._places.get(order)
+        chosen = known if known in alive and known.busy <= least.busy + LEAN else least
+        if order:
+            self._places[order] = chosen
+            if len(self._places) > PLACES:
+                self._places.pop(next(iter(self._places)))
+        return chosen
+
+    def _none_left(self) -> EngineFailed:
+        told = "\n".join(f"{server.url}: {server.lost}" for server in self.servers)
+        tail = next((tail for server in self.servers if (tail := server.tail())), "")
+        return EngineFailed(
+            f"No server of vLLM is left.\n{told}\n{tail}".rstrip(),
+            "everything sampled is saved: go on with `air train --resume RUN`.",
+        )
+
+    # --- servers ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Until every server has the policy and agrees with the trainer: whoever comes first waits, once for all."""
+        if self._ready is None:
+            self._ready = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._ready)
+
+    async def _start(self) -> None:
+        for server in self.servers:
+            server.start()
+        self._name = self._name or await asyncio.to_thread(self._store.put, self.policy, self._version)
+        with waiting("vLLM to start", "vLLM", READY_S, log=lambda: self.servers[0].tail()):
+            await asyncio.gather(*(self._admit(server) for server in self.servers))
+        self._begin(self._look())
+
+    async def _admit(self, server: VllmServer) -> None:
+        """It answers, has the policy and computes what the trainer does; only then it is asked for replies. Between an
+        update and its publication the trainer is ahead of every server: one that differs is asked again."""
+        await server.ready()
+        for _ in range(LOOKS):
+            name = self._name
+            await server.load(name, self._store.root / name)
+            async with self._weights:
+                found = await self._apart(server, name)
+            if found <= tolerance(self.policy) and name == self._name:
+                break
+            await asyncio.sleep(WATCH_S)
+        else:
+            raise AirError(
+                f"The vLLM at {server.url} does not compute what the trainer does: its log-probs are {found:.2g} nats "
+                f"off, a token, where {tolerance(self.policy):g} may be.",
+                "serve the model that is trained, in the same dtype, with --logprobs-mode processed_logprobs.",
+            )
+        server.lost = ""
+
+    async def _apart(self, server: VllmServer, name: str) -> float:
+        """How far a server's log-probs are from the trainer's, in nats a token."""
+        prompt, most = [1, 2, 3], min(PROBED, self.context - 3)
+        reply = _Reply(prompt, Sampling(most), most, name, None)
+        async for piece in server.stream(reply.request()):
+            reply.take(piece)
+        computed = await asyncio.to_thread(trainer_logprobs, self.policy, [*prompt, *reply.ids], len(prompt))
+        return apart(reply.logprobs, computed)
+
+    async def _look(self) -> None:
+        """Servers that ended are started again; one that says nothing is asked whether it lives."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for server in self.servers:
+                if not server.lost and (code := server.ended()) is not None:
+                    server.lost = f"it ended with exit code {code}"
+                if not server.lost and server.busy and time.monotonic() - server.heard > IDLE_S:
+                    server.lost = "" if await self._answers(server) else f"no word for {IDLE_S:.0f} s"
+                    if server.lost:
+                        await server.end()
+                if server.lost and not server.returning:
+                    self._bring_back(server)
+
+    def _bring_back(self, server: VllmServer) -> None:
+        if server.ended() is not None:
+            if server.starts >= STARTS:
+                return
+            server.start()
+        server.returning = True
+        self._begin(self._admit_again(server))
+
+    async def _admit_again(self, server: VllmServer) -> None:
+        try:
+            await self._admit(server)
+        except Exception as error:
+            server.lost = f"{type(error).__name__}: {error}"
+            await server.end()
+        finally:
+            server.returning = False
+
+    async def _answers(self, server: VllmServer) -> bool:
+        """Whether it gives one token in time. That it is busy, or that a request was bad, is not its end."""
+        if server.ended() is not None:
+            return False
+        body = {"model": server.model, "token_ids": [1], "sampling_params": {"max_tokens": 1, "detokenize": False}}
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return [piece async for piece in server.stream(body)] != []
+        except (ServerLost, Refused, TimeoutError):
+            return False
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- weights ------------------------------------------------------------------------------------------------
+
+    async def publish(self, version: int) -> None:
+        """Adapters are immutable: replies under way go on with the one they were begun with."""
+        await self.start()
+        name = await asyncio.to_thread(self._store.put, self.policy, version)
+        alive = [server for server in self.servers if not server.lost]
+        for server, failed in zip(
+            alive,
+            await asyncio.gather(
+                *(server.load(name, self._store.root / name) for server in alive), return_exceptions=True
+            ),
+            strict=True,
+        ):
+            if isinstance(failed, ServerLost | Refused):
+                server.lost = f"it could not load {name}: {failed}"
+            elif failed is not None:
+                raise failed
+        if all(server.lost for server in self.servers):
+            raise self._none_left()
+        self._name, self._version = name, version
+
+    def set_version(self, version: int) -> None:
+        """Before anything is sampled, so that no server has an adapter yet."""
+        if self._ready is not None:
+            raise RuntimeError("set_version() after something was sampled: publish() tells the servers")
+        self._version = version
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Servers have weights and memory of their own: nothing of theirs is in the way. Only who compares theirs with
+        the trainer's waits."""
+        async with self._weights:
+            yield
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *([self._ready] if self._ready else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(server.close() for server in self.servers))
+        self._store.clear()
+        if self.place is not None and not any(server.starts > 1 or server.lost for server in self.servers):
+            shutil.rmtree(self.place, ignore_errors=True)  # else its logs tell what happened
+
+
+@dataclass
+class _Reply:
+    """What has come of a reply so far, whichever servers it came from."""
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    limit: int
+    adapter: str
+    told: Heard | None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    cached: int = 0
+    first: float = 0.0
+    failures: int = 0
+    reached: int = 0  # tokens that were there when it last failed
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.ids) and self.ids[-1] in self.sampling.stop_ids
+
+    @property
+    def ended(self) -> bool:
+        return self.stopped or len(self.ids) >= self.limit
+
+    def request(self) -> dict[str, Any]:
+        """For what is still missing."""
+        return {
+            "model": self.adapter,
+            "token_ids": [*self.prompt, *self.ids],
+            "cache_salt": self.adapter,  # what was computed by another version is not found
+            "stream_options": {"include_usage": True},
+            "sampling_params": {
+                "max_tokens": self.limit - len(self.ids),
+                "temperature": self.sampling.temperature,
+                "seed": (self.sampling.seed + len(self.ids)) % (1 << 63),
+                "stop_token_ids": list(self.sampling.stop_ids),
+                "ignore_eos": True,  # where a reply ends is said above, and nowhere else
+                "logprobs": 0,
+                "detokenize": False,
+            },
+        }
+
+    def failed(self, most: int) -> bool:
+        """So often, without a token in between."""
+        self.failures = self.failures + 1 if len(self.ids) == self.reached else 0
+        self.reached = len(self.ids)
+        return self.failures >= most
+
+    def take(self, piece: dict[str, Any]) -> None:
+        if usage := piece.get("usage"):
+            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
+        for choice in piece["choices"]:
+            ids = list(choice["token_ids"] or ())
+            content = (choice.get("logprobs") or {}).get("content") or []
+            if len(content) != len(ids):
+                raise ServerLost(f"{len(ids)} tokens came with {len(content)} log-probs")
+            self.first = self.first or time.perf_counter()
+            self.ids += ids
+            self.logprobs += [float(one["logprob"]) for one in content]
+            if ids and self.told is not None:
+                self.told(ids)

@@ -1,0 +1,40 @@
+"""Whether a server computes what the trainer does: log-probs of some tokens that it sampled, by both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from airloop.learn.batches import PackedPlan, Row, micro_batches
+from airloop.learn.forward import training_hidden
+from airloop.learn.logprobs import token_logprobs
+from airloop.policy import Policy
+
+# Largest mean difference, in nats a token. In fp32 two programs differ by 1e-6 to 1e-5; in bf16, where each rounds in
+# places of its own, by some hundredths. Another version of an adapter, or a stale cache, is off by tenths.
+AGREE = {torch.float32: 1e-4}
+AGREE_ROUNDED = 0.05
+
+
+def trainer_logprobs(policy: Policy, tokens: Sequence[int], first: int, temperature: float = 1.0) -> list[float]:
+    """Of the tokens from `first` on."""
+    train = tuple(place >= first for place in range(len(tokens)))
+    row = Row("probe", tuple(tokens), train, (0.0,) * len(tokens), 0.0, 1.0)
+    with torch.no_grad():
+        (part,) = micro_batches([row], len(tokens))
+        plan = PackedPlan(part, policy.device)
+        hidden = training_hidden(policy, plan)
+        values, _ = token_logprobs(
+            policy.head, hidden[plan.sources], plan.targets, temperature, policy.model.config.vocab_size
+        )
+    return [float(value) for value in values.cpu()]
+
+
+def tolerance(policy: Policy) -> float:
+    return AGREE.get(policy.dtype, AGREE_ROUNDED)
+
+
+def apart(sampled: Sequence[float], computed: Sequence[float]) -> float:
+    """Mean difference, in nats a token."""
+    return sum(abs(a - b) for a, b in zip(sampled, computed, strict=True)) / max(len(sampled), 1)

@@ -1,0 +1,202 @@
+"""One server of vLLM: how it is started, whether it answers, what it said last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from airloop.errors import AirError
+
+KEEPER = Path(__file__).with_name("keeper.py")
+MODULE = "vllm.entrypoints.openai.api_server"  # the script `vllm` does not start with the build for CPUs
+BASE = "air-base"  # what servers that we start call the model
+ROUTES = {  # what we ask for, and how a server comes to have it
+    "/inference/v1/generate": "--enable-scale-out",
+    "/v1/load_lora_adapter": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, and --enable-lora",
+}
+READY_S = 900.0  # for the weights to be read and kernels to be made
+ANSWER_S = 120.0  # for a single token, of a server that lives
+SILENT_S = 300.0  # between two tokens of a reply
+LOOK_S = 0.5
+KEPT = 2  # adapters: the newest, and the one that replies under way were begun with
+TAIL = 30  # lines of its log that are shown
+
+
+class ServerLost(Exception):
+    """It is not there any more, or does not answer: others may."""
+
+
+class Forgotten(ServerLost):
+    """It is there, and has not the adapter that it was given: somebody has started it anew."""
+
+
+class Refused(Exception):
+    """It is there, and does not take the request."""
+
+
+@dataclass
+class VllmServer:
+    """`command` and `env` of one that is ours; none of one that is only named by its address."""
+
+    url: str
+    key: str = ""
+    command: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    log: Path | None = None
+    model: str = BASE
+    busy: int = 0  # requests under way
+    heard: float = 0.0  # when it last said something
+    starts: int = 0
+    returning: bool = False  # it is being looked at again
+    lost: str = "it is being started"  # why it is asked for no replies
+    _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _client: httpx.AsyncClient | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        if not self.command:
+            return
+        assert self.log is not None
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.starts += 1
+        self._adapters.clear()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-IS", str(KEEPER), *self.command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.env},
+            )
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+            timeout = httpx.Timeout(ANSWER_S, read=SILENT_S, pool=None)
+            self._client = httpx.AsyncClient(base_url=self.url, headers=headers, limits=limits, timeout=timeout)
+        return self._client
+
+    async def ready(self) -> None:
+        """Until it takes requests. AirError with its last words where it ends instead, or lacks what we ask of it."""
+        deadline = asyncio.get_running_loop().time() + (READY_S if self.command else ANSWER_S)
+        while True:
+            if (code := self.ended()) is not None:
+                raise AirError(f"vLLM did not start (exit code {code}):\n{self.tail()}", _start_fix(self.tail()))
+            with contextlib.suppress(httpx.HTTPError):
+                if (await self.client.get("/health", timeout=5.0)).status_code == 200:
+                    break
+            if asyncio.get_running_loop().time() > deadline:
+                what = f"\n{self.tail()}" if self.command else ""
+                raise AirError(f"No vLLM answers at {self.url}.{what}", "start it, or correct inference.vllm.urls.")
+            await asyncio.sleep(LOOK_S)
+        await self._check_routes()
+
+    async def _check_routes(self) -> None:
+        try:
+            found = (await self.client.get("/openapi.json")).json()["paths"]
+            models = (await self.client.get("/v1/models")).json()["data"]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            raise AirError(f"What answers at {self.url} is no vLLM: {error!r}.", "correct the address.") from None
+        for route, how in ROUTES.items():
+            if route not in found:
+                raise AirError(f"The vLLM at {self.url} does not have {route}.", f"start it with {how}.")
+        if not self.command:
+            self.model = next(m["id"] for m in models if not m.get("parent"))
+
+    def ended(self) -> int | None:
+        return self._process.poll() if self._process is not None else None
+
+    def tail(self) -> str:
+        if self.log is None or not self.log.is_file():
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-TAIL:])
+
+    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """A reply's pieces as they come. ServerLost where it stops half-way: what came until then is valid."""
+        self.busy += 1
+        self.heard = time.monotonic()
+        try:
+            async with self.client.stream("POST", "/inference/v1/generate", json={**body, "stream": True}) as answer:
+                if answer.status_code != 200:
+                    said = (await answer.aread()).decode(errors="replace")[:500]
+                    if answer.status_code == 404 and body["model"] != self.model:
+                        self._adapters.clear()
+                        raise Forgotten(said)
+                    raise (Refused if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {said}")
+                ended = False
+                async for line in answer.aiter_lines():
+                    self.heard = time.monotonic()
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        piece = json.loads(line[6:])
+                        if "error" in piece:
+                            raise ServerLost(str(piece["error"]))
+                        yield piece
+                    ended = ended or line == "data: [DONE]"
+                if not ended:
+                    raise ServerLost("its answer broke off")
+        except (httpx.HTTPError, ValueError) as error:
+            raise ServerLost(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.busy -= 1
+
+    async def load(self, name: str, path: Path) -> None:
+        """An adapter, which requests then call by its name. Never in the place of another: replies may be under way, so
+        the one before stays for a while."""
+        if name in self._adapters:  # the same weights, and what is cached of them is valid
+            self._adapters.remove(name)
+        elif not await self._told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):
+            raise Refused(f"{path} is not there for {self.url}: its machine must see the same files.")
+        self._adapters.append(name)
+        while len(self._adapters) > KEPT:
+            await self._told("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)})
+
+    async def _told(self, route: str, body: Mapping[str, str]) -> bool:
+        """False where what the body names is not there."""
+        try:
+            answer = await self.client.post(route, json=dict(body))
+        except httpx.HTTPError as error:
+            raise ServerLost(f"{type(error).__name__}: {error}") from error
+        if answer.status_code not in (200, 404):
+            raise (Refused if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {answer.text[:500]}")
+        return answer.status_code == 200
+
+    async def end(self) -> None:
+        """One that is ours and does not answer any more."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()  # the keeper ends it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._process.wait, 30.0)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+        await self.end()
+        self._process = None
+
+
+def _start_fix(tail: str) -> str:
+    if "No module named 'vllm'" in tail or f"No module named {MODULE.partition('.')[0]!r}" in tail:
+        return 'name an interpreter that has it: inference.vllm.python = "…/bin/python" (pip install vllm there).'
+    return "its log says more; what it was started with stands at its beginning."
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,115 @@
+"""The servers that a config asks for: with what they are started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airloop.config import Config
+from airloop.engine.vllm.adapters import AdapterStore
+from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.server import BASE, MODULE, VllmServer, free_port
+from airloop.errors import AirError
+from airloop.files import cache_directory
+from airloop.policy import Policy
+
+if TYPE_CHECKING:
+    from airloop.models.loaded import Loaded
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM keeps room for
+SERVED = 2  # adapters at once: the newest, and the one that replies under way were begun with
+MEMORY = 0.9  # of a GPU that does nothing else
+CPU_KV_GIB = 1
+
+
+def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded) -> VllmEngine:
+    """Its servers are started by whoever asks for the first reply: a supervised start needs none."""
+    assert policy.peft is not None  # the rules of configs have seen to it
+    if policy.device.type == "cuda" and not (config.inference.vllm.urls or config.inference_gpu_ids):
+        raise AirError(
+            'backend = "vllm" starts a server on each of inference_gpu_ids, and none is named.',
+            "name GPUs that do not train: trainer_gpu_ids = [0], inference_gpu_ids = [1].",
+        )
+    place = Path(tempfile.mkdtemp(prefix="run-", dir=_home()))
+    model = base_directory(loaded, place)
+    told = config.inference.vllm
+    servers = (
+        [VllmServer(url.rstrip("/").removesuffix("/v1"), os.environ.get(told.api_key_env, "")) for url in told.urls]
+        if told.urls
+        else [_server(config, policy, model, place, number, gpu) for number, gpu in enumerate(_gpus(config))]
+    )
+    store = AdapterStore(place / "adapters", str(model))
+    return VllmEngine(policy, servers, store, config.seq_len, config.inference.max_batch, place)
+
+
+def _home() -> Path:
+    home = cache_directory() / "vllm"
+    home.mkdir(parents=True, exist_ok=True)
+    return home
+
+
+def base_directory(loaded: Loaded, place: Path) -> Path:
+    """The model as files; a tiny one is made in memory and has none."""
+    if loaded.path is not None:
+        return loaded.path
+    from airloop.models.tiny import save_tiny
+
+    return save_tiny(str(place / "model"), loaded.name.removeprefix("tiny:"))
+
+
+def _gpus(config: Config) -> list[int | None]:
+    return [*config.inference_gpu_ids] if config.inference_gpu_ids and config.model.device != "cpu" else [None]
+
+
+def _server(config: Config, policy: Policy, model: Path, place: Path, number: int, gpu: int | None) -> VllmServer:
+    port, key = free_port(), secrets.token_urlsafe(24)
+    rank = next((size for size in RANKS if size >= config.trainer.model.lora.rank), RANKS[-1])
+    options = {
+        "--model": str(model),
+        "--served-model-name": BASE,
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--dtype": str(policy.dtype).removeprefix("torch."),
+        "--max-model-len": str(config.seq_len),
+        "--max-num-seqs": str(config.inference.max_batch),
+        "--max-lora-rank": str(rank),
+        "--max-loras": str(SERVED),
+        "--max-cpu-loras": str(2 * SERVED),
+        "--logprobs-mode": "processed_logprobs",
+        "--generation-config": "vllm",  # nothing of the model's own ideas of sampling
+        **({"--gpu-memory-utilization": str(MEMORY)} if gpu is not None else {}),
+    }
+    flags = ["--enable-scale-out", "--enable-lora", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    if config.inference.model.enforce_eager or gpu is None:
+        flags.append("--enforce-eager")
+    command = [interpreter(config), "-m", MODULE, *flags, *(word for option in options.items() for word in option)]
+    env = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_API_KEY": key,  # not in its command, which everybody on the machine can read
+        "VLLM_NO_USAGE_STATS": "1",
+        **({"CUDA_VISIBLE_DEVICES": str(gpu)} if gpu is not None else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}),
+    }
+    return VllmServer(f"http://127.0.0.1:{port}", key, command, env, place / f"server-{number}.log")
+
+
+def interpreter(config: Config) -> str:
+    """That has vLLM: it may be another than ours, since vLLM wants a torch of its own."""
+    named = config.inference.vllm.python
+    if named is None:
+        if importlib.util.find_spec("vllm") is None:
+            raise AirError(
+                'inference.backend = "vllm", but vLLM is not installed beside air.',
+                'name an interpreter that has it: inference.vllm.python = "~/vllm/bin/python", or servers that run '
+                'already: inference.vllm.urls = ["http://…:8000"].',
+            )
+        return sys.executable
+    found = shutil.which(os.path.expanduser(named))
+    if found is None:
+        raise AirError(f"inference.vllm.python = {named!r} is no program.", "name an interpreter that has vLLM.")
+    return found

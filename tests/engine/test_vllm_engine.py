@@ -1,0 +1,237 @@
+"""The engine of vLLM servers, over real sockets and processes: what is sampled, what a lost server costs. The servers
+are stand-ins with our own engine inside; vLLM itself is in tests/interop/test_vllm.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.engine_conformance import CHECKS, PROMPT, agrees, change
+from support.vllm_standin import StandInServer, stand_in
+
+from airloop.engine.base import EngineFailed, Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.engine.vllm import engine as engines
+from airloop.engine.vllm.adapters import KEPT, AdapterStore
+from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.server import KEEPER, VllmServer
+from airloop.errors import AirError
+from airloop.learn.lora import attach_lora, use_fp32_adapters
+from airloop.models.head import logits_head
+from airloop.models.tiny import tiny_model
+from airloop.policy import Policy
+
+Check = Callable[[Any, Policy], Awaitable[None]]
+pytestmark = pytest.mark.slow
+
+
+def make_policy() -> Policy:
+    model = tiny_model("llama").model
+    peft = attach_lora(model, 8, 16, ["q_proj", "v_proj", "down_proj"], None)
+    use_fp32_adapters(model)
+    return Policy(model, logits_head(model), peft)
+
+
+def served(folder: Path, work: Callable[[VllmEngine, Policy], Awaitable[Any]], count: int = 1, **more: Any) -> Any:
+    async def whole() -> Any:
+        policy = make_policy()
+        store = AdapterStore(folder / "adapters", "tiny")
+        engine = VllmEngine(policy, [stand_in() for _ in range(count)], store, more.get("context", 256), 8)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(engine.close)
+            await engine.start()
+            return await work(engine, policy)
+
+    return asyncio.run(asyncio.wait_for(whole(), 120))
+
+
+async def broken(server: VllmServer, **how: Any) -> None:
+    async with httpx.AsyncClient() as client:
+        await client.post(f"{server.url}/break", json=how)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_it_does_what_every_engine_must(tmp_path: Path, check: Check) -> None:
+    served(tmp_path, check, count=2, context=96)
+    assert not list((tmp_path / "adapters").iterdir()), "adapters go with the engine"
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_embedded_engine_does_too(check: Check) -> None:
+    async def whole() -> None:
+        policy = make_policy()
+        engine = EmbeddedEngine(policy, context=96, page_size=8)
+        try:
+            await check(engine, policy)
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 120))
+
+
+def test_old_adapters_go(tmp_path: Path) -> None:
+    policy, store = make_policy(), AdapterStore(tmp_path, "tiny")
+    names = [store.put(policy, version) for version in range(KEPT + 2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[-KEPT:])
+    assert store.put(policy, KEPT + 1) == names[-1], "the same weights of the same version are the same adapter"
+
+
+def test_a_server_killed_in_the_middle_of_replies_loses_no_token(tmp_path: Path) -> None:
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        victim, other = engine.servers
+        await broken(victim, after=40)
+        asked = [engine.generate([*PROMPT, i], Sampling(24, seed=i), order=f"{i}") for i in range(8)]
+        replies = await asyncio.gather(*asked)
+        assert victim.lost and not other.lost
+        assert all(len(r.token_ids) == 24 and agrees(policy, [*PROMPT, i], r) for i, r in enumerate(replies))
+
+    served(tmp_path, work, count=2)
+
+
+def test_a_server_that_ended_is_started_again_and_serves_what_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "WATCH_S", 0.2)
+
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        victim, _ = engine.servers
+        await broken(victim, after=1)
+        await asyncio.gather(*(engine.generate(PROMPT, Sampling(4, seed=i), order=f"{i}") for i in range(4)))
+        assert victim.lost
+        change(policy, 1)
+        await engine.publish(1)
+        while victim.lost:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+        assert victim.starts == 2
+        replies = await asyncio.gather(*(engine.generate([i + 1], Sampling(8), order=f"n{i}") for i in range(8)))
+        assert all(agrees(policy, [i + 1], r) for i, r in enumerate(replies))
+
+    served(tmp_path, work, count=2)
+
+
+def test_without_any_server_left_whoever_waits_is_told(tmp_path: Path) -> None:
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        await broken(engine.servers[0], after=3)
+        with pytest.raises(EngineFailed, match="No server of vLLM is left") as told:
+            await engine.generate(PROMPT, Sampling(24))
+        assert "air train --resume" in told.value.fix
+
+    served(tmp_path, work)
+
+
+def test_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 1.0), ("ANSWER_S", 1.0), ("STARTS", 1)):
+        monkeypatch.setattr(engines, name, seconds)
+
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        victim = engine.servers[0]
+        assert isinstance(victim, StandInServer) and victim.process
+        asked = [asyncio.ensure_future(engine.generate([i], Sampling(120, seed=i), order=f"{i}")) for i in range(1, 5)]
+        await asyncio.sleep(0.3)
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        replies = await asyncio.gather(*asked)
+        assert victim.lost
+        assert all(len(r.token_ids) == 120 and agrees(policy, [i], r) for i, r in enumerate(replies, 1))
+
+    served(tmp_path, work, count=2)
+
+
+def test_a_version_that_cannot_be_loaded_takes_its_server_away(tmp_path: Path) -> None:
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        change(policy, 1)
+        await broken(engine.servers[0], refuse=True)
+        await engine.publish(1)
+        assert "could not load" in engine.servers[0].lost
+        assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
+        await broken(engine.servers[1], refuse=True)
+        with pytest.raises(EngineFailed, match="could not load"):
+            await engine.publish(2)
+
+    served(tmp_path, work, count=2)
+
+
+def test_a_server_that_forgot_its_adapter_gets_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that somebody else has started anew, at the same address."""
+    monkeypatch.setattr(engines, "WATCH_S", 0.1)
+
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        await broken(engine.servers[0], forget=True)
+        replies = await asyncio.gather(*(engine.generate([i + 1], Sampling(8), order=f"{i}") for i in range(6)))
+        assert all(agrees(policy, [i + 1], r) for i, r in enumerate(replies))
+        while engine.servers[0].lost:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    served(tmp_path, work, count=2)
+
+
+def test_answers_that_are_none_end_the_run_and_not_only_a_server(tmp_path: Path) -> None:
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        await broken(engine.servers[0], mute=True)
+        with pytest.raises(EngineFailed, match="not what it was asked"):
+            await engine.generate(PROMPT, Sampling(8))
+
+    served(tmp_path, work)
+
+
+def test_a_server_with_other_weights_is_not_admitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        change(policy, 1)
+        await engine.publish(1)
+        await broken(engine.servers[0], stale=True)
+        change(policy, 2, size=0.5)
+        engine._name = engine._store.put(policy, 2)
+        monkeypatch.setattr(engines, "WATCH_S", 0.05)
+        with pytest.raises(AirError, match="does not compute what the trainer does"):
+            await engine._admit(engine.servers[0])
+
+    served(tmp_path, work)
+
+
+def test_what_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('No module named vllm.entrypoints')"]
+
+    async def work() -> None:
+        lost = VllmServer("http://127.0.0.1:9", "", command, {}, tmp_path / "log")
+        lost.start()
+        try:
+            await lost.ready()
+        finally:
+            await lost.close()
+
+    with pytest.raises(AirError, match="did not start"):
+        asyncio.run(work())
+
+
+def test_a_server_goes_with_whoever_started_it_however_that_ends(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    inner = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
+    outer = (
+        "import subprocess, sys, time; "
+        f"subprocess.Popen([sys.executable, {str(KEEPER)!r}, sys.executable, '-c', {inner!r}], stdin=subprocess.PIPE); "
+        "time.sleep(600)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", outer])
+    while not pids.exists() or not pids.read_text().strip():
+        time.sleep(0.05)
+    pid = int(pids.read_text())
+    starter.kill()
+    starter.wait()
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the server is still there")

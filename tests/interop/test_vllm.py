@@ -1,0 +1,109 @@
+"""vLLM itself, the build for CPUs, as the engine of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine_conformance import CHECKS, PROMPT, agrees
+from support.interop_world import interpreter
+
+from airloop.assemble import Components, assemble
+from airloop.config import Config, load_config
+from airloop.engine.base import Sampling
+from airloop.engine.vllm.engine import VllmEngine
+from airloop.models.tiny import save_tiny
+from airloop.stats.intervals import difference
+from airloop.training import start
+from airloop.warmstart import warmstart
+from airloop.watch.display.display import Display
+
+pytestmark = pytest.mark.interop
+WIDE = 128  # of the tiny model: heads of 16 numbers, as it has otherwise, are none of vLLM's
+LORA = """
+max_steps = 25
+seq_len = 96
+output_dir = "out"
+[model]
+name = "MODEL"
+[ckpt]
+interval = 100
+[trainer.optim]
+lr = 5e-3
+[trainer.model.lora]
+rank = 32
+alpha = 64
+[orchestrator]
+batch_size = 128
+rollouts_per_example = 8
+max_concurrent = 128
+[orchestrator.sampling]
+max_tokens = 3
+[orchestrator.eval]
+num_examples = 25
+rollouts_per_example = 4
+[[orchestrator.env]]
+id = "arith"
+args = { max_number = 4, split_by = "none" }
+[inference]
+backend = "vllm"
+max_batch = 128
+[inference.vllm]
+python = "PYTHON"
+"""
+
+
+def config_of(folder: Path, model: Path) -> Config:
+    toml = folder / "lora.toml"
+    toml.write_text(LORA.replace("MODEL", str(model)).replace("PYTHON", interpreter("vllm")))
+    return load_config(["@", str(toml), "--output_dir", str(folder / "out")])
+
+
+def test_a_server_of_vllm_does_what_every_engine_must_and_is_started_again_when_it_is_killed(tmp_path: Path) -> None:
+    """One server for all: it takes a minute to start."""
+
+    async def whole(parts: Components) -> None:
+        engine: Any = parts.engine
+        assert isinstance(engine, VllmEngine)
+        for check in CHECKS:
+            await check(engine, parts.policy)
+        await killed(engine, parts)
+
+    async def killed(engine: VllmEngine, parts: Components) -> None:
+        """It comes back by itself, with the policy as it is now."""
+        (server,) = engine.servers
+        assert server._process is not None
+        found = await asyncio.to_thread(subprocess.check_output, ["pgrep", "-P", str(server._process.pid)], text=True)
+        os.kill(int(found.split()[0]), signal.SIGKILL)
+        while not server.lost:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+        while server.lost:  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
+        assert server.starts == 2
+        assert agrees(parts.policy, PROMPT, await engine.generate(PROMPT, Sampling(16)))
+
+    async def main() -> None:
+        parts = assemble(config_of(tmp_path, save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)), lambda text: None)
+        try:
+            await asyncio.wait_for(whole(parts), 900)
+        finally:
+            await parts.close()
+
+    asyncio.run(main())
+
+
+def test_a_policy_learns_through_vllm(tmp_path: Path) -> None:
+    """A supervised start of all the weights, then RL of an adapter above it, proofs included."""
+    tiny = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
+    first = load_config(["arith", "--model.name", str(tiny), "--output_dir", str(tmp_path / "start")])
+    started, _ = asyncio.run(warmstart(first, Display(quiet=True)))
+    done = start(config_of(tmp_path, started / "model"), Display(quiet=True))
+    before, after = ([t.reward for t in side] for side in (done.outcome.before, done.outcome.after))
+    assert difference(after, before, share=True).low > 0, done.text
+    gaps = [line["learner"]["logprob_gap_mean"] for line in done.run.metrics("train")]
+    assert max(gaps) < 1e-4, "what was trained is what was sampled"

@@ -1,0 +1,145 @@
+"""A server that speaks as vLLM does, above our own engine, in a process of its own: for tests that break servers.
+
+Its model is a tiny one, its adapters are read from their files, its tokens and log-probs are real. What a test wants of
+it beside that comes with POST /break: {"after": tokens} ends the process in the middle of a reply, {"refuse": true}
+lets it load no adapter, {"stale": true} lets it go on with the adapter it has, {"forget": true} takes its adapters
+away, {"mute": true} leaves log-probs out of what adapters say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from support.warm_process import Process
+
+from airloop.engine.base import Sampling
+from airloop.engine.embedded import EmbeddedEngine
+from airloop.engine.vllm.server import BASE, ROUTES, VllmServer, free_port
+from airloop.learn.lora import load_lora, use_fp32_adapters
+from airloop.models.head import logits_head
+from airloop.models.tiny import tiny_model
+from airloop.policy import Policy
+
+
+class StandIn:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.engines: dict[str, EmbeddedEngine] = {BASE: self._engine(None)}
+        self.broken: dict[str, Any] = {}
+        self.told = 0
+
+    def _engine(self, adapter: Path | None) -> EmbeddedEngine:
+        model = tiny_model(self.kind).model
+        peft = load_lora(model, adapter) if adapter else None
+        if adapter:
+            use_fp32_adapters(model)
+        return EmbeddedEngine(Policy(model, logits_head(model), peft), context=256, page_size=8)
+
+    async def load(self, request: Request) -> Response:
+        asked = await request.json()
+        if self.broken.get("refuse"):
+            return JSONResponse({"error": {"message": "no room"}}, 400)
+        if not Path(asked["lora_path"]).is_dir():
+            return JSONResponse({"error": {"message": "No adapter found"}}, 404)
+        last = list(self.engines.values())[-1]
+        self.engines[asked["lora_name"]] = last if self.broken.get("stale") else self._engine(Path(asked["lora_path"]))
+        return Response("Success")
+
+    async def unload(self, request: Request) -> Response:
+        found = self.engines.pop((await request.json())["lora_name"], None)
+        return Response("Success") if found else JSONResponse({"error": {}}, 404)
+
+    async def generate(self, request: Request) -> Response:
+        asked = await request.json()
+        if asked["model"] not in self.engines:
+            return JSONResponse({"error": {"message": f"{asked['model']} does not exist"}}, 404)
+        return StreamingResponse(self._pieces(asked), media_type="text/event-stream")
+
+    async def _pieces(self, asked: dict[str, Any]) -> AsyncIterator[bytes]:
+        given = asked["sampling_params"]
+        ids: list[int] = list(asked["token_ids"])
+        for place in range(given["max_tokens"]):  # one by one, as a server that is busy does
+            sampling = Sampling(1, given.get("temperature", 1.0), seed=given.get("seed", 0) + place)
+            reply = await self.engines[asked["model"]].generate(ids, sampling)
+            ids += reply.token_ids
+            self.told += 1
+            if 0 < self.broken.get("after", 0) <= self.told:
+                os._exit(9)
+            stop = ids[-1] in given.get("stop_token_ids", ())
+            mute = self.broken.get("mute") and asked["model"] != BASE
+            content = [] if mute else [{"token_id": ids[-1], "logprob": reply.logprobs[0], "top_logprobs": []}]
+            ended = "stop" if stop else "length" if place + 1 == given["max_tokens"] else None
+            choice = {"index": 0, "token_ids": [ids[-1]], "logprobs": {"content": content}, "finish_reason": ended}
+            yield f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+            if stop:
+                break
+            await asyncio.sleep(0)
+        yield b"data: [DONE]\n\n"
+
+    async def broke(self, request: Request) -> Response:
+        self.broken = await request.json()
+        if self.broken.get("forget"):
+            self.engines = {BASE: self.engines[BASE]}
+        self.told = 0
+        return Response("")
+
+    def app(self) -> Starlette:
+        async def health(request: Request) -> Response:
+            return Response("")
+
+        async def routes(request: Request) -> Response:
+            return JSONResponse({"paths": {route: {} for route in ROUTES}})
+
+        async def models(request: Request) -> Response:
+            return JSONResponse({"data": [{"id": BASE}]})
+
+        return Starlette(
+            routes=[
+                Route("/health", health),
+                Route("/openapi.json", routes),
+                Route("/v1/models", models),
+                Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
+                Route("/inference/v1/generate", self.generate, methods=["POST"]),
+                Route("/break", self.broke, methods=["POST"]),
+            ]
+        )
+
+
+def main(port: int, kind: str) -> None:
+    uvicorn.run(StandIn(kind).app(), host="127.0.0.1", port=port, log_level="warning")
+
+
+class StandInServer(VllmServer):
+    """Forked from a process that has imported everything already: what keeps a real one is tested by itself."""
+
+    process: Process | None = None
+
+    def start(self) -> None:
+        self.starts += 1
+        self._adapters.clear()
+        port = self.url.rpartition(":")[2]
+        self.process = Process([], code=f"from support.vllm_standin import main; main({port}, 'llama')")
+
+    def ended(self) -> int | None:
+        return self.process.poll() if self.process else None
+
+    async def end(self) -> None:
+        if self.process:
+            self.process.kill()
+            while self.process.poll() is None:  # noqa: ASYNC110 - one thread asks for all that were forked
+                await asyncio.sleep(0.02)
+
+
+def stand_in() -> StandInServer:
+    return StandInServer(f"http://127.0.0.1:{free_port()}", "key", ["stand-in"])

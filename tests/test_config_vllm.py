@@ -1,0 +1,52 @@
+"""What backend = "vllm" excludes, and what each is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from airloop.config import load_config
+from airloop.config.mistakes import Refused
+from airloop.config.vllm_rules import BACKEND
+from airloop.engine.vllm.start import interpreter
+from airloop.errors import AirError
+
+VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_gpu_ids", "[1, 2]"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--trainer.model.train", "full"], "servers get the policy as an adapter"),
+        (["--orchestrator.sampling.top_p", "0.9"], "log-probs of what is left"),
+        (["--orchestrator.sampling.top_k", "50"], "log-probs of what is left"),
+        (["--orchestrator.sampling.temperature", "2.5"], "vLLM samples at 2 at most"),
+        (["--deterministic", "true"], "follow from the clock"),
+        (["--trainer_gpu_ids", "[0, 3]"], "one trains, servers sample"),
+        (["--inference_gpu_ids", "[0, 1]"], "share a GPU"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_correction(flags: list[str], told: str) -> None:
+    with pytest.raises(Refused, match=told):
+        load_config([*VLLM, *flags])
+
+
+def test_disjoint_gpus_are_taken_and_trained_by_one_process() -> None:
+    config = load_config(VLLM)
+    assert (config.ranks, config.gpus, config.inference_gpu_ids) == (1, [0], [1, 2])
+    with pytest.raises(Refused, match="a server on each of inference_gpu_ids, and none is named"):
+        load_config(["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]"])
+    served = load_config(["--inference.backend", "vllm", "--inference.vllm.urls", '["http://127.0.0.1:8000"]'])
+    assert served.inference.vllm.urls
+
+
+def test_its_keys_have_no_effect_without_it() -> None:
+    with pytest.raises(Refused, match='has no effect with backend = "embedded"') as told:
+        load_config(["--inference.vllm.urls", '["http://127.0.0.1:8000"]'])
+    assert BACKEND.rpartition(".")[2] in str(told.value)
+
+
+def test_an_interpreter_without_vllm_is_told_before_anything_is_loaded() -> None:
+    with pytest.raises(AirError, match="vLLM is not installed beside air"):
+        interpreter(load_config(VLLM))
+    with pytest.raises(AirError, match="is no program"):
+        interpreter(load_config([*VLLM, "--inference.vllm.python", "/nowhere/python"]))
