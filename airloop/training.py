@@ -26,6 +26,7 @@ from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
 from airloop.loop import Outcome, train
 from airloop.own_code import content_digest
+from airloop.plan.machine import machine_name
 from airloop.ranks import Ranks
 from airloop.rewards import as_paid, keep_rewards
 from airloop.rollout.schedule import TaskSchedule
@@ -183,6 +184,8 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
     parts = assemble(config, display.say, ranks)
     try:
         keep_rewards(run, parts.envs, frozenset({OVERLONG}))
+        if run.writes:
+            run.note(machine=machine_name(parts.policy.device, ranks.size))
         for note in parts.notes:
             display.say(f"note: {note}")
         if resuming:
