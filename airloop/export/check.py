@@ -45,9 +45,8 @@ TOLERANCES = {
     "float32": Tolerance(5e-5, 5e-4, "merging in fp32 rounds each weight in its 24th bit"),
     "float16": Tolerance(1e-2, 1e-1, "float16 keeps 11 bits of each merged weight"),
     "bfloat16": Tolerance(5e-2, 5e-1, "bfloat16 keeps 8 bits of each merged weight"),
-    # Of GGUF files SmolLM2-135M showed 2e-5 and 7e-5 in f32, 3e-4 and 4e-3 in f16, 6e-3 and 8e-2 in bf16, 0.014 and 0.21
-    # in q8_0; in few bits 0.11 and 2.3 (q5_0), 0.26 and 3.5 (q4_0): all of these get the same, so that what
-    # is off by more than a nat is refused.
+    # Of GGUF files SmolLM2-135M showed 2e-5 and 7e-5 in f32, 3e-4 and 4e-3 in f16, 6e-3 and 8e-2 in bf16, 0.014 and 0.2
+    # in q8_0; in few bits 0.11 and 2.3 (q5_0) to 0.26 and 3.5 (q4_0): there, what is off by more than a nat is refused.
     "f32": Tolerance(2e-4, 1e-3, "merging in fp32 rounds each weight in its 24th bit"),
     "f16": Tolerance(1e-2, 1e-1, "f16 keeps 11 bits of each merged weight"),
     "bf16": Tolerance(5e-2, 5e-1, "bf16 keeps 8 bits of each merged weight"),
