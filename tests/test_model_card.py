@@ -57,6 +57,15 @@ def test_a_ggufs_card_says_how_it_is_loaded_and_which_step_was_evaluated(tmp_pat
     assert "The result is of the policy after step 2; this export is of step 1." in text
 
 
+def test_an_evaluation_that_was_stopped_in_the_middle_is_no_result(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(tiny_run(), tmp_path / "run"))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if '"name": "after"' not in line))
+    export(run, tmp_path / "out", say=quietly)
+    _, text = card_of(tmp_path / "out")
+    assert "was not evaluated to the end on held-out tasks" in text and "| correct |" not in text
+
+
 def test_the_config_in_a_card_loads_to_the_same_run(tmp_path: Path) -> None:
     config = load_config(["@", str(tiny_run() / "config.toml")], environments=False)
     (tmp_path / "c.toml").write_text(changes_toml(config))

@@ -77,10 +77,11 @@ def _opening(run: Run, report: Mapping[str, Any], licence: str | None) -> Iterat
 
 
 def _result(run: Run, report: Mapping[str, Any]) -> Iterator[str]:
-    """Success first. An interval that holds zero is no evidence, and is called so."""
+    """Success first. An interval that holds zero is no evidence, and is called so. Of an evaluation that was stopped in
+    the middle nothing is told: what ends first is not like the rest."""
     before, after = paired(run.evaluation("before"), run.evaluation("after"))
-    if not before:
-        yield "This run was not evaluated on held-out tasks before and after."
+    if not before or not {"before", "after"} <= {line["name"] for line in run.metrics("eval")}:
+        yield "This run was not evaluated to the end on held-out tasks before and after."
         return
     found = gains(run, before, after)
     yield (
