@@ -15,6 +15,7 @@ from airloop.commands.configs import configs
 from airloop.commands.distill import distill
 from airloop.commands.env import env
 from airloop.commands.evaluate import evaluate
+from airloop.commands.export import export
 from airloop.commands.help import WIDEST, Group, asks_for_help, print_help
 from airloop.commands.init import init
 from airloop.commands.log import log
@@ -271,31 +272,6 @@ def compare(
 
 
 @app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="The run's directory.")],
-    out: Annotated[Path, typer.Option(help="Where to write; must be new or empty.")],
-    merged: Annotated[bool, typer.Option("--merged", help="A whole model instead of an adapter.")] = False,
-    step: Annotated[str, typer.Option(help="Which checkpoint: last, best, or a step's number.")] = "last",
-    dtype: Annotated[str | None, typer.Option(help="Of a whole model; by default the base model's.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write a run's weights for PEFT or transformers, and check them by loading them again."""
-    from airloop.watch.display.display import Display
-
-    with Display(quiet=as_json) as display:
-        begin(display, f"air export: {run} to {out}")
-        from airloop.export import export as write
-        from airloop.export import format_report
-
-        def say(text: str) -> None:
-            display.say(text)
-            display.phase(text)
-
-        report = write(run, out, merged=merged, which=step, dtype=dtype, say=say)
-    print_json(report) if as_json else print(format_report(report))
-
-
-@app.command()
 def models(as_json: Json = False) -> None:
     """List the models on this machine."""
     import dataclasses
@@ -323,6 +299,7 @@ app.add_typer(tasks, name="tasks", cls=Group, help="List environments and their 
 app.command(context_settings=WITH_CONFIG)(serve)
 app.command(context_settings=WITH_CONFIG)(distill)
 app.command("eval", context_settings=WITH_CONFIG)(evaluate)
+app.command()(export)
 app.command()(init)
 add_plugins(app, {"env": env, "tasks": tasks, "log": log})
 

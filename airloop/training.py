@@ -184,7 +184,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
     parts = assemble(config, display.say, ranks)
     try:
         keep_rewards(run, parts.envs, frozenset({OVERLONG}))
-        if ranks.first:
+        if run.writes:
             run.note(machine=describe_machine(parts.policy.device, ranks.size))
         for note in parts.notes:
             display.say(f"note: {note}")

@@ -123,7 +123,7 @@ def test_every_key_of_the_tables_exists():
 @pytest.mark.parametrize(
     ("argv", "right", "never"),
     [
-        ("--wandb.tags [a]", "WANDB_TAGS", "args"),
+        ('--monitors.wandb.tags ["a"]', "--wandb.tags", "args"),
         ("--trainer.optim.type adamw", "that is what air does", "loss"),
         ("--trainer.optim.type muon", "muon has no equivalent", "loss.type"),
         ("--beta 0.0", "--trainer.loss.kl_beta 0.0", "betas"),
@@ -136,7 +136,7 @@ def test_every_key_of_the_tables_exists():
         ("--lr_scheduler_type polynomial", "no equivalent", "fix: leave it out"),
         ("--lr_scheduler_type constant", "is constant", "your choice"),
         ("--zero_truncated_completions", "no equivalent", "fix: leave it out"),
-        ("--wandb.entity me", "WANDB_ENTITY", "your choice"),
+        ("--entity me", "--wandb.entity me", "your choice"),
         ("--ckpt.resume_step 5", "air train --resume RUN", "your choice"),
         ("--orchestrator.group_size 16", "--orchestrator.rollouts_per_example 16", "leave it out"),
         ("--dataset_name x", "belong to the environment", "fix: leave it out"),

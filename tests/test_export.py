@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from support.tiny_runs import tiny_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from airloop import export as exporting
 from airloop.errors import AirError
-from airloop.export import TOLERANCES, Reference, check_rows, export, format_report, judge
+from airloop.export import check, export, format_report
+from airloop.export.check import TOLERANCES, Reference, Tolerance, check_rows, judge
 from airloop.runs.run import Run
 
 
@@ -27,7 +27,7 @@ def test_an_adapter_is_exported_in_pefts_format(tmp_path: Path) -> None:
     assert report["check"]["max"] <= 1e-4 < report["check"]["training"]  # the warm start changed it
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "tiny:llama" and config["r"] == 16
-    assert json.loads((tmp_path / "adapter" / "export.json").read_text())["run"] == str(tiny_run())
+    assert json.loads((tmp_path / "adapter" / "export.json").read_text())["run"] == tiny_run().name
     assert "loaded again" in format_report(report)
 
 
@@ -59,7 +59,7 @@ def test_a_run_that_trained_all_weights_is_exported_whole(tmp_path: Path) -> Non
 
 
 def test_rows_are_cut_after_their_first_sampled_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "CHECKED_TOKENS", 1)
+    monkeypatch.setattr(check, "CHECKED_TOKENS", 1)
     rows = check_rows(Run.open(tiny_run()))
     assert len(rows) > 1 and all(sum(row.train) == 1 and row.train[-1] for row in rows)
 
@@ -102,3 +102,17 @@ def test_the_judge_knows_the_base_rounding_and_nan() -> None:
         judge({"a": [-0.99, -2.0]}, slight, tolerance)
     same = Reference(trained={"a": [-1.0]}, base={"a": [-1.0]})
     assert judge({"a": [-1.0]}, same, TOLERANCES["adapter"]).training == 0.0
+
+
+def test_of_few_bits_the_judge_asks_whether_what_was_trained_is_in_it() -> None:
+    """Rounding to four bits moves every log-prob by more than a short training: any way, not back to the base."""
+    reference = Reference(trained={"a": [-1.0, -2.0, -3.0, -4.0]}, base={"a": [-1.1, -1.9, -3.1, -3.9]})
+    tolerance = Tolerance(0.5, 2.0, "four bits", coarse=True)
+    rounded = judge({"a": [-0.8, -1.8, -3.2, -4.2]}, reference, tolerance)
+    assert (rounded.mean, rounded.training, rounded.carried) == pytest.approx((0.2, 0.1, 1.0))
+    with pytest.raises(AirError, match="0% of what training changed is in it"):
+        judge({"a": [-0.9, -1.7, -3.3, -4.1]}, reference, tolerance)
+    with pytest.raises(AirError, match="further from the trained policy than the base"):
+        judge({"a": [-0.8, -1.8, -3.2, -4.2]}, reference, TOLERANCES["bfloat16"])
+    with pytest.raises(AirError, match="is in it"):
+        judge({"a": [float("nan"), -2.0, -3.0, -4.0]}, reference, tolerance)

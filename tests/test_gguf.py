@@ -11,8 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from airloop.errors import AirError
 from airloop.models.gguf import conversion, convert
-from airloop.models.tiny import _byte_characters
+from airloop.models.gguf_rope import LLAMA3, frequency_factors, scaled_positions
+from airloop.models.tiny import _byte_characters, tiny_config
 
 LAYER = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -119,3 +121,14 @@ def test_embeddings_that_are_stored_apart_are_one_matrix_again(precise: str, tmp
     assert (said in made.note) == tied, made.note
     kept = gguf.quants.dequantize(gguf.quants.quantize(head.numpy(), fine), fine)
     assert torch.equal(loaded.get_output_embeddings().weight, torch.tensor(kept).bfloat16())
+
+
+def test_scaled_positions_are_known_by_their_factors_or_refused() -> None:
+    """Left out, a Llama 3 would compute something else, a little more with every token."""
+    config = tiny_config("llama")
+    wanted = {**LLAMA3, "rope_type": "llama3", "rope_theta": config.rope_parameters["rope_theta"], "factor": 32.0}
+    factors = frequency_factors(config, wanted)
+    assert factors[0] == pytest.approx(1.0) and factors[-1] == pytest.approx(32.0)
+    assert scaled_positions(config, factors, "it") == pytest.approx(wanted)
+    with pytest.raises(AirError, match="scales its positions in a way that air does not know"):
+        scaled_positions(config, factors[::-1], "it")

@@ -180,6 +180,28 @@ def test_sample_trajectories_are_tables_and_alarms_are_alerts() -> None:
     assert 'name = "tiny:llama"' in shown["config"][0]
 
 
+def test_a_wandb_run_has_its_team_its_group_its_words_and_what_was_trained() -> None:
+    run, _ = logged_run()
+    records = list(wandb_records(run))
+    said = next(r.run for r in records if r.WhichOneof("record_type") == "run")
+    assert (said.entity, said.project, said.run_group, said.notes) == ("team", "test", "sums", "why")
+    assert list(said.tags) == ["one", "two"]
+    made = [r.request.log_artifact.artifact for r in records if r.WhichOneof("record_type") == "request"]
+    made = [r.artifact for r in records if r.WhichOneof("record_type") == "artifact"] + [a for a in made if a.name]
+    (artifact,) = [a for a in made if a.type == "model"]
+    assert artifact.name.endswith("-adapter") and json.loads(artifact.metadata)["step"] == 2
+    kept = {entry.path: entry.size for entry in artifact.manifest.contents}
+    adapter = run / "checkpoints" / "step_2" / "adapter"
+    assert kept == {file.name: file.stat().st_size for file in adapter.iterdir()}
+
+
+def test_a_run_without_a_checkpoint_has_no_weights_to_keep(tmp_path: Path) -> None:
+    assert wandb_sink._weights(tmp_path) is None
+    (tmp_path / "checkpoints" / "step_9" / "adapter").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_10" / "model").mkdir(parents=True)
+    assert wandb_sink._weights(tmp_path) == (10, tmp_path / "checkpoints" / "step_10" / "model")
+
+
 def test_samples_span_the_rewards_and_are_bounded(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
     (tmp_path / "trajectories/step_0000").mkdir(parents=True)

@@ -40,7 +40,7 @@ from airloop.config.schema import (
 )
 from airloop.config.sinks import check_sinks, check_wandb, wandb_key
 from airloop.config.sources import Mistake, read_sources
-from airloop.config.toml import to_toml
+from airloop.config.toml import changes_toml, to_toml
 from airloop.config.trainer import (
     AcConfig,
     LoraConfig,
@@ -77,6 +77,7 @@ __all__ = [
     "TrainerModelConfig",
     "WandbConfig",
     "WarmstartConfig",
+    "changes_toml",
     "check_sinks",
     "check_wandb",
     "describe_keys",

@@ -295,7 +295,7 @@ ALIASES: dict[str, Alias] = {
     "load_in_8bit": when_off("weights are not quantised", "train an adapter on a smaller model"),
     "fp16": when_off("weights are in bfloat16 or float32", "write model.dtype"),
     "optim": drop("the optimiser is AdamW"),
-    "entity": drop("the account is W&B's own setting", "set it in the shell: export WANDB_ENTITY=…"),
+    "entity": to("wandb.entity"),
     "resume_step": drop("a run goes on with its own config", "run `air train --resume RUN`"),
 }
 

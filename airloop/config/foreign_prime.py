@@ -99,9 +99,6 @@ def _buffer_type(given: Any, _: Mapping[str, Any]) -> Answer:
 _OLD_LORA = "the experimental section is gone; what was in it is in [trainer.model]"
 _ADAMW = only(("adamw", "AdamW"), "the optimiser {}", "here it is AdamW")
 _WANDB = {
-    "entity": ALIASES["entity"],
-    "tags": drop("tags are W&B's own setting", "set them in the shell: export WANDB_TAGS=a,b"),
-    "group": drop("the group is W&B's own setting", "set it in the shell: export WANDB_RUN_GROUP=…"),
     "shared": drop("there is one process that logs"),
     "id": drop("a run has an id of its own"),
     "log_extras.**": drop("wandb.samples is how many trajectories go to a table"),
@@ -159,6 +156,9 @@ PRIME: dict[str, Alias] = {
     "monitors.wandb.project": to("wandb.project"),
     "monitors.wandb.name": to("wandb.name"),
     "monitors.wandb.offline": to("wandb.offline"),
+    "monitors.wandb.entity": to("wandb.entity"),
+    "monitors.wandb.tags": to("wandb.tags"),
+    "monitors.wandb.group": to("wandb.group"),
     **_below("monitors.wandb", _WANDB),
     **_below("wandb", _WANDB),
     "monitors.**": drop("metrics.jsonl is always written"),

@@ -47,6 +47,17 @@ class WandbConfig(Section):
         description="Log to disk only, to be synchronised later; by default so where no key is found.",
     )
     samples: int = Field(default=3, ge=0, le=20, description="Trajectories per step that go to a table (0: none).")
+    entity: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Whose project it is, an account or a team; by default W&B's own setting.",
+    )
+    group: str | None = Field(default=None, min_length=1, description="Runs of one group are shown together.")
+    tags: list[str] = Field(default_factory=list, description="Words to find the run by.")
+    notes: str | None = Field(default=None, description="What is said of the run there; by default logbook.goal.")
+    artifacts: bool = Field(
+        default=False, description="At the end the last checkpoint's adapter or model goes there, as an artefact."
+    )
 
 
 class TensorboardConfig(Section):

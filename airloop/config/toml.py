@@ -21,10 +21,17 @@ def to_toml(config: RunConfig) -> str:
     return "\n".join(_table_lines(config, "")).strip() + "\n"
 
 
-def _table_lines(section: BaseModel, name: str) -> Iterator[str]:
+def changes_toml(config: RunConfig) -> str:
+    """Only the keys whose values are not their defaults; loads back to an equal Config."""
+    return "\n".join(_table_lines(config, "", changed=True)).strip() + "\n"
+
+
+def _table_lines(section: BaseModel, name: str, changed: bool = False) -> Iterator[str]:
     tables: list[tuple[str, BaseModel]] = []
-    for key in type(section).model_fields:
+    for key, field in type(section).model_fields.items():
         value = getattr(section, key)
+        if changed and value == field.get_default(call_default_factory=True):
+            continue
         if isinstance(value, BaseModel):
             tables.append((f"[{_join(name, key)}]", value))
         elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
@@ -32,9 +39,10 @@ def _table_lines(section: BaseModel, name: str) -> Iterator[str]:
         elif value is not None:
             yield f"{key} = {toml_value(value)}"
     for header, table in tables:
-        yield ""
-        yield header
-        yield from _table_lines(table, header.strip("[]"))
+        lines = list(_table_lines(table, header.strip("[]"), changed))
+        if not changed or lines[:1] != [""]:  # of one that has only tables below it, those say its name
+            yield from ("", header)
+        yield from lines
 
 
 def _join(*parts: str) -> str:

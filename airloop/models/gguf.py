@@ -22,7 +22,8 @@ from airloop.errors import AirError
 from airloop.events import Say
 from airloop.models.chat_forms import CHATML
 from airloop.models.checks import check_config
-from airloop.models.gguf_header import check_header
+from airloop.models.gguf_header import check_header, read_texts
+from airloop.models.gguf_rope import TENSOR, scaled_positions
 from airloop.waits import Wait, waiting
 
 MANIFEST = "air.json"
@@ -40,6 +41,7 @@ SPLITS = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
+SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 GPT2_SPLIT = ("default", "gpt-2", "gpt2")
 
 
@@ -52,6 +54,17 @@ class Conversion:
     @property
     def note(self) -> str:
         return str(self._manifest().get("note", ""))
+
+    @property
+    def licence(self) -> str | None:
+        """As the file said it; None: it did not, or was converted by a version that did not ask."""
+        return self._manifest().get("licence")
+
+    @property
+    def source(self) -> Path | None:
+        """The file, which may be gone."""
+        said = self._manifest().get("source")
+        return Path(said) if said else None
 
     def _manifest(self) -> dict[str, Any]:
         try:
@@ -93,8 +106,11 @@ def _fingerprint(path: Path) -> list[int] | None:
     return [size, crc]
 
 
-def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool = False) -> Conversion:
-    """Converts unless it is done already; the target appears whole or not at all."""
+def convert(
+    gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool = False, dtype: str = "bfloat16"
+) -> Conversion:
+    """Converts unless it is done already; the target appears whole or not at all. In fp32 it has every bit of the file,
+    to be compared with."""
     with contextlib.nullcontext() if locked else target.lock():
         if target.is_whole():
             return target
@@ -107,11 +123,12 @@ def convert(gguf: Path, target: Conversion, *, name: str, say: Say, locked: bool
                 waiting(f"{gguf.name} in safetensors", "the conversion", CONVERSION_S, here=True) as wait,
                 _read_once(),
             ):
-                note = _write(gguf, scratch, name, wait)
+                note = _write(gguf, scratch, name, wait, dtype)
             files = {file.name: _fingerprint(file) for file in sorted(scratch.iterdir())}
             for file in scratch.iterdir():
                 file.chmod(0o644)  # as other caches are: readable by the machine's other users
-            manifest = {"form": FORM, "name": name, "source": str(gguf), "note": note, "files": files}
+            facts = {"form": FORM, "name": name, "source": str(gguf), "note": note}
+            manifest = {**facts, "licence": read_texts(gguf).get("general.license"), "files": files}
             (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             scratch.chmod(0o755)
             shutil.rmtree(target.path, ignore_errors=True)
@@ -136,7 +153,7 @@ def _read_once() -> Iterator[None]:
         names["GGUFReader"] = reader
 
 
-def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
+def _write(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> str:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -145,14 +162,18 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
     header = _read_header(gguf)
     with quiet():
         try:
+            config = _config(gguf, header)
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off
                 model: Any = AutoModelForCausalLM.from_pretrained(
                     gguf.parent,
                     gguf_file=gguf.name,
-                    dtype=torch.bfloat16,
+                    config=config,
+                    dtype=getattr(torch, dtype),
                     local_files_only=True,
                     trust_remote_code=False,
                 )
+        except AirError:
+            raise
         except Exception as error:
             raise AirError(
                 f"transformers cannot read {gguf} (architecture {header['architecture']!r}): {error}",
@@ -172,7 +193,22 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait) -> str:
         tokenizer.model_max_length = limit or tokenizer.model_max_length
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-    return f"its weights were {header['quantisation']} and are dequantised to bf16{tied}{note}"
+    return f"its weights were {header['quantisation']} and are dequantised to {SHORT[dtype]}{tied}{note}"
+
+
+def _config(gguf: Path, header: dict[str, Any]) -> Any:
+    """As transformers reads it, and with what it leaves out: the length of a head, which it takes from its own class
+    for a Qwen3, and scaled positions."""
+    from gguf import GGUFReader
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+    if header["head_length"] and hasattr(config, "head_dim"):
+        config.head_dim = header["head_length"]
+    factors = next((tensor.data for tensor in GGUFReader(str(gguf)).tensors if tensor.name == TENSOR), None)
+    if factors is not None:
+        config.rope_parameters = scaled_positions(config, factors, str(gguf))
+    return config
 
 
 def _tie_embeddings(model: Any, gguf: Path) -> str:
@@ -211,9 +247,11 @@ def _read_header(gguf: Path) -> dict[str, Any]:
         return fields[key].contents() if key in fields else default
 
     file_type = value("general.file_type", None)
+    architecture = value("general.architecture", "?")
     known = {int(kind): kind.name.removeprefix("MOSTLY_") for kind in LlamaFileType}
     return {
-        "architecture": value("general.architecture", "?"),
+        "architecture": architecture,
+        "head_length": value(f"{architecture}.attention.key_length", None),
         "quantisation": known.get(file_type, "quantised"),
         "tokenizer": value("tokenizer.ggml.model", "?"),
         "split": value("tokenizer.ggml.pre", "default"),

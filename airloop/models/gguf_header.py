@@ -30,6 +30,15 @@ SIDES = ("embedding_length", "feed_forward_length", "vocab_size", "attention.hea
 def check_header(path: Path, weights: bool = True) -> None:
     """Refuses a file whose lengths point beyond its end, or whose sizes are not those of its tensors. Without `weights`
     there need be none."""
+    _walked(path, weights)
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """What it says of itself in words, by key: its name, its licence, its chat template."""
+    return _walked(path, weights=False).texts
+
+
+def _walked(path: Path, weights: bool) -> _Walk:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             walk = _Walk(data)
@@ -37,6 +46,7 @@ def check_header(path: Path, weights: bool = True) -> None:
                 walk.read(weights)
             finally:
                 walk.data = b""  # a view that is still held would keep the file mapped
+            return walk
     except (OSError, ValueError, struct.error, RecursionError) as error:
         said = "a length in it points beyond its end" if isinstance(error, struct.error) else error
         raise AirError(f"{path} is not a whole GGUF file: {said}", "fetch it again") from None
@@ -50,6 +60,7 @@ class _Walk:
         self.order = "<"
         self.entries = 0
         self.numbers: dict[str, int] = {}
+        self.texts: dict[str, str] = {}
 
     def read(self, weights: bool) -> None:
         if self.data[:4] != b"GGUF":
@@ -85,7 +96,7 @@ class _Walk:
 
     def value(self, key: str, kind: int) -> None:
         if kind == STRING:
-            self.skip(self.one("Q"))
+            self.texts[key] = self.text()
         elif kind == ARRAY:
             self.array(self.one("I"), self.one("Q"))
         elif kind in SCALARS:

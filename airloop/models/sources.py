@@ -38,7 +38,7 @@ WHEEL_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea37372811
 DEFAULT_CONVERSION = f"SmolLM2-135M-Instruct.Q4_1-{WHEEL_GGUF_SHA256[:12]}"
 
 SMALL = ["*.json", "*.model", "*.txt", "*.jinja"]
-NEEDED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+NEEDED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md"]  # its card says the licence
 HUB_SECONDS = 4.0  # to find out whether the hub can be reached at all
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 

@@ -9,9 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.tiny_runs import tiny_run
 
-from airloop import export as exporting
 from airloop.errors import AirError
-from airloop.export import export
+from airloop.export import export, exporting, weights
 
 
 def quietly(_: str) -> None:
@@ -19,7 +18,7 @@ def quietly(_: str) -> None:
 
 
 def test_G3_a_model_without_its_adapter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "merge", lambda model, adapter: model)  # the bug, as it happened
+    monkeypatch.setattr(weights, "merge", lambda model, adapter: model)  # the bug, as it happened
     with pytest.raises(AirError, match="it is the base model: the adapter is missing or was not merged"):
         export(tiny_run(), tmp_path / "model", merged=True, say=quietly)
     assert not (tmp_path / "model").exists() and not list(tmp_path.iterdir())

@@ -22,6 +22,7 @@ from airloop.watch.display.display import Display
 
 # A KL term has names of its own, and with it every token is trained.
 FLAGS = ["--trainer.loss.kl_beta", "0.01"]
+WANDB = 'entity = "team"\ngroup = "sums"\ntags = ["one", "two"]\nnotes = "why"\nartifacts = true\n'
 BLOCK = 32768  # bytes: W&B's files are logs in LevelDB's form
 
 
@@ -30,7 +31,7 @@ def logged_run() -> tuple[Path, str]:
     """Two steps with W&B, offline as there is no key, and TensorBoard; and what was said on the way."""
     directory = Path(tempfile.mkdtemp(prefix="air-logged-run-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    sections = '[wandb]\nproject = "test"\nsamples = 2\n[tensorboard]\nsamples = 2\n'
+    sections = f'[wandb]\nproject = "test"\nsamples = 2\n{WANDB}[tensorboard]\nsamples = 2\n'
     config = load_config(["@", str(write_config(directory, extra=WARMSTART + sections)), *FLAGS])
     kept = {name: os.environ.pop(name, None) for name in ("WANDB_API_KEY", "WANDB_MODE")}
     before, os.environ["NETRC"] = os.environ.get("NETRC"), str(directory / "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,40 @@ def _success(run: Run, trajectories: Sequence[Trajectory]) -> tuple[str, str] | 
     return (found, found) if found else None
 
 
-def _held_out(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> list[str]:
-    """Success and reward before and after, and a word where they go different ways (E10)."""
+@dataclass(frozen=True)
+class Gain:
+    """A quantity on held-out tasks. `name`: as it is shown; `metric`: as episodes have it."""
+
+    name: str
+    metric: str
+    before: Interval
+    after: Interval
+    gain: Interval  # paired: the same tasks on both sides
+
+    def __str__(self) -> str:
+        verdict = "" if self.gain.word in ("higher", "lower") else f"  ({self.gain.word})"
+        return f"{self.name:10s} {self.before} → {self.after}   difference {self.gain.signed}{verdict}"
+
+
+def gains(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> list[Gain]:
+    """Of paired episodes: success, where there is one, then the reward."""
     success = _success(run, [*before, *after])
-    gains, lines = {}, []
+    found = []
     for shown, name in [*([success] if success else []), ("reward", "reward")]:
         one, two = _values(before, name), _values(after, name)
-        gains[name] = difference(two, one, share=passes(name, [*one, *two]))
-        lines.append("  " + _difference(shown, one, two, passes(name, [*one, *two])))
-    if success and gains[success[1]].word == "lower" and gains["reward"].word != "lower":
-        lines += _reward_without_success(run, success, before, after, gains["reward"].word == "higher")
+        share = passes(name, [*one, *two])
+        was, now = (mean_interval(side, share=share) for side in (one, two))
+        found.append(Gain(shown, name, was, now, difference(two, one, share=share)))
+    return found
+
+
+def _held_out(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory]) -> list[str]:
+    """Success and reward before and after, and a word where they go different ways (E10)."""
+    *success, reward = gains(run, before, after)
+    lines = [f"  {found}" for found in (*success, reward)]
+    if success and success[0].gain.word == "lower" and reward.gain.word != "lower":
+        shown = (success[0].name, success[0].metric)
+        lines += _reward_without_success(run, shown, before, after, reward.gain.word == "higher")
     return lines
 
 
@@ -116,13 +141,6 @@ def _paid(trajectories: Sequence[Trajectory], rewards: Mapping[str, Mapping[str,
 def _values(trajectories: Sequence[Trajectory], name: str) -> list[float]:
     """One number per task: episodes of one task are not independent of each other."""
     return per_task((row_key(t), v) for t in trajectories if (v := value(t, name)) is not None)
-
-
-def _difference(name: str, before: list[float], after: list[float], share: bool) -> str:
-    gain = difference(after, before, share=share)
-    verdict = "" if gain.word in ("higher", "lower") else f"  ({gain.word})"
-    one, two = (mean_interval(side, share=share) for side in (before, after))
-    return f"{name:10s} {one} → {two}   difference {gain.signed}{verdict}"
 
 
 def text_plot(values: Sequence[float], height: int = 8) -> str:

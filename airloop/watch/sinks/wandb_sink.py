@@ -1,4 +1,4 @@
-"""Weights & Biases: curves, a table of sample trajectories per step, alarms as alerts."""
+"""Weights & Biases: curves, a table of sample trajectories per step, alarms as alerts, at the end what was trained."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class WandbSink:
         if noted is None:
             run.note(wandb_id=self._id)
         self._title = settings.name or run.name
+        self._notes = settings.notes or run.config.logbook.goal
         self._config = run.config.model_dump(mode="json")
         self.url: str | None = None
 
@@ -47,6 +48,10 @@ class WandbSink:
         self._wandb = wandb
         self._run = wandb.init(
             project=self._settings.project,
+            entity=self._settings.entity,
+            group=self._settings.group,
+            tags=self._settings.tags or None,
+            notes=self._notes,
             name=self._title,
             id=self._id,
             resume="allow",
@@ -79,7 +84,21 @@ class WandbSink:
         self._run.alert(title=f"{alarm.id} {alarm.name}", text=f"{alarm.seen}\n{alarm.why}\n{alarm.fix}", level=level)
 
     def close(self) -> None:
+        if self._settings.artifacts and (weights := _weights(self._path)):
+            step, folder = weights
+            made = self._wandb.Artifact(f"{self._id}-{folder.name}", type="model", metadata={"step": step})
+            made.add_dir(str(folder))
+            self._run.log_artifact(made)
         self._run.finish()
+
+
+def _weights(run: Path) -> tuple[int, Path] | None:
+    """Of the last checkpoint: its step, and the adapter or the model. Without the optimiser's state, which only the run
+    itself goes on from."""
+    from airloop.learn.checkpoints import checkpoints
+
+    step, last = max(checkpoints(run / "checkpoints"), default=(0, run))
+    return next(((step, last / name) for name in ("adapter", "model") if (last / name).is_dir()), None)
 
 
 def _parts(written: str) -> str:
