@@ -14,6 +14,7 @@ from airloop.sandbox.interpreter import Interpreter
 from airloop.sandbox.shell import SUPERVISOR
 
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+COVERED = ("/usr/src", "/usr/local/share", "/usr/lib/R", "/usr/local/lib/R")  # shown empty
 # Of /usr/share only what programs need to run: data sets may lie there, with their answers.
 SHARE = (
     *("ca-certificates", "fontconfig", "fonts", "i18n", "locale", "mime"),
@@ -82,7 +83,7 @@ def _system(runtime: Path, seen: Seen) -> list[str]:
     for name in SHARE:
         line += ["--ro-bind-try", seen(f"/usr/share/{name}"), f"/usr/share/{name}"]
     line += ["--remount-ro", "/usr/share"]
-    for hidden in ("/usr/src", "/usr/local/share", "/usr/lib/R", "/usr/local/lib/R"):
+    for hidden in COVERED:
         if os.path.isdir(hidden):
             line += ["--tmpfs", hidden, "--remount-ro", hidden]
     for place in SYSTEM_LINKS:
@@ -95,6 +96,12 @@ def _system(runtime: Path, seen: Seen) -> list[str]:
     for file in sorted((runtime / "etc").iterdir()):
         line += ["--ro-bind", seen(str(file)), f"/etc/{file.name}"]
     return line
+
+
+def is_shown(place: str) -> bool:
+    """Whether every world shows a directory of the host that is none of its parts: one that somebody put below /usr."""
+    inside = f"{os.path.realpath(place)}/"
+    return inside.startswith("/usr/") and not inside.startswith(tuple(f"{c}/" for c in ("/usr/share", *COVERED)))
 
 
 def _python(python: Interpreter, seen: Seen) -> list[str]:
