@@ -84,18 +84,17 @@ def how_to_make(generator: Generator, key: str, root: Path) -> str:
     )
 
 
-async def make(generator: Generator, backend: Backend) -> bool:
-    """Makes the data unless it is there; whether it was made now. AirError says what the script said."""
+async def make(generator: Generator, backend: Backend) -> None:
+    """Makes the data unless it is there. AirError says what the script said."""
     place = generator.place()
     with locked(place.parent.with_name(f".{place.parent.name}.lock")):
         if place.is_dir():
-            return False
+            return
         written = await _run(generator, backend)
         with whole_directory(place.parent) as beside:
             for name, content in written.items():
                 (beside / name).parent.mkdir(parents=True, exist_ok=True)
                 (beside / name).write_bytes(content)
-    return True
 
 
 async def _run(generator: Generator, backend: Backend) -> Mapping[str, bytes]:
