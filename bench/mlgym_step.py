@@ -151,8 +151,9 @@ async def measure(options: argparse.Namespace, at_once: int, ledger: Ledger) -> 
         for step in range(options.steps):
             await asyncio.sleep(options.pause if step else 0.0)
             ledger.clear()
-            machine, own = machine_busy_s(), time.process_time()
+            machine, own, doors = machine_busy_s(), time.process_time(), doors_cpu_s(env)
             ended, wall = await play_all(env, tasks, options.agent, at_once)
+        doors = {name: used - doors[name] for name, used in doors_cpu_s(env).items()}
     finally:
         await env.close()
     return {
@@ -166,12 +167,22 @@ async def measure(options: argparse.Namespace, at_once: int, ledger: Ledger) -> 
         "worlds_cpu_s": ledger.worlds_cpu_s if ledger.counts_cpu else None,
         "own_cpu_s": time.process_time() - own,
         "machine_cpu_s": machine_busy_s() - machine,
+        "doors_cpu_s": doors,
         "ledger": {what: list(spent) for what, spent in ledger.spent.items()},
     }
 
 
 def commands_s(trajectory: Trajectory) -> float:
     return sum(turn.times.tool for turn in trajectory.turns)
+
+
+def doors_cpu_s(env: MlgymEnv) -> dict[str, float]:
+    """Of the processes that fork what enters worlds, without what they have forked."""
+    found = {}
+    for name, door in env.places().pool.backend._doors.items():  # type: ignore[attr-defined]
+        stat = Path(f"/proc/{door.process.pid}/stat").read_text().rpartition(")")[2].split()
+        found[name] = (int(stat[11]) + int(stat[12])) / TICKS
+    return found
 
 
 def machine_busy_s() -> float:
@@ -200,9 +211,12 @@ def tell(found: dict[str, Any]) -> None:
         if spent := found["ledger"].get(what):
             print(f"  {what:28s}{sum(spent):9.2f}{len(spent):7d}{statistics.fmean(spent):9.3f}{max(spent):9.3f}")
     worlds = found["worlds_cpu_s"]
-    work = found["own_cpu_s"] + worlds if worlds is not None else found["machine_cpu_s"]
+    doing = found["own_cpu_s"] + sum(found["doors_cpu_s"].values())
+    work = doing + worlds if worlds is not None else found["machine_cpu_s"]
     counted = f"{worlds:.1f} s in worlds" if worlds is not None else "not counted in worlds"
-    print(f"  CPU: {counted}, {found['own_cpu_s']:.1f} s here, {found['machine_cpu_s']:.1f} s on the whole machine")
+    doors = "".join(f"{used:.1f} s in the door for {name}, " for name, used in found["doors_cpu_s"].items())
+    machine = f"{found['machine_cpu_s']:.1f} s on the whole machine"
+    print(f"  CPU: {counted}, {found['own_cpu_s']:.1f} s here, {doors}{machine}")
     least = max(found["alone_s"], work / cores)
     print(
         f"  the longest episode alone {found['alone_s']:.2f} s, the longest one's commands here "
