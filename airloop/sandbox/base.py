@@ -8,9 +8,10 @@ is left, which is nothing) or the machine (then it is an InfraError and never sc
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,15 @@ class World(ABC):
     async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
         """The content of a regular file, as the agent's own world sees it; None if there is none (or it is a
         directory, a device, a pipe, or larger than the limit)."""
+
+    async def get_many(self, paths: Sequence[str], limit_bytes: int, total_bytes: int) -> list[bytes | None]:
+        """Each as `get` has it; None too for one that does not fit into the total beside those before it. A backend
+        that can read many at once overrides this."""
+        found: list[bytes | None] = []
+        for content in await asyncio.gather(*(self.get(path, min(limit_bytes, total_bytes)) for path in paths)):
+            total_bytes -= len(content or b"")
+            found.append(content if total_bytes >= 0 else None)
+        return found
 
     @abstractmethod
     async def list(self, pattern: str) -> list[str]:

@@ -1,5 +1,8 @@
 """Worlds kept ready, so that an episode waits for none.
 
+What many episodes took at once, twice in a row, is started ahead as soon as nobody asks for worlds any more: while a
+trainer updates its model, processors have little to do, and the next step begins with worlds that stand ready.
+
 A lease is a world that somebody uses. It is never used twice: to go back to the beginning (or to a snapshot)
 takes another fresh world, and the old one is ended in the background. So a reset costs as much as taking a ready
 world, and nothing an agent did can reach the next episode.
@@ -10,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +28,9 @@ log = logging.getLogger(__name__)
 
 PING_S = 2.0  # for a ready world to show that it lives
 KINDS = 16  # images that ready worlds are kept of
-STARTS = 4  # worlds started at one time
+STARTS = max(4, os.cpu_count() or 1)  # worlds started at one time
+AHEAD = 4 * (os.cpu_count() or 1)  # ready worlds, of all images together, up to which some are started ahead
+QUIET_S = 0.5  # without a wish for a world: the episodes have what they need
 ATTEMPTS = 3  # to start a world
 LEASE_S = 120.0  # a world starts in milliseconds to seconds; many at once wait for one another
 
@@ -32,8 +38,8 @@ Start = Image | Snapshot
 
 
 class Pool:
-    """`standby` worlds are kept ready for each of the images used last. Everything has a deadline: a lease that is
-    held longer than `deadline_s` is closed under its holder."""
+    """`standby` worlds are kept ready for each of the images used last; with 0 of them none is ever started ahead.
+    Everything has a deadline: a lease that is held longer than `deadline_s` is closed under its holder."""
 
     def __init__(self, backend: Backend, standby: int = 2, deadline_s: float = 4 * 3600.0) -> None:
         self.backend = backend
@@ -45,6 +51,9 @@ class Pool:
         self._coming: Counter[Start] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = asyncio.Semaphore(STARTS)
+        self._wishes: Counter[Start] = Counter()  # for worlds of an image, since it was last quiet
+        self._wishes_before: Counter[Start] = Counter()
+        self._quiet: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def lease(self, start: Start, deadline_s: float | None = None) -> Lease:
@@ -58,6 +67,7 @@ class Pool:
         """A fresh world: a ready one if it still lives, else one started now."""
         if self._closed:
             raise InfraError("the pool of sandboxes is closed")
+        self._note_wish(start)
         ready = self._ready.setdefault(start, deque())
         self._ready.move_to_end(start)
         while ready:
@@ -85,6 +95,8 @@ class Pool:
 
     async def close(self) -> None:
         self._closed = True
+        if self._quiet is not None:
+            self._quiet.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,6 +135,24 @@ class Pool:
             _, old = self._ready.popitem(last=False)
             for world in old:
                 self.discard(world)
+
+    def _note_wish(self, start: Start) -> None:
+        self._wishes[start] += 1
+        if self._quiet is not None:
+            self._quiet.cancel()
+        self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._start_ahead)
+
+    def _start_ahead(self) -> None:
+        """As many of an image as were wanted this time and the time before: what is wanted once may never be again."""
+        wished, before = self._wishes, self._wishes_before
+        self._wishes, self._wishes_before = Counter(), wished
+        room = AHEAD - sum(map(len, self._ready.values())) - self._coming.total()
+        for start in wished if self.standby and not self._closed else ():
+            missing = min(wished[start], before[start]) - len(self._ready.get(start, ())) - self._coming[start]
+            for _ in range(min(missing, room)):
+                self._spawn(self._add(start))
+                self._coming[start] += 1
+                room -= 1
 
     async def _add(self, start: Start) -> None:
         try:
@@ -181,6 +211,9 @@ class Lease:
 
     async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
         return await self.world.get(path, limit_bytes)
+
+    async def get_many(self, paths: Sequence[str], limit_bytes: int, total_bytes: int) -> list[bytes | None]:
+        return await self.world.get_many(paths, limit_bytes, total_bytes)
 
     async def list(self, pattern: str) -> list[str]:
         return await self.world.list(pattern)

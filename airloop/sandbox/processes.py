@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +69,54 @@ def now() -> float:
     """Seconds since boot, rounded down to the clock that processes are dated by."""
     with open("/proc/uptime") as file:
         return float(file.read().split()[0]) - 1 / TICKS
+
+
+def stop_command(how: str, found: Iterable[Process], shell_pid: int, since: float) -> None:
+    """Of a world's processes the shell, by its number inside, and those that have started since its last command."""
+    found = list(found)
+    shell = [p.pid for p in found if p.inside == shell_pid]
+    new = [p.pid for p in found if p.started >= since and p.inside not in (1, shell_pid)]
+    if how == "interrupt":
+        # The shell first: it ends the line when a child dies of an interrupt that it has had too. The other way
+        # round it may begin the line's next command in between.
+        send([*shell, *new], signal.SIGINT)
+    elif how == "kill":
+        send(new, signal.SIGKILL)
+        send(shell, signal.SIGINT)
+    else:
+        send([*new, *shell], signal.SIGKILL)
+
+
+async def ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Waits for the end of a child, which the kernel tells of; `process.wait` looks for it every 50 ms, in a thread."""
+    if process.poll() is not None:
+        return True
+    loop = asyncio.get_running_loop()
+    end: asyncio.Future[None] = loop.create_future()
+    watch = os.pidfd_open(process.pid)
+    loop.add_reader(watch, _tell, end)
+    try:
+        async with asyncio.timeout(seconds):
+            await end
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(watch)
+        os.close(watch)
+    return process.wait() is not None
+
+
+def _tell(end: asyncio.Future[None]) -> None:
+    if not end.done():
+        end.set_result(None)
+
+
+def waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """The same where there is no event loop."""
+    try:
+        return process.wait(seconds) is not None
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:

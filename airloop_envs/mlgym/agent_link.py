@@ -27,6 +27,7 @@ from typing import Any
 PLACE = "/run/agent_link"  # the host's socket
 HEAD = struct.Struct("=I")
 DOUBLE = struct.Struct("=d")
+RESULT = ord("r")
 LARGEST = 64 << 20  # bytes of an answer
 LONGEST_ERROR = 2000
 TOO_LONG = "A call of the agent's code took too long.\n"
@@ -67,7 +68,17 @@ class Link:
         self.fcntl = fcntl
         # A file without a name: where no control group counts memory, memfd_create is refused.
         self.process_lock = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the program lives
+        self.is_shared = False  # with processes that this one has forked, or was forked from
+        os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork)
         self.broken = ""
+
+    def _before_fork(self) -> None:
+        """Waits until no thread asks anything: from then on they, too, take turns with the other process."""
+        self.thread_lock.acquire()
+        self.is_shared = True
+
+    def _after_fork(self) -> None:
+        self.thread_lock.release()
 
     def ask(self, *request: Any) -> Any:
         try:
@@ -75,6 +86,8 @@ class Link:
         except Exception as error:
             raise TypeError(f"the evaluation passes the agent's code what cannot be sent: {error}") from None
         with self.thread_lock:  # an evaluation may use threads, and fork
+            if not self.is_shared:
+                return read_answer(self._exchange(data))
             self.fcntl.lockf(self.process_lock, self.fcntl.LOCK_EX)
             try:
                 answer = self._exchange(data)
@@ -82,16 +95,19 @@ class Link:
                 self.fcntl.lockf(self.process_lock, self.fcntl.LOCK_UN)
         return read_answer(answer)
 
-    def _exchange(self, data: bytes) -> bytearray:
+    def _exchange(self, data: bytes) -> bytes | bytearray:
+        """A game is a hundred thousand of these: most answers come in one piece, and nothing is done that they can do
+        without."""
         if self.broken:
             raise AgentCodeError(self.broken)
         try:
             self.worker.sendall(HEAD.pack(len(data)) + data)
-            answer = bytearray(self.worker.recv(65536))
+            answer: bytes | bytearray = self.worker.recv(65536)
             while len(answer) < HEAD.size or len(answer) < HEAD.size + HEAD.unpack_from(answer)[0] <= LARGEST:
                 more = self.worker.recv(1 << 20)
                 if not more:
                     raise EOFError
+                answer = bytearray(answer) if isinstance(answer, bytes) else answer
                 answer += more
         except BlockingIOError:
             sys.stderr.write(TOO_LONG)
@@ -129,13 +145,13 @@ def link() -> Link:
 # --- answers: the only place where bytes of the agent's world are read ---------------------------------------
 
 
-def read_answer(answer: bytearray) -> Any:
+def read_answer(answer: bytes | bytearray) -> Any:
     """The frame's head, "r" or "e" (a result or an error), JSON."""
     try:
-        value = DECODER.decode(answer[HEAD.size + 1 :].decode())
+        value = decoded(str(answer[HEAD.size + 1 :], "utf-8"))
     except (ValueError, TypeError, KeyError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
         raise AgentCodeError(f"the answer of the agent's code cannot be read: {error}") from None
-    if answer[HEAD.size : HEAD.size + 1] == b"r":
+    if answer[HEAD.size] == RESULT:
         return value
     kind, text = [str(part)[:LONGEST_ERROR] for part in value] if _is_pair(value) else ("AgentCodeError", "")
     raise ERRORS.get(kind, AgentCodeError)(f"{kind}: {text}" if text else kind)
@@ -175,7 +191,17 @@ def array(data: str, dtype: str, shape: list[int]) -> Any:
     return flat.reshape(shape).copy() if shape else flat[0]
 
 
-DECODER = json.JSONDecoder(object_hook=tagged)
+SCAN = json.JSONDecoder(object_hook=tagged).scan_once  # type: ignore[attr-defined]  # without a look for blanks
+
+
+def decoded(text: str) -> Any:
+    try:
+        value, end = SCAN(text, 0)
+    except StopIteration:
+        raise ValueError("it is no JSON") from None
+    if end != len(text):
+        raise ValueError("something comes after its end")
+    return value
 
 
 # --- what the evaluation holds ------------------------------------------------------------------------------

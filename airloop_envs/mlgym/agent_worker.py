@@ -93,6 +93,8 @@ def encoded(value: Any) -> Any:
 def answer(request: tuple[Any, ...]) -> bytes:
     try:
         result = ACTIONS[request[0]](*request[1:])
+        if type(result) is int:
+            return b"r%d" % result
         return b"r" + json.dumps(result if type(result) in PLAIN else encoded(result)).encode()
     except BaseException as error:  # SystemExit too: the agent's code does not end this process politely
         doing = f"{request[1].replace('.', '/')}.py cannot be imported: " if request[0] == "import" else ""
@@ -107,11 +109,12 @@ def where(error: BaseException) -> str:
 
 def serve(link: socket.socket) -> None:
     while True:
-        data = bytearray(link.recv(65536))
+        data: bytes | bytearray = link.recv(65536)
         while len(data) < HEAD.size or len(data) < HEAD.size + HEAD.unpack_from(data)[0]:
             more = link.recv(1 << 20)
             if not more:
                 return
+            data = bytearray(data) if isinstance(data, bytes) else data
             data += more
         try:
             request = pickle.loads(memoryview(data)[HEAD.size :])

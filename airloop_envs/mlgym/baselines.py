@@ -19,6 +19,7 @@ from airloop.files import cache_directory, write_json
 from airloop.sandbox.base import WorldLost
 from airloop.sandbox.pool import Pool
 from airloop_envs.mlgym import metrics
+from airloop_envs.mlgym.digests import add_files
 from airloop_envs.mlgym.grading import Grader, Submission, collect
 from airloop_envs.mlgym.spec import TaskSpec
 from airloop_envs.mlgym.workspace import SUBMISSION, Worlds, agent_image
@@ -26,7 +27,6 @@ from airloop_envs.mlgym.workspace import SUBMISSION, Worlds, agent_image
 log = logging.getLogger("airloop.envs.mlgym.baselines")  # among the environments': a run shows them
 
 LAST_LINES = 12  # of a baseline that failed, which say why
-LARGE = 32 << 20  # bytes: of larger files the size and the date stand for the content
 NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
 
@@ -151,11 +151,7 @@ def cache_file(spec: TaskSpec) -> Path:
         files |= {f"answers/{p.relative_to(spec.answers)}": p for p in spec.answers.rglob("*") if p.is_file()}
     if spec.requirements is not None:
         files["requirements"] = spec.requirements
-    for name, path in sorted(files.items()):
-        facts = path.stat()
-        large = facts.st_size > LARGE
-        content = str(facts.st_mtime_ns).encode() if large else hashlib.sha256(path.read_bytes()).digest()
-        digest.update(repr((name, facts.st_size, content)).encode())
+    add_files(digest, files)
     return cache_directory() / "mlgym" / "baselines" / f"{digest.hexdigest()[:24]}.json"
 
 

@@ -49,6 +49,7 @@ def describe(spec: TaskSpec) -> dict[str, Any]:
         "entry_point": spec.entry_point,
         "submission": SUBMISSIONS[spec.entry_point],
         "data": data,
+        "prepare": next((dataset.command for dataset in spec.datasets if dataset.command), ""),
         "get_data": missing or (list(spec.problems) if _unprepared(spec) else []),
         "metric": stick.metric,
         "direction": stick.direction if stick.metric else "",
@@ -82,6 +83,9 @@ def format_catalogue(rows: Sequence[Mapping[str, Any]]) -> str:
     lines.append("↑ higher is better, ↓ lower; `measured`: by running it once. `air tasks check TASK` says more.")
     for lack in dict.fromkeys(lack for row in rows for lack in row["lacks"]):
         lines.append(f"! {lack.rstrip('.')}: {', '.join(row['key'] for row in rows if lack in row['lacks'])}")
+    for row in rows:
+        if row["prepare"]:
+            lines.append(f"! the data of {row['key']} is made from the checkout's own files by `{row['prepare']}`")
     if any(row["shadowed"] for row in rows):
         lines.append("Where both have a task, the checkout's is used; args = { source = \"builtin\" } takes air's.")
     return "\n".join(lines)

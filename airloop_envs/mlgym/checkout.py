@@ -16,10 +16,10 @@ from pathlib import Path, PurePosixPath
 
 from airloop.errors import AirError
 from airloop_envs.mlgym import metrics
-from airloop_envs.mlgym.datasets import ROOT_VARIABLE, is_pointer, pull, read_dataset
+from airloop_envs.mlgym.datasets import is_pointer, pull, read_dataset
 from airloop_envs.mlgym.fields import Fields, read_mapping, sentence
 from airloop_envs.mlgym.leaks import inspect_task
-from airloop_envs.mlgym.paths import strays, within
+from airloop_envs.mlgym.paths import ROOT_VARIABLE, in_sight, strays, within
 from airloop_envs.mlgym.spec import ENTRY_POINTS, Dataset, EntryPoint, TaskSpec, Yardstick
 
 TASKS = "configs/tasks"
@@ -138,6 +138,7 @@ def _load(root: Path, key: str, fields: Fields, overrides: metrics.Overrides | N
     fields.warn_unknown(KEYS)
     task = _with_yardstick(_read_task(root, key, fields), fields, overrides)
     _check_evaluation(task, fields)
+    _check_place(task, fields)
     found = inspect_task(task)
     return replace(
         task,
@@ -152,7 +153,8 @@ def _read_task(root: Path, key: str, fields: Fields) -> TaskSpec:
     datasets = [read_dataset(root, name, fields) for name in fields.strings("dataset_configs")]
     there = tuple(dataset for dataset in datasets if dataset)
     known = metrics.known_task(key, task_id)
-    secret = dict.fromkeys((*fields.strings("secret_files"), *(known.secret if known else ())))
+    made = [name for dataset in there for name in dataset.secret]
+    secret = dict.fromkeys((*fields.strings("secret_files"), *(known.secret if known else ()), *made))
     return TaskSpec(
         key=key,
         id=task_id,
@@ -258,6 +260,16 @@ def _with_yardstick(task: TaskSpec, fields: Fields, overrides: metrics.Overrides
     if stick.baseline is not None and stick.reference is not None and metrics.no_headroom(stick, stick.baseline):
         fields.warnings.append(f'{metrics.no_headroom(stick, stick.baseline)} The reward "headroom" cannot be given.')
     return replace(task, yardstick=stick)
+
+
+def _check_place(task: TaskSpec, fields: Fields) -> None:
+    """Whatever is hidden in the workspace must not be read where it comes from."""
+    places = (task.root, *(dataset.directory for dataset in task.datasets if dataset.directory))
+    for place in dict.fromkeys(place for place in places if in_sight(place)):
+        fields.problems.append(
+            f"{place} lies where every sandbox shows this machine's files as they are: agents could read the answers "
+            "there. Move it out of /usr."
+        )
 
 
 def _check_evaluation(task: TaskSpec, fields: Fields) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from airloop.errors import AirError
 from airloop.text.patterns import MOST_REPEATS, is_quick
 from airloop_envs.mlgym.fields import Fields, read_mapping, sentence, short
+from airloop_envs.mlgym.generator import HELPERS, command, find_generator, how_to_make
 from airloop_envs.mlgym.leaks import fits
-from airloop_envs.mlgym.paths import within
+from airloop_envs.mlgym.paths import ROOT_VARIABLE, within
 from airloop_envs.mlgym.spec import Dataset, Split
 
-ROOT_VARIABLE = "AIR_MLGYM_ROOT"
 LFS_POINTER = b"version https://git-lfs"
 KEYS = frozenset({"name", "description", "data_path", "is_local", "train_split", "valid_split", "test_split"})
 
@@ -45,16 +46,43 @@ def read_dataset(root: Path, name: str, task: Fields) -> Dataset | None:
     if not is_local and place.is_dir():
         task.warnings.append(f"{fields.file}: data_path is a directory of the checkout, read as is_local: true.")
         is_local = True
+    found = Dataset(fields.text("name", file.stem), fields.text("description"), data_path, is_local, None, splits)
     if is_local:
-        directory = place if place.is_dir() else None
-        missing = _local_trouble(place, root, splits, fields)
+        found = _local(found, place, root, fields, task.file.removesuffix(".yaml"))
     else:
         directory = hub_directory(data_path)
-        missing = "" if directory else _how_to_get(data_path)
-    if missing:
-        task.problems.append(missing)
-    title = fields.text("name", file.stem)
-    return Dataset(title, fields.text("description"), data_path, is_local, directory, splits, missing)
+        found = replace(found, directory=directory, missing="" if directory else _how_to_get(data_path))
+    if found.missing:
+        task.problems.append(found.missing)
+    return found
+
+
+def _local(dataset: Dataset, place: Path, root: Path, fields: Fields, key: str) -> Dataset:
+    """With its directory: the checkout's, or what the checkout's own script has made in a copy."""
+    generator = find_generator(root, place)
+    made = generator.place() if generator is not None and not _files(place) else None
+    directory = made if made is not None and made.is_dir() else place
+    files = _files(directory)
+    missing = _local_trouble(files, directory, root, dataset.splits, fields)
+    secret: tuple[str, ...] = ()
+    if generator is not None:
+        missing = missing if files else how_to_make(generator, key, root)
+        secret = (HELPERS, *_undeclared(files, directory, dataset.splits))
+    return replace(
+        dataset,
+        directory=directory if directory.is_dir() else None,
+        missing=missing,
+        command=command(key, root) if generator is not None and not files else "",
+        secret=secret,
+    )
+
+
+def _undeclared(files: Sequence[Path], directory: Path, splits: Sequence[Split]) -> list[str]:
+    """Of what a script makes, what no split declares is the grader's: rows are split into what agents get and answers.
+    Where no split is declared nobody can tell, and answers in sight are told of as everywhere (leaks.py)."""
+    patterns = [split.file_regex for split in splits if split.file_regex]
+    hidden = [path for path in files if not any(_in_split(pattern, path, directory) for pattern in patterns)]
+    return [path.relative_to(directory).as_posix() for path in hidden] if patterns else []
 
 
 def _read_split(key: str, fields: Fields) -> Split | None:
@@ -75,8 +103,11 @@ def _read_split(key: str, fields: Fields) -> Split | None:
     return Split(inner.text("name", key.removesuffix("_split")), pattern)
 
 
-def _local_trouble(directory: Path, root: Path, splits: Sequence[Split], fields: Fields) -> str:
-    files = sorted(path for path in directory.rglob("*") if path.is_file()) if directory.is_dir() else []
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file()) if directory.is_dir() else []
+
+
+def _local_trouble(files: Sequence[Path], directory: Path, root: Path, splits: Sequence[Split], fields: Fields) -> str:
     if not files:
         wanted = ", ".join(f"{split.name} ({split.file_regex})" for split in splits if split.file_regex)
         return (
@@ -95,7 +126,9 @@ def _local_trouble(directory: Path, root: Path, splits: Sequence[Split], fields:
 
 
 def _in_split(pattern: str, path: Path, directory: Path) -> bool:
-    return fits(pattern, path.name) or fits(pattern, path.relative_to(directory).as_posix())
+    """By its name or its path, which some write from the workspace on: ./data/train*."""
+    inner = path.relative_to(directory).as_posix()
+    return any(fits(pattern.removeprefix("./"), name) for name in (path.name, inner, f"data/{inner}"))
 
 
 def is_pointer(path: Path) -> bool:

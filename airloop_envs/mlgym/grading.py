@@ -148,8 +148,8 @@ class Grader:
                 gpus=self.worlds.gpus,
                 container=self.worlds.container,
             )
-            world = await stack.enter_async_context(self._world(image))
-            worker = wire.worker = await stack.enter_async_context(self._world(worker_image))
+            world, worker = await stack.enter_async_context(self._two_worlds(image, worker_image))
+            wire.worker = worker
             working = asyncio.create_task(_work(worker, wire, limit))
             stack.push_async_callback(_end, working)
             grade = await self._evaluate(spec, submission, world, limit)
@@ -178,14 +178,28 @@ class Grader:
     @contextlib.asynccontextmanager
     async def _world(self, image: Image, shared: bool = False) -> AsyncIterator[World]:
         """Of an image that many gradings share, a pool may have one ready."""
-        if isinstance(self.source, Pool):
-            world = await (self.source.take(image) if shared else self.source.backend.start(image))
-        else:
-            world = await self.source.start(image)
+        world = await (self.source.take(image) if shared and isinstance(self.source, Pool) else self._start(image))
         try:
             yield world
         finally:
             await world.close()
+
+    @contextlib.asynccontextmanager
+    async def _two_worlds(self, *images: Image) -> AsyncIterator[tuple[World, World]]:
+        """Started and ended at the same time: that takes longer than many an evaluation."""
+        starting = [asyncio.create_task(self._start(image)) for image in images]
+        try:
+            first, second = await asyncio.gather(*starting)
+            yield first, second
+        finally:
+            for task in starting:
+                task.cancel()
+            ended = await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(world.close() for world in ended if isinstance(world, World)))
+
+    async def _start(self, image: Image) -> World:
+        backend = self.source.backend if isinstance(self.source, Pool) else self.source
+        return await backend.start(image)
 
     @contextlib.asynccontextmanager
     async def _wire(self, call_s: float) -> AsyncIterator[Wire]:

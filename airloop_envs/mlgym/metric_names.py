@@ -6,6 +6,8 @@ from airloop.watch.metrics.measured import SHARE
 
 METRICS: dict[str, tuple[str, str]] = {
     "validate_score": ("metric", "what `validate` says of it, where that is on other rows than the score."),
+    "best_score": ("metric", "of all that was graded in the episode, the one that `validate` showed as the best."),
+    "final_score": ("metric", "of what was handed in last."),
     "scored": (SHARE, "1 if there was a score."),
     "autosubmitted": (SHARE, "1 if what lay there at the end was submitted for the agent."),
     "submission_not_found": (SHARE, "1 if there was nothing to be graded."),

@@ -20,6 +20,8 @@ from airloop.errors import AirError
 from airloop_envs.mlgym.spec import Direction, Yardstick
 
 STANDARD_ERRORS = 5  # a score this far above the optimum is no luck
+LEAST_STEP = 0.01  # of the way from the baseline to the reference that has to be gone
+ROUNDING = 1e-9
 
 
 class UnknownMetric(AirError):
@@ -98,7 +100,7 @@ TASKS: dict[str, KnownTask] = {
     "prisonersDilemma": _game(2.6251),
     "battleOfSexes": _game(1.44),
     "blotto": _game(0.25),
-    "regressionKaggleHousePrice": KnownTask("r2", 0.931, BEST_PUBLISHED),
+    "regressionKaggleHousePrice": KnownTask("r2", 0.931, BEST_PUBLISHED, secret=("answer.csv",)),
     "imageClassificationFMnist": KnownTask("accuracy", 0.945, BEST_PUBLISHED),
     "imageClassificationCifar10": KnownTask("accuracy"),
     "naturalLanguageInferenceMNLI": KnownTask("accuracy"),
@@ -288,6 +290,14 @@ def gain(yardstick: Yardstick, baseline: float, score: float) -> float:
 
 def better(yardstick: Yardstick, a: float, b: float) -> bool:
     return gain(yardstick, b, a) > 0
+
+
+def improved(yardstick: Yardstick, baseline: float, score: float) -> bool:
+    """Better than the baseline by more than noise and, where a reference is known, by more than a hundredth of the way
+    to it: the same script on another machine differs in the last digits, and a lucky row or two is no success."""
+    room = 0.0 if no_headroom(yardstick, baseline) else abs((yardstick.reference or 0.0) - baseline)
+    least = max(2 * yardstick.noise, LEAST_STEP * room, ROUNDING * abs(baseline))
+    return gain(yardstick, baseline, score) > least
 
 
 def improvement(yardstick: Yardstick, baseline: float, score: float) -> float:

@@ -10,8 +10,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from airloop.sandbox.bubblewrap.command import is_shown
 from airloop_envs.mlgym.fields import Fields
 
+ROOT_VARIABLE = "AIR_MLGYM_ROOT"
 DATA_VARIABLE = "AIR_MLGYM_DATA"
 # Ours, which an installer may have put there as links.
 BUILTIN = Path(__file__).parent / "builtin"
@@ -57,3 +59,9 @@ def data_roots() -> list[Path]:
     """Directories outside a checkout that its tasks may name, or link to, as data."""
     said = os.environ.get(DATA_VARIABLE, "").split(os.pathsep)
     return [Path(place).expanduser().resolve() for place in said if place.strip()]
+
+
+def in_sight(place: Path) -> bool:
+    """Whether agents can read a place of this machine although nobody gave it to them; ours is covered by itself."""
+    real = place.resolve()
+    return not real.is_relative_to(BUILTIN.resolve()) and is_shown(str(real))

@@ -341,6 +341,7 @@ class MlgymSession(Session):
         }
         if score is not None:
             shown["score"] = score
+        shown |= self._standing()
         if work is not None and work.grade.final is not None:
             shown["validate_score"] = self._shown_score(work)
         if yardstick.reference is not None and not metrics.no_headroom(yardstick, self.baseline):
@@ -350,10 +351,17 @@ class MlgymSession(Session):
             )
         return shown
 
+    def _standing(self) -> dict[str, float]:
+        """For a comparison with others' runs, whichever of the two is paid for here."""
+        if self.attempt.too_good is not None:
+            return {}
+        earned = [work for work in self.attempt.works.values() if work.score is not None]
+        best, last = max(earned, key=self._worth, default=None), self.attempt.last
+        named = {"best_score": best, "final_score": last if self.attempt.ending != "forfeited" else None}
+        return {name: work.score for name, work in named.items() if work is not None and work.score is not None}
+
     def _improved(self, score: float | None) -> bool:
-        """Better than the baseline by more than noise."""
-        yardstick = self.spec.yardstick
-        return score is not None and metrics.gain(yardstick, self.baseline, score) > 2 * yardstick.noise
+        return score is not None and metrics.improved(self.spec.yardstick, self.baseline, score)
 
     async def _code_quality(self) -> float:
         files = self._code if self._code is not None else await self._own_code()

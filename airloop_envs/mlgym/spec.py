@@ -32,6 +32,8 @@ class Dataset:
     directory: Path | None  # where it is on this machine, if it is
     splits: tuple[Split, ...] = ()
     missing: str = ""  # why it is not here and the ways to get it; empty if it is
+    command: str = ""  # that makes it here, where it is missing and the checkout has a script for that
+    secret: tuple[str, ...] = ()  # in it: the grader's, whether the task says so or not
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ what the task asks for; afterwards only its digest is kept.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,8 @@ class Place(Protocol):
     """A world, or the lease of one."""
 
     async def get(self, path: str, limit_bytes: int = ...) -> bytes | None: ...
+
+    async def get_many(self, paths: Sequence[str], limit_bytes: int, total_bytes: int) -> list[bytes | None]: ...
 
     async def list(self, pattern: str) -> list[str]: ...
 
@@ -148,7 +149,7 @@ async def _copy(
     left = limit
     for start in range(0, len(names), AT_ONCE):
         some = names[start : start + AT_ONCE]
-        contents = await asyncio.gather(*(world.get(name, min(left, limit_each or left)) for name in some))
+        contents = await world.get_many(some, limit_each or left, left)
         for name, content in zip(some, contents, strict=True):
             if content is None and limit_each is None:
                 return {}, f"The files of the workspace are larger than {limit >> 20} MB: {name} did not fit."

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from airloop.errors import AirError, InfraError
 from airloop.types import Action, Message, Task
 from airloop_envs.mlgym import baselines, metrics
-from airloop_envs.mlgym.args import MlgymArgs, Source
+from airloop_envs.mlgym.args import MlgymArgs
 from airloop_envs.mlgym.catalogue import describe, shown
 from airloop_envs.mlgym.env import MlgymEnv
 from airloop_envs.mlgym.halves import asks_for_labels
@@ -52,14 +52,12 @@ class Check:
         return 1 if self.problems else 0
 
 
-async def check_task(
-    name: str, mlgym_root: str | None, source: Source, watcher: Progress, count_tokens: Counter
-) -> Check:
-    """Opens the task, runs its baseline and validates it. What does not work is in `problems`; AirError only if
-    there is no such task."""
-    env = MlgymEnv(MlgymArgs(task_configs=[name], mlgym_root=mlgym_root, source=source, standby=0))
-    watcher.phase(f"reading {name}")
-    key = env.library.locate(name)[1]
+async def check_task(args: MlgymArgs, watcher: Progress, count_tokens: Counter) -> Check:
+    """Opens the one task that the arguments name, runs its baseline and validates it. What does not work is in
+    `problems`; AirError only if there is no such task."""
+    env = MlgymEnv(args)
+    watcher.phase(f"reading {args.task_configs[0]}")
+    key = env.library.locate(args.task_configs[0])[1]
     task = Task("mlgym", key, "train", {"task": key, "variant": env.library.variant(key, 0, "train")}, family=key)
     spec = env.spec(task)
     check = Check(describe(spec), warnings=list(spec.warnings), problems=list(spec.problems))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,29 @@ def test_version_2_is_found_and_limits_a_world_in_one_group(
     }
 
 
+def test_all_worlds_of_a_process_are_in_one_group(
+    tmp_path: Path, kernel: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is handed down to us is handed on; the last to leave removes the group."""
+    place = tree(tmp_path / "user.slice", NEW)
+    (place / "cgroup.subtree_control").write_text("cpu io memory pids\n")
+    monkeypatch.setattr(cgroups, "_own", lambda: [("", place)])
+    handed: list[str] = []
+    write = cgroups._write
+
+    def noted(path: Path, value: str) -> None:
+        handed.extend([value] if path.name == "cgroup.subtree_control" else [])
+        write(path, value)
+
+    monkeypatch.setattr(cgroups, "_write", noted)
+    found = cgroups.find()
+    groups = [*found.make("w1", LIMITS), *found.make("w2", LIMITS)]
+    assert {group.parent for group in groups} == {place / f"air-{os.getpid()}"}
+    assert handed == ["+memory", "+pids", "+cpu"]
+    found.leave()
+    assert groups[0].parent.is_dir()  # worlds are in it
+
+
 def test_version_2_without_the_controller_of_cpu_divides_nothing(
     tmp_path: Path, kernel: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +106,7 @@ def test_version_1_limits_a_world_in_a_group_for_each_controller(
     monkeypatch.setattr(cgroups, "_usable", lambda parent, file: not file or (parent / file).exists())
     found = cgroups.find()
     assert found.version == 1 and found.parents() == [places[name] for name in OLD]
-    made = {group.parent.name: written(group) for group in found.make("w1", LIMITS)}
+    made = {group.parent.parent.name: written(group) for group in found.make("w1", LIMITS)}
     assert made["memory"] == {name: str(512 << 20) for name in OLD["memory"]}
     assert made["pids"] == {"pids.max": "41"}
     assert made["cpu"] == {"cpu.shares": "1024", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}

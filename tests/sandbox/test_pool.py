@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from airloop.errors import InfraError
+from airloop.sandbox import pool as pools
 from airloop.sandbox import processes
 from airloop.sandbox.base import Backend, Image, Snapshot, World
 from airloop.sandbox.bubblewrap import cgroups
@@ -195,8 +196,37 @@ def test_nothing_is_left_after_many_short_lives() -> None:
     with_pool(work)
     groups = cgroups.find()
     for parent in groups.parents():
-        assert not list(parent.glob(f"air-{os.getpid()}-{tokens[0]}-*"))
+        assert not list(parent.glob(f"air-{os.getpid()}/{tokens[0]}-*"))
     assert roots[0] not in Path("/proc/self/mounts").read_text()  # other mounts may be a neighbour's
+
+
+def test_what_is_wanted_again_is_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as many at once as stand by: the third time they are ready. Of what was wanted once, or where nothing is to
+    stand by, there are no more than before."""
+    monkeypatch.setattr(pools, "QUIET_S", 0.05)
+    many, once = 6, Image(files=(("b.txt", b"", 0o644),))
+
+    async def burst(pool: Pool, image: Image) -> None:
+        for lease in await asyncio.gather(*(pool.lease(image) for _ in range(many))):
+            await lease.close()
+
+    async def ready(pool: Pool, image: Image) -> int:
+        await asyncio.sleep(0.2)
+        await asyncio.gather(*pool._tasks)  # those that start, and those that end
+        return len(pool._ready.get(image, ()))
+
+    async def work(pool: Pool) -> None:
+        for count in (pool.standby, many if pool.standby else 0):
+            await burst(pool, IMAGE)
+            assert await ready(pool, IMAGE) == count
+        before = pool.counts["cold"]
+        await burst(pool, IMAGE)
+        assert pool.counts["cold"] - before == (0 if pool.standby else many)
+        await burst(pool, once)
+        assert await ready(pool, once) == pool.standby
+
+    with_pool(work, standby=2)
+    with_pool(work, standby=0)
 
 
 def test_abandon_needs_no_event_loop() -> None:

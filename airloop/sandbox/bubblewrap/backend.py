@@ -112,6 +112,7 @@ class Bubblewrap(Host, Backend):
             door.close()
         self._doors.clear()
         self.runtime.remove()
+        self.groups.leave()
 
     def abandon(self) -> None:
         for world in list(self.worlds):
@@ -120,3 +121,4 @@ class Bubblewrap(Host, Backend):
             door.close()
         self._doors.clear()
         self.runtime.remove()
+        self.groups.leave()

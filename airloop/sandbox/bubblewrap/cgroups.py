@@ -3,6 +3,10 @@
 Version 2 where its controllers are handed down to us, else version 1. Where neither can be written, worlds fall
 back to limits per process, and `Backend.protections` says so. Stopping a world needs no controller of version 2, so
 its tree is used for that wherever there is one: unlike version 1's, its frozen processes can be killed.
+
+All worlds of a process are in one group, which weighs on every core as much as one of the host's processes: however
+many of them compute, the trainer that waits for them, and keeps a GPU busy, has its time. Among each other they are
+equal.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 FREEZE, FREEZE_OLD = "cgroup.freeze", "freezer.state"
 ENTER = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit; shift; done; shift; exec "$@"'
 PERIOD_US = 100_000  # in which a world may use its share of CPU time
-WEIGHT, SHARES = "100", "1024"  # of every world alike, however many processes it has; as much as one of the host's
+WEIGHT, SHARES = 100, 1024  # of every world alike, however many processes it has, and of one of the host's
+MOST_WEIGHT = 10_000
+CONTROLLERS = ("memory", "pids", "cpu")
 
 
 @dataclass(frozen=True)
@@ -42,17 +48,22 @@ class Groups:
 
     def make(self, name: str, limits: Limits) -> list[Path]:
         """The new groups of one world; what is to be in it goes into each one's cgroup.procs."""
-        name = f"{PREFIX}{os.getpid()}-{name}"
         made: list[Path] = []
         try:
             for parent in self.parents():
-                (parent / name).mkdir()
-                made.append(parent / name)
-            self._limit(name, limits)
+                group = _around(parent) / name
+                group.mkdir()
+                made.append(group)
+            self._limit(f"{_own_name()}/{name}", limits)
         except OSError:
             remove(made)
             raise
         return made
+
+    def leave(self) -> None:
+        """Removes the group of all worlds, unless another backend of this process still has some in it."""
+        for parent in self.parents():
+            _removed(parent / _own_name())
 
     def _limit(self, name: str, limits: Limits) -> None:
         if self.memory:
@@ -65,12 +76,31 @@ class Groups:
         if self.fair:
             quota = int(limits.cpus * PERIOD_US)
             if self.version == 2:
-                _write(self.fair / name / "cpu.weight", WEIGHT)
+                _write(self.fair / name / "cpu.weight", str(WEIGHT))
                 _write(self.fair / name / "cpu.max", f"{quota} {PERIOD_US}")
             else:
-                _write(self.fair / name / "cpu.shares", SHARES)
+                _write(self.fair / name / "cpu.shares", str(SHARES))
                 _write(self.fair / name / "cpu.cfs_period_us", str(PERIOD_US))
                 _write(self.fair / name / "cpu.cfs_quota_us", str(quota))
+
+
+def _own_name() -> str:
+    return f"{PREFIX}{os.getpid()}"
+
+
+def _around(parent: Path) -> Path:
+    """The group of all worlds of this process."""
+    around = parent / _own_name()
+    if not around.is_dir():
+        around.mkdir()
+        handed = _read(parent / "cgroup.subtree_control").split()
+        for controller in (c for c in CONTROLLERS if c in handed):
+            _write(around / "cgroup.subtree_control", f"+{controller}")
+        cores = os.cpu_count() or 1
+        for name, weight in (("cpu.weight", min(MOST_WEIGHT, cores * WEIGHT)), ("cpu.shares", cores * SHARES)):
+            if (around / name).exists():
+                _write(around / name, str(weight))
+    return around
 
 
 def find() -> Groups:
@@ -153,14 +183,15 @@ def reap() -> int:
     found = find()
     count = 0
     for parent in found.parents():
-        for group in parent.glob(f"{PREFIX}*-*"):
-            maker = group.name.removeprefix(PREFIX).split("-")[0]
+        for around in parent.glob(f"{PREFIX}*"):
+            maker = around.name.removeprefix(PREFIX).split("-")[0]
             if maker.isdigit() and not Path(f"/proc/{maker}").exists():
-                freeze([group], False)  # version 1 lets nothing frozen die
-                for pid in members(group):
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, 9)
-                count += remove([group])
+                for group in (*(path for path in around.iterdir() if path.is_dir()), around):
+                    freeze([group], False)  # version 1 lets nothing frozen die
+                    for pid in members(group):
+                        with contextlib.suppress(OSError):
+                            os.kill(pid, 9)
+                    count += remove([group])
     return count
 
 

@@ -10,15 +10,12 @@ from airloop.errors import AirError
 from airloop.sandbox.base import ENVIRONMENT, HOME, WORKSPACE, Image
 from airloop.sandbox.bubblewrap.host import Host
 from airloop.sandbox.bubblewrap.layers import DEVICES, Layers
+from airloop.sandbox.bubblewrap.masks import SHARE
 from airloop.sandbox.interpreter import Interpreter
 from airloop.sandbox.shell import SUPERVISOR
 
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# Of /usr/share only what programs need to run: data sets may lie there, with their answers.
-SHARE = (
-    *("ca-certificates", "fontconfig", "fonts", "i18n", "locale", "mime"),
-    *("misc", "perl", "perl5", "python3", "terminfo", "zoneinfo"),
-)
+COVERED = ("/usr/src", "/usr/local/share", "/usr/lib/R", "/usr/local/lib/R")  # shown empty
 ETC = (
     "alternatives",
     "fonts",
@@ -41,6 +38,7 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 PATH = "/opt/air/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROXY_PORT = 3128
 Seen = Callable[[str], str]  # a path of the host as bwrap is told it
+Masked = Callable[[str], str | None]  # likewise one that is shown in part, where one mount does that
 
 
 def command_line(
@@ -52,7 +50,8 @@ def command_line(
     line = [host.bwrap, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     line += ["--unshare-cgroup-try", "--die-with-parent", "--as-pid-1", "--hostname", "air", "--uid", "1000"]
     line += ["--gid", "1000", "--cap-drop", "ALL", "--clearenv"]
-    line += _system(host.runtime.path, seen)
+    masked: Masked = layers.masked if layers else lambda _: None
+    line += _system(host.runtime.path, seen, masked)
     line += ["--proc", "/proc", *_proc(layers), "--dev", "/dev"]
     if layers:
         for name in DEVICES:
@@ -63,7 +62,7 @@ def command_line(
     line += ["--remount-ro", "/dev", "--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
     line += ["--perms", "0755", "--dir", "/home", "--size", disk, "--perms", "0755", "--tmpfs", HOME]
     line += ["--perms", "0755", "--dir", WORKSPACE]
-    line += _python(host.interpreter, seen)  # after /tmp: a virtual environment may lie there
+    line += _python(host.interpreter, seen, masked)  # after /tmp: a virtual environment may lie there
     line += ["--ro-bind", seen(str(host.runtime.path / "bin")), "/opt/air/bin"]
     line += ["--ro-bind", str(directory), "/opt/air/run"]
     for source, place in image.binds:
@@ -77,12 +76,16 @@ def command_line(
     return [*line, "--", "/opt/air/bin/first", "-c", SUPERVISOR]
 
 
-def _system(runtime: Path, seen: Seen) -> list[str]:
-    line = ["--ro-bind", seen("/usr"), "/usr", "--tmpfs", "/usr/share"]
-    for name in SHARE:
-        line += ["--ro-bind-try", seen(f"/usr/share/{name}"), f"/usr/share/{name}"]
-    line += ["--remount-ro", "/usr/share"]
-    for hidden in ("/usr/src", "/usr/local/share", "/usr/lib/R", "/usr/local/lib/R"):
+def _system(runtime: Path, seen: Seen, masked: Masked) -> list[str]:
+    line = ["--ro-bind", seen("/usr"), "/usr"]
+    if share := masked("/usr/share"):
+        line += ["--ro-bind", share, "/usr/share"]
+    else:
+        line += ["--tmpfs", "/usr/share"]
+        for name in SHARE:
+            line += ["--ro-bind-try", seen(f"/usr/share/{name}"), f"/usr/share/{name}"]
+        line += ["--remount-ro", "/usr/share"]
+    for hidden in COVERED:
         if os.path.isdir(hidden):
             line += ["--tmpfs", hidden, "--remount-ro", hidden]
     for place in SYSTEM_LINKS:
@@ -97,23 +100,34 @@ def _system(runtime: Path, seen: Seen) -> list[str]:
     return line
 
 
-def _python(python: Interpreter, seen: Seen) -> list[str]:
-    """Directories that hold packages are covered first, then what may be seen is put back.
+def is_shown(place: str) -> bool:
+    """Whether every world shows a directory of the host that is none of its parts: one that somebody put below /usr."""
+    inside = f"{os.path.realpath(place)}/"
+    return inside.startswith("/usr/") and not inside.startswith(tuple(f"{c}/" for c in ("/usr/share", *COVERED)))
+
+
+def _python(python: Interpreter, seen: Seen, masked: Masked) -> list[str]:
+    """Directories that hold packages are covered first, then what may be seen is put back; a mask does both.
 
     A cover needs a directory below it: one that is not shown already needs none.
     """
     line: list[str] = []
+    masks = {h: mask for h in python.hidden if (mask := masked(h))}
     covered = [h for h in python.hidden if h.startswith("/usr/")]
     inner = [h for h in python.hidden if any(h.startswith(s + "/") for s in python.shown)]
     packages = [s for s in python.shown if any(s.startswith(h + "/") for h in python.hidden)]
     for path in python.shown:
         if path not in packages and not path.startswith("/usr/"):
             line += ["--ro-bind", seen(path), path]
-    for path in dict.fromkeys([*covered, *inner]):
+    covers = [h for h in dict.fromkeys([*covered, *inner]) if h not in masks]
+    for path in covers:
         line += ["--tmpfs", path]
+    for path, mask in masks.items():
+        line += ["--ro-bind", mask, path]
     for path in packages:
-        line += ["--ro-bind", seen(path), path]
-    for path in dict.fromkeys([*covered, *inner]):
+        if os.path.dirname(path) not in masks:
+            line += ["--ro-bind", seen(path), path]
+    for path in covers:
         line += ["--remount-ro", path]
     if python.executable != python.real and not python.executable.startswith("/usr/"):
         folder = os.path.dirname(python.executable)

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from airloop.sandbox.base import Image
 from airloop.sandbox.bubblewrap import cgroups, seccomp
-from airloop.sandbox.bubblewrap.layers import Layers, work_here
+from airloop.sandbox.bubblewrap.layers import Layers, covers_work, mount_points, work_here
+from airloop.sandbox.bubblewrap.masks import Masks, to_be_masked
 from airloop.sandbox.bubblewrap.runtime import RuntimeDirectory
 from airloop.sandbox.door.doorkeeper import Door
 from airloop.sandbox.interpreter import PACKAGES, PRELOAD, interpreter
@@ -48,6 +49,7 @@ class Host:
         self.runtime.install_python(self.interpreter.executable)
         self.runtime.install_first()
         self.layered = work_here(self.runtime.path / "layers")
+        self.masks = self._make_masks() if self.layered else None
         self._doors: dict[str, Door] = {}
         self.warm_python = warm_python
         self.warming_up = (preload, rehearsal)  # of the Python that agents' scripts are forked from
@@ -74,7 +76,18 @@ class Host:
             return None
         runtime = self.runtime.path
         data = [source for source, _ in image.binds]
-        return Layers.of(runtime / "layers", runtime.parent, self.sources(), data)
+        covers = self.masks.covers() if self.masks else ()
+        return Layers.of(runtime / "layers", runtime.parent, self.sources(), data, covers)
+
+    def _make_masks(self) -> Masks | None:
+        """None where they cannot be made."""
+        masks = Masks(self.runtime.path / "masks", to_be_masked(self.interpreter, mount_points()))
+        try:
+            works = covers_work(self.runtime.path / "layers", list(masks.covers()))
+        except OSError as error:
+            log.info("every package is mounted by itself: %s", error)
+            return None
+        return masks if works else None
 
     def open_doors(self) -> list[Door]:
         return [door for door in self._doors.values() if door.alive]

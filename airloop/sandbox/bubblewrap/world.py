@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -12,8 +13,10 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from airloop.errors import InfraError
 from airloop.sandbox import processes
@@ -23,7 +26,7 @@ from airloop.sandbox.bubblewrap.command import PROXY_PORT, environment
 from airloop.sandbox.bubblewrap.host import Host
 from airloop.sandbox.bubblewrap.network import Proxy
 from airloop.sandbox.bubblewrap.start import child_pid, limits_of, set_limits, spawn
-from airloop.sandbox.door.doorkeeper import FILES_LIMIT, Door, archive
+from airloop.sandbox.door.doorkeeper import FILES_LIMIT, Door, Facts, archive
 from airloop.sandbox.passage import Passage
 from airloop.sandbox.shell import KILLED, Shell
 
@@ -60,7 +63,6 @@ class BubbleWorld(World):
     # --- opening ------------------------------------------------------------------------------------------
 
     async def open(self, saved: Snapshot | None) -> None:
-        loop = asyncio.get_running_loop()
         try:
             self.groups = self.host.groups.make(f"{self.host.runtime.token}-{self.name}", self.image.limits)
         except OSError as error:
@@ -80,7 +82,7 @@ class BubbleWorld(World):
         process = self.process
         assert process is not None and process.stdout is not None and process.stdin is not None
         self.shell = Shell(self._send, self._interrupt, mark, self.image.limits.output_bytes, self._clock)
-        loop.add_reader(process.stdout, self._read)
+        asyncio.get_running_loop().add_reader(process.stdout, self._read)
         try:
             await self.shell.begin(WORKSPACE, "")
         except WorldLost as error:
@@ -187,17 +189,7 @@ class BubbleWorld(World):
         """Acts on what the running command has started; what earlier commands left running goes on."""
         assert self.shell is not None
         found = list(processes.of_namespace(self.namespace, self._candidates()))
-        shell = [p.pid for p in found if p.inside == self.shell.pid]
-        new = [p.pid for p in found if p.started >= self._command_started and p.inside not in (1, self.shell.pid)]
-        if how == "interrupt":
-            # The shell first: it ends the line when a child dies of an interrupt that it has had too. The other way
-            # round it may begin the line's next command in between.
-            processes.send([*shell, *new], signal.SIGINT)
-        elif how == "kill":
-            processes.send(new, signal.SIGKILL)
-            processes.send(shell, signal.SIGINT)
-        else:
-            processes.send([*new, *shell], signal.SIGKILL)
+        processes.stop_command(how, found, self.shell.pid, self._command_started)
 
     def _candidates(self) -> list[int] | None:
         return cgroups.members(self.groups[0]) if self.groups else None
@@ -257,27 +249,27 @@ class BubbleWorld(World):
         assert self.process is not None
         if self._closed:
             return InfraError(f"the sandbox {self.name} was closed under a command")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = await asyncio.to_thread(self.process.wait, 2.0)
-            killed = code < 0 or code == 128 + signal.SIGKILL
+        if await processes.ended(self.process, 2.0):
+            killed = (code := self.process.returncode) < 0 or code == 128 + signal.SIGKILL
             if killed and not cgroups.ran_out_of_memory(self.groups):
                 return InfraError(f"the sandbox {self.name} was killed from outside (exit code {code}) {self._said()}")
         return lost
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        self._check_open()
-        await (await self._files()).ask("put", {"id": self.name}, archive([(inside(path), content, mode)]))
+        await self._ask("put", {}, archive([(inside(path), content, mode)]))
 
     async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
-        self._check_open()
-        asked = {"id": self.name, "path": inside(path), "limit": limit_bytes}
-        facts, content = await (await self._files()).ask("get", asked)
-        return content if facts["found"] else None
+        return (await self.get_many([path], limit_bytes, limit_bytes))[0]
+
+    async def get_many(self, paths: Sequence[str], limit_bytes: int, total_bytes: int) -> list[bytes | None]:
+        asked = {"paths": [inside(path) for path in paths], "limit": limit_bytes, "total": total_bytes}
+        facts, content = await self._ask("get", asked)
+        sizes = facts["sizes"]
+        ends = itertools.accumulate(size or 0 for size in sizes)
+        return [None if size is None else content[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     async def list(self, pattern: str) -> list[str]:
-        self._check_open()
-        asked = {"id": self.name, "root": WORKSPACE, "pattern": pattern, "limit": 10_000}
-        _, found = await (await self._files()).ask("list", asked)
+        _, found = await self._ask("list", {"root": WORKSPACE, "pattern": pattern, "limit": 10_000})
         return [str(name) for name in json.loads(found)]
 
     async def snapshot(self) -> Snapshot:
@@ -288,9 +280,12 @@ class BubbleWorld(World):
         return await self._packed(WORKSPACE, limit_bytes)
 
     async def _packed(self, place: str, limit: int) -> bytes:
+        skip = [to for _, to in self.image.binds]
+        return (await self._ask("pack", {"paths": [place], "skip": skip, "limit": limit}))[1]
+
+    async def _ask(self, op: str, facts: Facts, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
         self._check_open()
-        asked = {"id": self.name, "paths": [place], "skip": [to for _, to in self.image.binds], "limit": limit}
-        return (await (await self._files()).ask("pack", asked))[1]
+        return await (await self._files()).ask(op, {"id": self.name, **facts}, payload)
 
     async def freeze(self) -> None:
         if not self.alive or self._frozen:
@@ -349,7 +344,8 @@ class BubbleWorld(World):
         self._closed = True
         self.host.worlds.discard(self)
         if self.process is not None:
-            self._kill()
+            self._kill(self.process)
+            self._check_end(self.process, processes.waited(self.process, CLOSE_S))
         self._remove()
 
     async def _forget(self) -> None:
@@ -369,25 +365,25 @@ class BubbleWorld(World):
         if self.shell is not None and not self._ended.is_set():
             self._ended.set()
             self.shell.ended()  # whoever waits for a command is told
-        await asyncio.to_thread(self._kill)
+        self._kill(process)
+        self._check_end(process, await processes.ended(process, CLOSE_S))
         for pipe in (process.stdout, process.stdin):
             with contextlib.suppress(OSError):
                 pipe.close()
 
-    def _kill(self) -> None:
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
         """Ends the first process, and with it all others; bwrap ends after it has seen them end. Until then the
         first process's number cannot belong to another."""
-        assert self.process is not None
-        if self.first and self.process.poll() is None:
+        if self.first and process.poll() is None:
             processes.send([self.first], signal.SIGKILL)
         else:  # it was given up while starting: its child, which waits for our word, must not outlive it
-            processes.send(processes.children(self.process.pid), signal.SIGKILL)
-            self.process.kill()
-        try:
-            self.process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
+            processes.send(processes.children(process.pid), signal.SIGKILL)
+            process.kill()
+
+    def _check_end(self, process: subprocess.Popen[bytes], ended: bool) -> None:
+        if not ended:
             log.warning("sandbox %s does not end although it was killed", self.name)
-            self.process.kill()
+            process.kill()
 
     def _remove(self) -> None:
         for group in self.groups:

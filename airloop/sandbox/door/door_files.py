@@ -51,20 +51,32 @@ def clear(path: str) -> None:
 
 
 def get(header: Header, payload: Payload) -> Answer:
-    """A regular file, with the time it was last written; anything else is as good as nothing."""
+    """Files one after the other, with the size of each; null for one that is not there or larger than the limit, or
+    that makes all of them larger than the total."""
+    parts: list[bytes] = []
+    sizes: list[int | None] = []
+    left = header["total"]
+    for path in header["paths"]:
+        data = read(path, min(header["limit"], left))
+        sizes.append(None if data is None else len(data))
+        parts.append(data or b"")
+        left -= len(parts[-1])
+    return {"sizes": sizes}, b"".join(parts)
+
+
+def read(path: str, limit: int) -> bytes | None:
+    """A regular file; anything else is as good as nothing."""
     try:
-        fd = os.open(header["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
-        return {"found": False}, b""
+        return None
     facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size > header["limit"]:
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > limit:
         os.close(fd)
-        return {"found": False}, b""
+        return None
     with open(fd, "rb") as file:
-        data = file.read(header["limit"] + 1)
-    if len(data) > header["limit"]:  # files of /proc say they are empty
-        return {"found": False}, b""
-    return {"found": True, "modified": facts.st_mtime_ns}, data
+        data = file.read(limit + 1)
+    return data if len(data) <= limit else None  # files of /proc say they are empty
 
 
 def listing(header: Header, payload: Payload) -> Answer:

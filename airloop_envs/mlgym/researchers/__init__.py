@@ -1,5 +1,6 @@
-"""Scripted researchers for the built-in tasks: demonstrations of several levels of skill, and some that keep an
-environment honest (a no-op, a cheat, a prober, an oracle). They act by commands and on what they read, nothing else."""
+"""Scripted researchers for the built-in tasks, and for those of a checkout that have the same name and form:
+demonstrations of several levels of skill, and some that keep an environment honest (a no-op, a cheat, a prober, an
+oracle). They act by commands and on what they read, nothing else."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from airloop.errors import AirError
 from airloop.types import Agent, Message
+from airloop_envs.mlgym.researchers import kaggle
 from airloop_envs.mlgym.researchers.cheats import attempts
 from airloop_envs.mlgym.researchers.games import battle_of_sexes, blotto, prisoners_dilemma
 from airloop_envs.mlgym.researchers.pictures import fashion
@@ -35,6 +37,10 @@ DRAFTS: Mapping[str, Callable[[str, random.Random], Draft]] = {
     "imageClassificationFMnist": fashion,
     "3SATTime": sat,
 }
+# Where a checkout's table has other columns than ours.
+CHECKOUTS_DRAFTS: Mapping[str, Callable[[str, random.Random], Draft]] = {
+    "regressionKaggleHousePrice": kaggle.house_prices,
+}
 
 TABLES = ("titanic", "regressionKaggleHousePrice", "imageClassificationFMnist")
 NOOP = "I would first think about the data and then choose a fitting approach."
@@ -47,7 +53,7 @@ def idle(key: str) -> list[Message]:
 
 
 def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
-    """A fresh scripted agent for one episode of a built-in task: one of NAMES."""
+    """A fresh scripted agent for one episode: one of NAMES."""
     if spec.key not in DRAFTS:
         raise AirError(
             f"There is no scripted researcher for the task {spec.key!r}.",
@@ -72,5 +78,5 @@ def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
         levels = rng.choices(list(DEMO_WEIGHTS), list(DEMO_WEIGHTS.values()), k=drafts)
     elif levels[0] not in LEVELS:
         raise AirError(f"There is no scripted researcher {name!r}.", f"known: {', '.join(NAMES)}.")
-    write = DRAFTS[spec.key]
+    write = (DRAFTS if spec.builtin else {**DRAFTS, **CHECKOUTS_DRAFTS})[spec.key]
     return Researcher([write(level, rng) for level in levels], spec.yardstick, max_turns)

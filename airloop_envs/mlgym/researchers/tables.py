@@ -136,7 +136,8 @@ test[["Id", "SalePrice"]].to_csv("submission.csv", index=False)
 HOUSE_MENU = {(t, r, y): house_script(t, r, y) for t in TABLES for r in REGRESSORS for y in TARGETS}
 WEAK = ("the mean", "nearest neighbours", "a tree")
 STRONG = ("a forest", "boosting", "slow boosting")
-HOUSE_LEVELS: dict[str, Sequence[tuple[str, str, str]]] = {
+HouseScript = tuple[str, str, str]  # what of the table, which model, what it is fitted to
+HOUSE_LEVELS: dict[str, Sequence[HouseScript]] = {
     "novice": (
         *(("a few numbers", regressor, "prices") for regressor in REGRESSORS),
         *(("all numbers", regressor, target) for regressor in WEAK for target in TARGETS),
@@ -152,6 +153,9 @@ HOUSE_LEVELS: dict[str, Sequence[tuple[str, str, str]]] = {
 
 
 def house_prices(level: str, rng: random.Random) -> Draft:
-    table, regressor, target = rng.choice(HOUSE_LEVELS[level])
-    thought = f"I fit {regressor} on {table} to {target}."
-    return _draft(thought, HOUSE_MENU[table, regressor, target], level, rng)
+    return house_draft(rng.choice(HOUSE_LEVELS[level]), level, rng)
+
+
+def house_draft(script: HouseScript, level: str, rng: random.Random) -> Draft:
+    table, regressor, target = script
+    return _draft(f"I fit {regressor} on {table} to {target}.", HOUSE_MENU[script], level, rng)

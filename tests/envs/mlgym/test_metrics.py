@@ -93,3 +93,15 @@ def test_rewards_agree_with_better(direction: Any, baseline: float, reference: f
     if metrics.better(stick, reference, baseline):
         assert -1 <= metrics.headroom(stick, baseline, a) <= 1
         assert metrics.headroom(stick, baseline, baseline) == 0 and metrics.headroom(stick, baseline, reference) == 1
+
+
+def test_improved_is_more_than_rounding_noise_and_a_lucky_row() -> None:
+    stick = metrics.yardstick("regressionKaggleHousePrice", "", [{"r2": 0.8799891474739243}])
+    baseline = stick.baseline
+    assert baseline is not None and stick.reference == 0.931
+    assert not metrics.improved(stick, baseline, 0.8799891474739265)  # the same script on another machine
+    assert not metrics.improved(stick, baseline, baseline + 0.0005) and metrics.improved(stick, baseline, 0.881)
+    game = metrics.yardstick("blotto", "", [{"Score": -0.248}])
+    assert not metrics.improved(game, -0.248, -0.237) and metrics.improved(game, -0.248, -0.23)
+    time = metrics.yardstick("3SATTime", "", [{"Time": 16.0}])  # lower is better, and no reference is known
+    assert metrics.improved(time, 16.0, 15.9) and not metrics.improved(time, 16.0, 16.0 - 1e-9)

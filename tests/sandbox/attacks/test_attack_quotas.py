@@ -7,6 +7,8 @@ import errno
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,6 +56,31 @@ def test_D25_forty_spinners_leave_a_neighbour_its_share(arena: Arena) -> None:
 
     alone, beside = arena.do(work())
     assert beside < SLOWER * alone + 0.3, f"{alone:.2f} s alone, {beside:.2f} s beside them"
+
+
+@pytest.mark.slow
+def test_many_busy_worlds_leave_the_host_its_share(arena: Arena) -> None:
+    """Each by itself would weigh as much as the host's process: four for each core would make it five times as slow."""
+    if "weaker" in arena.backend.protections()["cpu"]:
+        pytest.skip(arena.backend.protections()["cpu"])
+
+    def job() -> float:
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-ISc", "for i in range(12_000_000): pass"], check=True)
+        return time.monotonic() - began
+
+    async def work() -> tuple[float, float]:
+        alone = min([job() for _ in range(3)])
+        worlds = [await arena.world() for _ in range(4 * (os.cpu_count() or 1))]
+        for world in worlds:
+            await world.run("(while :; do :; done) &", 10)
+        beside = min([job() for _ in range(2)])
+        for world in worlds:
+            await world.close()
+        return alone, beside
+
+    alone, beside = arena.do(work())
+    assert beside < 3.5 * alone, f"{alone:.2f} s alone, {beside:.2f} s beside them"
 
 
 def test_a_world_has_no_more_cores_than_it_may_have(arena: Arena) -> None:
