@@ -7,7 +7,7 @@ import pytest
 from airloop.config import load_config
 from airloop.config.mistakes import Refused
 from airloop.config.vllm_rules import BACKEND
-from airloop.engine.vllm.start import interpreter
+from airloop.engine.vllm.start import _device, _share, interpreter
 from airloop.errors import AirError
 
 VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_gpu_ids", "[1, 2]"]
@@ -23,6 +23,10 @@ VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_
         (["--deterministic", "true"], "follow from the clock"),
         (["--trainer_gpu_ids", "[0, 3]"], "one trains, servers sample"),
         (["--inference_gpu_ids", "[0, 1]"], "share a GPU"),
+        (["--orchestrator.eval.temperature", "3"], "vLLM samples at 2 at most"),
+        (["--inference.kv_tokens", "4096"], "kv_tokens has no effect"),
+        (["--inference.page_size", "16"], "page_size has no effect"),
+        (["--inference.vllm.urls", '["http://127.0.0.1:8000"]'], "inference_gpu_ids has no effect"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_correction(flags: list[str], told: str) -> None:
@@ -37,6 +41,17 @@ def test_disjoint_gpus_are_taken_and_trained_by_one_process() -> None:
         load_config(["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]"])
     served = load_config(["--inference.backend", "vllm", "--inference.vllm.urls", '["http://127.0.0.1:8000"]'])
     assert served.inference.vllm.urls
+
+
+def test_a_gpu_is_counted_among_those_that_may_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert _device(1) == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    assert _device(1) == "GPU-7"
+    with pytest.raises(AirError, match="only 2 may be seen"):
+        _device(2)
+    assert _share(load_config(VLLM)) == 0.9
+    assert _share(load_config([*VLLM, "--inference.gpu_memory_utilization", "0.6"])) == 0.6
 
 
 def test_its_keys_have_no_effect_without_it() -> None:

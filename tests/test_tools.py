@@ -199,6 +199,21 @@ def test_a_reply_without_a_call_is_an_answer_where_one_is_taken(replies: list[st
     assert silent.ending == "max_turns" and silent.metrics["invalid_actions"] == 1.0, "as before where none is taken"
 
 
+def test_a_tool_may_be_called_answer_and_an_answer_may_be_awaited() -> None:
+    class Final(Shop):
+        @tool
+        def answer(self, value: int) -> str:  # type: ignore[override]
+            return str(value)
+
+    class Later(Shop):
+        async def answer(self, text: str) -> Observation:  # type: ignore[override]
+            return Observation(text.upper(), done=True)
+
+    assert Final().plain_reply("two") is None and act(Final(), "answer", value=2) == Observation("2")
+    said = asyncio.run(Later().act(Action("text", text="two")))
+    assert said == Observation("TWO", done=True)
+
+
 def test_a_session_with_tools_needs_an_environment_that_reads_calls() -> None:
     class Deaf(ShopEnv):
         action_format: ClassVar[ActionFormat] = "text"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from airloop.config.schema import RunConfig
 
 BACKEND = "inference.backend"
+HOTTEST = 2.0  # vLLM refuses higher temperatures
 
 
 def vllm_conflicts(config: RunConfig) -> Iterator[Conflict]:
@@ -26,12 +27,13 @@ def vllm_conflicts(config: RunConfig) -> Iterator[Conflict]:
     yield from _weights(config)
     yield from _places(config)
     sampling = config.orchestrator.sampling
-    if sampling.temperature > 2:
-        yield Conflict(
-            ("orchestrator.sampling.temperature", BACKEND),
-            f"temperature = {sampling.temperature:g}, and vLLM samples at 2 at most",
-            {"orchestrator.sampling.temperature": 2.0},
-        )
+    for part in ("sampling", "eval"):
+        if (heat := getattr(config.orchestrator, part).temperature) > HOTTEST:
+            yield Conflict(
+                (f"orchestrator.{part}.temperature", BACKEND),
+                f"temperature = {heat:g}, and vLLM samples at {HOTTEST:g} at most",
+                {f"orchestrator.{part}.temperature": HOTTEST},
+            )
     for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if getattr(sampling, key) != off:
             yield Conflict(
@@ -40,6 +42,23 @@ def vllm_conflicts(config: RunConfig) -> Iterator[Conflict]:
                 "left, not of the policy that is trained",
                 {f"orchestrator.sampling.{key}": off},
             )
+
+    yield from _unused(config)
+
+
+def _unused(config: RunConfig) -> Iterator[Conflict]:
+    """What servers do not hear of."""
+    inference, urls = config.inference, config.inference.vllm.urls
+    said = {
+        "inference.kv_tokens": inference.kv_tokens is not None,
+        "inference.page_size": inference.page_size != type(inference).model_fields["page_size"].default,
+        "inference.vllm.python": bool(urls) and inference.vllm.python is not None,
+        "inference.model.enforce_eager": bool(urls) and inference.model.enforce_eager is not None,
+        "inference_gpu_ids": bool(urls) and config.inference_gpu_ids is not None,
+    }
+    for key in (key for key, given in said.items() if given):
+        where = "inference.vllm.urls, whose servers run already" if urls else 'backend = "vllm"'
+        yield Conflict((key, BACKEND), f"{key} has no effect with {where}: leave it out", {})
 
 
 def _weights(config: RunConfig) -> Iterator[Conflict]:

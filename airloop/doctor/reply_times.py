@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airloop.doctor.refusals import SLOWER, Unanswered
-from airloop.engine.base import Sampling
+from airloop.engine.base import Sampling, start_engine
 from airloop.speed import warm_up
 from airloop.waits import waiting
 from airloop.watch.display.pace import span
@@ -37,6 +37,7 @@ class ReplyTimes:
 
 async def time_replies(parts: Components, plan: Sequence[Task], at_once: int, longest_s: float) -> ReplyTimes | None:
     """None where a task cannot be opened or does not fit: the probe's episodes will say so."""
+    await start_engine(parts.engine)
     try:
         async with asyncio.timeout(longest_s):
             began = time.monotonic()

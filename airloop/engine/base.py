@@ -127,3 +127,9 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Whoever waits for a reply is told; nothing is sampled any more."""
         ...
+
+
+async def start_engine(engine: Engine | None) -> None:
+    """An engine that has servers to start starts them, before any deadline of an episode runs."""
+    if (start := getattr(engine, "start", None)) is not None:
+        await start()

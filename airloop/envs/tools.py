@@ -125,7 +125,8 @@ class ToolSession(Session):
         raise NotImplementedError
 
     def plain_reply(self, text: str) -> Action | None:
-        return Action("text", text=text) if type(self).answer is not ToolSession.answer else None
+        own = type(self).answer
+        return Action("text", text=text) if own is not ToolSession.answer and not hasattr(own, MARK) else None
 
     async def begin(self) -> Opening:
         said = self.prompt()
@@ -134,7 +135,9 @@ class ToolSession(Session):
 
     async def act(self, action: Action) -> Observation:
         if action.kind == "text":
-            return self.answer(action.text) or Observation("", done=True)
+            given: Any = self.answer(action.text)
+            given = await given if inspect.isawaitable(given) else given
+            return Observation("", done=True) if given is None else _observation(given)
         known = tools_of(self)
         if action.name not in known:
             return Observation(f"There is no tool {action.name!r}. Known: {', '.join(known) or 'none'}.", failed=True)

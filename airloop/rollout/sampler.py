@@ -17,7 +17,7 @@ from typing import Any
 
 from airloop.chat.forest import Tokenizer
 from airloop.chat.session import ChatSession
-from airloop.engine.base import Engine
+from airloop.engine.base import Engine, start_engine
 from airloop.envs.base import Environment
 from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
@@ -80,6 +80,7 @@ class Sampler:
         With online_difficulty_filtering a group without signal is replaced by one of a spare task, until
         each planned group has signal or oversampling_factor times as many have been sampled.
         """
+        await start_engine(self._engine)
         settings = self._settings
         spares: list[Task] = []
         if settings.online_difficulty_filtering and self._schedule:
@@ -113,6 +114,8 @@ class Sampler:
     ) -> Evaluated:
         """`rollouts` episodes of each task by the policy, or by the agents that `agent` makes. `step` only
         goes to `save`: the episodes' seeds are the same in every evaluation with the same `seed`."""
+        if agent is None:
+            await start_engine(self._engine)
         temperature = self._settings.sampling.temperature if temperature is None else temperature
         sampling = replace(self._settings.sampling, temperature=temperature)
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
-from airloop.files import write_atomically
+from airloop.files import read_object, write_atomically
 from airloop.runs.run import Run, read_trajectories
 from airloop.runs.trajectory_file import to_json
 from airloop.types import Trajectory
@@ -27,7 +27,8 @@ from airloop.types import Trajectory
 LARGEST = 200_000  # bytes
 DIGITS = 5  # that count, of each number
 TEXTS = ("one_answer", "worst", "first_error")  # of a step's line: what was said
-_PATH = re.compile(r"(?<![\w.:/~-])~?/(?:[^/\s\"'`<>,;:()\[\]]+/)+([^/\s\"'`<>,;:()\[\]]*)")
+# Also after a colon, as in "verifiers:/home/me/env"; what follows "http:" is none.
+_PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=:)(?!//))~?/(?:[^/\s\"'`<>,;:()\[\]]+/)+([^/\s\"'`<>,;:()\[\]]*)")
 
 
 def pack_run(path: Path, out: Path) -> int:
@@ -53,14 +54,18 @@ def unpack_run(packed: Path, into: Path) -> Path:
             archive.extractall(into, filter="data")
             (name,) = {member.name.partition("/")[0] for member in archive.getmembers()}
     except (OSError, tarfile.TarError, lzma.LZMAError, ValueError) as error:
-        raise AirError(f"{packed} is no packed run: {error}.", "give a file that `air pack` wrote.") from None
+        raise AirError(f"{packed} is no packed run: {error}.", "give a file that `air log pack` wrote.") from None
     return into / name
 
 
 def _files(run: Run) -> Iterator[tuple[str, str]]:
-    for name in ("config.toml", "status.json", "logbook.json", "alarms.jsonl", "summary.txt"):
+    for name in ("config.toml", "summary.txt"):
         if (run.path / name).is_file():
-            yield name, (run.path / name).read_text(encoding="utf-8")
+            yield name, without_paths((run.path / name).read_text(encoding="utf-8"))
+    for name in ("status.json", "logbook.json"):
+        if (run.path / name).is_file():
+            yield name, json.dumps(_public(read_object(run.path / name)), ensure_ascii=False)
+    yield "alarms.jsonl", "".join(_line(_without_quotes(alarm)) + "\n" for alarm in run.alarms())
     lines = [{key: value for key, value in line.items() if key not in TEXTS} for line in run.metrics()]
     yield "metrics.jsonl", "".join(_line(line) + "\n" for line in lines)
     for directory in sorted((run.path / "evaluations").glob("*")):
@@ -71,11 +76,30 @@ def _files(run: Run) -> Iterator[tuple[str, str]]:
 def outline(trajectory: Trajectory) -> Trajectory:
     """How an episode went, without what was said in it."""
     task = replace(trajectory.task, payload={})
-    return replace(trajectory, task=task, turns=(), branches=(), tools=(), turn_rewards=())
+    return replace(trajectory, task=task, turns=(), branches=(), tools=(), turn_rewards=(), error="")
+
+
+def without_paths(text: str) -> str:
+    """Of each path the name of what it led to."""
+    return _PATH.sub(lambda found: found[1] or "…", text)
+
+
+def _without_quotes(alarm: Mapping[str, Any]) -> dict[str, Any]:
+    """An alarm may quote what a policy says all the time."""
+    return {**alarm, "seen": re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "…", str(alarm.get("seen", "")))}
 
 
 def _line(data: Mapping[str, Any]) -> str:
-    return json.dumps(_rounded(data), separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_public(_rounded(data)), separators=(",", ":"), ensure_ascii=False)
+
+
+def _public(value: Any) -> Any:
+    """As data, not as text: in a text a line break before a path is a letter n."""
+    if isinstance(value, Mapping):
+        return {name: _public(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_public(one) for one in value]
+    return without_paths(value) if isinstance(value, str) else value
 
 
 def _rounded(value: Any, key: str = "") -> Any:
@@ -91,7 +115,7 @@ def _compressed(name: str, files: Iterator[tuple[str, str]]) -> bytes:
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for inside, text in files:
-            data = _PATH.sub(lambda found: found[1] or "…", text).encode()
+            data = text.encode()
             entry = tarfile.TarInfo(f"{name}/{inside}")
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))

@@ -119,13 +119,18 @@ def test_a_server_that_ended_is_started_again_and_serves_what_is_trained(
     served(tmp_path, work, count=2)
 
 
-def test_without_any_server_left_whoever_waits_is_told(tmp_path: Path) -> None:
+def test_without_any_server_left_whoever_waits_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
+        await broken(engine.servers[0], after=3)
+        reply = await engine.generate(PROMPT, Sampling(24))
+        assert engine.servers[0].starts == 2 and agrees(policy, PROMPT, reply), "the only one: it is waited for"
+        monkeypatch.setattr(engines, "STARTS", 2)
         await broken(engine.servers[0], after=3)
         with pytest.raises(EngineFailed, match="No server of vLLM is left") as told:
             await engine.generate(PROMPT, Sampling(24))
         assert "air train --resume" in told.value.fix
 
+    monkeypatch.setattr(engines, "WATCH_S", 0.1)
     served(tmp_path, work)
 
 
@@ -148,17 +153,23 @@ def test_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere(
     served(tmp_path, work, count=2)
 
 
-def test_a_version_that_cannot_be_loaded_takes_its_server_away(tmp_path: Path) -> None:
+def test_a_version_that_cannot_be_loaded_takes_its_server_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
         change(policy, 1)
         await broken(engine.servers[0], refuse=True)
         await engine.publish(1)
         assert "could not load" in engine.servers[0].lost
         assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
-        await broken(engine.servers[1], refuse=True)
-        with pytest.raises(EngineFailed, match="could not load"):
-            await engine.publish(2)
+        change(policy, 2)
+        for server in engine.servers:
+            if not server.lost:
+                await broken(server, refuse=True)
+        monkeypatch.setattr(engines, "WATCH_S", 0.1)
+        await engine.publish(2)
+        assert max(server.starts for server in engine.servers) == 2, "all refused: one was started anew"
+        assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
 
+    monkeypatch.setattr(engines, "WATCH_S", 1.0)
     served(tmp_path, work, count=2)
 
 
@@ -172,6 +183,28 @@ def test_a_server_that_forgot_its_adapter_gets_it_again(tmp_path: Path, monkeypa
         assert all(agrees(policy, [i + 1], r) for i, r in enumerate(replies))
         while engine.servers[0].lost:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+    served(tmp_path, work, count=2)
+
+
+def test_a_server_whose_answer_to_a_load_was_lost_is_not_refused(tmp_path: Path) -> None:
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        (server,) = engine.servers
+        server._adapters.clear()
+        await engine.publish(0)
+        assert not server.lost and server.starts == 1
+        assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
+
+    served(tmp_path, work)
+
+
+def test_turns_of_a_conversation_stay_at_one_server(tmp_path: Path) -> None:
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        chosen = {await engine._choose(f"7-0-3-{turn:03d}") for turn in range(5)}
+        engine.servers[0].busy, engine.servers[1].busy = 3, 0
+        again = await engine._choose("7-0-3-005")
+        engine.servers[0].busy = 0
+        assert {again} == chosen
 
     served(tmp_path, work, count=2)
 
@@ -203,7 +236,7 @@ def test_what_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None
     command = [sys.executable, "-c", "raise SystemExit('No module named vllm.entrypoints')"]
 
     async def work() -> None:
-        lost = VllmServer("http://127.0.0.1:9", "", command, {}, tmp_path / "log")
+        lost = VllmServer("http://127.0.0.1:9", command=command, log=tmp_path / "log")
         lost.start()
         try:
             await lost.ready()

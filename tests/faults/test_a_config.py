@@ -253,7 +253,6 @@ def test_A11_no_key_is_silently_ignored(section: str, key: str, value: object):
         ),
         ("[trainer.loss]\nbeta = 0.0\n", "kl_beta = 0.0", "betas"),
         ("[orchestrator]\ngroup_size = 16\n", "rollouts_per_example = 16", "delete the line"),
-        ("[wandb]\ntags = ['a']\n", "export WANDB_TAGS", "args"),
         ("[trainer.loss]\ntype = 'bnpo'\n", 'type = "dapo"\n    clip_high = 0.2', "gspo"),
     ],
 )

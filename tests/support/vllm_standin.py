@@ -49,6 +49,8 @@ class StandIn:
         asked = await request.json()
         if self.broken.get("refuse"):
             return JSONResponse({"error": {"message": "no room"}}, 400)
+        if asked["lora_name"] in self.engines:
+            return JSONResponse({"error": {"message": "The lora adapter has already been loaded."}}, 400)
         if not Path(asked["lora_path"]).is_dir():
             return JSONResponse({"error": {"message": "No adapter found"}}, 404)
         last = list(self.engines.values())[-1]
@@ -101,7 +103,7 @@ class StandIn:
             return JSONResponse({"paths": {route: {} for route in ROUTES}})
 
         async def models(request: Request) -> Response:
-            return JSONResponse({"data": [{"id": BASE}]})
+            return JSONResponse({"data": [{"id": BASE, "max_model_len": 256}]})
 
         return Starlette(
             routes=[
@@ -142,4 +144,4 @@ class StandInServer(VllmServer):
 
 
 def stand_in() -> StandInServer:
-    return StandInServer(f"http://127.0.0.1:{free_port()}", "key", ["stand-in"])
+    return StandInServer(f"http://127.0.0.1:{free_port()}", "key", command=["stand-in"])

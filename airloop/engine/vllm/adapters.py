@@ -35,8 +35,10 @@ class AdapterStore:
         path.write_text(json.dumps({**config, "base_model_name_or_path": self._base}), encoding="utf-8")
         digest = hashlib.sha256((scratch / "adapter_model.safetensors").read_bytes()).hexdigest()
         name = f"air-{self._owner}-v{version}-{digest[:12]}"
-        shutil.rmtree(self.root / name, ignore_errors=True)
-        scratch.rename(self.root / name)
+        if (self.root / name).is_dir():  # the same again: a server may be reading it
+            shutil.rmtree(scratch)
+        else:
+            scratch.rename(self.root / name)
         self._names = [*(kept for kept in self._names if kept != name), name]
         for old in self._names[:-KEPT]:
             shutil.rmtree(self.root / old, ignore_errors=True)

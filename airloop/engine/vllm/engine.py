@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from airloop.config.vllm_rules import HOTTEST
 from airloop.engine.base import ContextFull, Counters, EngineFailed, Generation, Heard, Limits, Sampling
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
@@ -30,10 +31,12 @@ PLACES = 65536  # conversations whose server is remembered
 WATCH_S = 2.0  # between two looks at whether the servers live
 IDLE_S = 60.0  # a server that has been silent for so long, with requests under way, is asked whether it lives
 STARTS = 3  # of one server; after that it stays away
+AWAY_S = 600.0  # a server that is not ours may be gone for so long
 PROBED = 32  # tokens
+HEAT = 0.5  # of the probe: at 1, log-probs before and after the temperature are the same
+LORA_FIX = "start it with --enable-lora and a --max-lora-rank of at least the adapter's; it must see the same files."
 FAILURES = 5  # of one reply in a row, at servers that live
 LOOKS = 4  # at a server whose log-probs differ
-HOTTEST = 2.0  # vLLM refuses higher temperatures
 
 
 class VllmEngine:
@@ -61,6 +64,8 @@ class VllmEngine:
         self._places: dict[str, VllmServer] = {}
         self._ready: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()  # a server has come back, or has been looked at
+        self._closed = False
         self._weights = asyncio.Lock()  # held while the trainer's are changed, or looked at
 
     @property
@@ -111,10 +116,12 @@ class VllmEngine:
 
     async def _go_on(self, reply: _Reply, order: str) -> None:
         """At one server, to its end or to that of the server."""
-        server = self._choose(order)
+        server = await self._choose(order)
         try:
             async for piece in server.stream(reply.request()):
                 reply.take(piece)
+            if not reply.ended:
+                raise ServerLost("it ended a reply before its end")
         except ServerLost as error:
             if isinstance(error, Forgotten) or not await self._answers(server):
                 server.lost = server.lost or f"{type(error).__name__}: {error}"
@@ -123,19 +130,35 @@ class VllmEngine:
         except Refused as error:
             raise EngineFailed(f"vLLM refuses a request: {error}", f"its log says more: {server.log}") from None
 
-    def _choose(self, order: str) -> VllmServer:
+    async def _choose(self, order: str) -> VllmServer:
         """The server that knows this conversation, or the one with the least to do."""
-        alive = [server for server in self.servers if not server.lost]
-        if not alive:
-            raise self._none_left()
+        alive = await self._alive()
+        talk = order.rpartition("-")[0] or order  # what follows is the number of the turn
         least = min(alive, key=lambda server: server.busy)
-        known = self._places.get(order)
+        known = self._places.get(talk)
         chosen = known if known in alive and known.busy <= least.busy + LEAN else least
-        if order:
-            self._places[order] = chosen
+        if talk:
+            self._places[talk] = chosen
             if len(self._places) > PLACES:
                 self._places.pop(next(iter(self._places)))
         return chosen
+
+    async def _alive(self) -> list[VllmServer]:
+        """At least one: where all are gone, and one may come back, that is waited for."""
+        until = time.monotonic() + READY_S
+        while not (alive := [server for server in self.servers if not server.lost]):
+            may = time.monotonic() < until and any(self._may_return(server) for server in self.servers)
+            if self._closed or not may:
+                raise self._none_left()
+            self._changed.clear()
+            with waiting("a server of vLLM to come back", "vLLM", READY_S, log=self.servers[0].tail):
+                await self._changed.wait()
+        return alive
+
+    def _may_return(self, server: VllmServer) -> bool:
+        if server.command:
+            return server.returning or server.ended() is None or server.starts < STARTS
+        return server.returning or time.monotonic() - server.heard < AWAY_S
 
     def _none_left(self) -> EngineFailed:
         told = "\n".join(f"{server.url}: {server.lost}" for server in self.servers)
@@ -157,8 +180,15 @@ class VllmEngine:
         for server in self.servers:
             server.start()
         self._name = self._name or await asyncio.to_thread(self._store.put, self.policy, self._version)
-        with waiting("vLLM to start", "vLLM", READY_S, log=lambda: self.servers[0].tail()):
-            await asyncio.gather(*(self._admit(server) for server in self.servers))
+        try:
+            with waiting("vLLM to start", "vLLM", READY_S, log=self.servers[0].tail):
+                async with asyncio.TaskGroup() as group:
+                    for server in self.servers:
+                        group.create_task(self._admit(server))
+        except* (AirError, ServerLost, Refused) as errors:
+            first = next(iter(errors.exceptions))
+            problem, fix = (first.problem, first.fix) if isinstance(first, AirError) else (f"vLLM: {first}", LORA_FIX)
+            raise EngineFailed(problem, fix) from first
         self._begin(self._look())
 
     async def _admit(self, server: VllmServer) -> None:
@@ -180,14 +210,17 @@ class VllmEngine:
                 "serve the model that is trained, in the same dtype, with --logprobs-mode processed_logprobs.",
             )
         server.lost = ""
+        self._changed.set()
 
     async def _apart(self, server: VllmServer, name: str) -> float:
         """How far a server's log-probs are from the trainer's, in nats a token."""
         prompt, most = [1, 2, 3], min(PROBED, self.context - 3)
-        reply = _Reply(prompt, Sampling(most), most, name, None)
+        reply = _Reply(prompt, Sampling(most, HEAT), most, name, None)
         async for piece in server.stream(reply.request()):
             reply.take(piece)
-        computed = await asyncio.to_thread(trainer_logprobs, self.policy, [*prompt, *reply.ids], len(prompt))
+        if len(reply.ids) != most:
+            raise ServerLost(f"it gave {len(reply.ids)} tokens where {most} were asked for")
+        computed = await asyncio.to_thread(trainer_logprobs, self.policy, [*prompt, *reply.ids], len(prompt), HEAT)
         return apart(reply.logprobs, computed)
 
     async def _look(self) -> None:
@@ -195,14 +228,21 @@ class VllmEngine:
         while True:
             await asyncio.sleep(WATCH_S)
             for server in self.servers:
-                if not server.lost and (code := server.ended()) is not None:
-                    server.lost = f"it ended with exit code {code}"
-                if not server.lost and server.busy and time.monotonic() - server.heard > IDLE_S:
-                    server.lost = "" if await self._answers(server) else f"no word for {IDLE_S:.0f} s"
-                    if server.lost:
-                        await server.end()
-                if server.lost and not server.returning:
-                    self._bring_back(server)
+                try:
+                    await self._look_at(server)
+                except Exception as error:  # who watches must not end: nothing would come back any more
+                    server.lost = f"{type(error).__name__}: {error}"
+            self._changed.set()  # who waits for one to come back looks whether one still may
+
+    async def _look_at(self, server: VllmServer) -> None:
+        if not server.lost and (code := server.ended()) is not None:
+            server.lost = f"it ended with exit code {code}"
+        if not server.lost and server.busy and time.monotonic() - server.heard > IDLE_S:
+            server.lost = "" if await self._answers(server) else f"no word for {IDLE_S:.0f} s"
+            if server.lost:
+                await server.end()
+        if server.lost and not server.returning:
+            self._bring_back(server)
 
     def _bring_back(self, server: VllmServer) -> None:
         if server.ended() is not None:
@@ -243,21 +283,22 @@ class VllmEngine:
         """Adapters are immutable: replies under way go on with the one they were begun with."""
         await self.start()
         name = await asyncio.to_thread(self._store.put, self.policy, version)
-        alive = [server for server in self.servers if not server.lost]
-        for server, failed in zip(
-            alive,
-            await asyncio.gather(
-                *(server.load(name, self._store.root / name) for server in alive), return_exceptions=True
-            ),
-            strict=True,
-        ):
-            if isinstance(failed, ServerLost | Refused):
-                server.lost = f"it could not load {name}: {failed}"
-            elif failed is not None:
-                raise failed
-        if all(server.lost for server in self.servers):
-            raise self._none_left()
+        await asyncio.gather(*(self._give(server, name) for server in self.servers if not server.lost))
         self._name, self._version = name, version
+        await self._alive()
+
+    async def _give(self, server: VllmServer, name: str) -> None:
+        """A second time where the connection broke: what it has already it does not load again."""
+        for left in (1, 0):
+            try:
+                return await server.load(name, self._store.root / name)
+            except ServerLost as error:
+                problem: Exception = error
+            except Refused as error:
+                problem, left = error, 0
+            if not left:
+                server.lost = f"it could not load {name}: {problem}"
+                return
 
     def set_version(self, version: int) -> None:
         """Before anything is sampled, so that no server has an adapter yet."""
@@ -273,13 +314,16 @@ class VllmEngine:
             yield
 
     async def close(self) -> None:
+        self._closed = True
         tasks = [*self._tasks, *([self._ready] if self._ready else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(server.close() for server in self.servers))
         self._store.clear()
-        if self.place is not None and not any(server.starts > 1 or server.lost for server in self.servers):
+        if self.place is not None and not any(
+            server.starts and (server.starts > 1 or server.lost) for server in self.servers
+        ):
             shutil.rmtree(self.place, ignore_errors=True)  # else its logs tell what happened
 
 
@@ -317,6 +361,9 @@ class _Reply:
             "sampling_params": {
                 "max_tokens": self.limit - len(self.ids),
                 "temperature": self.sampling.temperature,
+                "top_p": self.sampling.top_p,  # these three only of who asks a policy that is not trained
+                "top_k": self.sampling.top_k,
+                "min_p": self.sampling.min_p,
                 "seed": (self.sampling.seed + len(self.ids)) % (1 << 63),
                 "stop_token_ids": list(self.sampling.stop_ids),
                 "ignore_eos": True,  # where a reply ends is said above, and nowhere else
@@ -333,7 +380,8 @@ class _Reply:
 
     def take(self, piece: dict[str, Any]) -> None:
         if usage := piece.get("usage"):
-            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
+            found = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
+            self.cached = min(found, len(self.prompt))
         for choice in piece["choices"]:
             ids = list(choice["token_ids"] or ())
             content = (choice.get("logprobs") or {}).get("content") or []

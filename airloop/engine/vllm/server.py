@@ -46,12 +46,14 @@ class Refused(Exception):
     """It is there, and does not take the request."""
 
 
-@dataclass
+@dataclass(eq=False)
 class VllmServer:
     """`command` and `env` of one that is ours; none of one that is only named by its address."""
 
     url: str
     key: str = ""
+    key_name: str = "VLLM_API_KEY"  # where it comes from
+    context: int = 0  # that it must have
     command: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     log: Path | None = None
@@ -108,14 +110,22 @@ class VllmServer:
     async def _check_routes(self) -> None:
         try:
             found = (await self.client.get("/openapi.json")).json()["paths"]
-            models = (await self.client.get("/v1/models")).json()["data"]
+            answer = await self.client.get("/v1/models")
+            if answer.status_code == 401:
+                raise AirError(f"The vLLM at {self.url} wants another key.", f"set {self.key_name} to its --api-key.")
+            models = answer.json()["data"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise AirError(f"What answers at {self.url} is no vLLM: {error!r}.", "correct the address.") from None
         for route, how in ROUTES.items():
             if route not in found:
                 raise AirError(f"The vLLM at {self.url} does not have {route}.", f"start it with {how}.")
-        if not self.command:
-            self.model = next(m["id"] for m in models if not m.get("parent"))
+        base = next(m for m in models if not m.get("parent"))
+        self.model = base["id"]
+        if (room := base.get("max_model_len") or self.context) < self.context:
+            raise AirError(
+                f"The vLLM at {self.url} has a context of {room} tokens, and episodes may have {self.context}.",
+                f"start it with --max-model-len {self.context}, or set seq_len = {room}.",
+            )
 
     def ended(self) -> int | None:
         return self._process.poll() if self._process is not None else None
@@ -135,7 +145,7 @@ class VllmServer:
                 if answer.status_code != 200:
                     said = (await answer.aread()).decode(errors="replace")[:500]
                     if answer.status_code == 404 and body["model"] != self.model:
-                        self._adapters.clear()
+                        self._adapters = [name for name in self._adapters if name != body["model"]]
                         raise Forgotten(said)
                     raise (Refused if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {said}")
                 ended = False
@@ -171,6 +181,8 @@ class VllmServer:
             answer = await self.client.post(route, json=dict(body))
         except httpx.HTTPError as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
+        if answer.status_code == 400 and "already been loaded" in answer.text:
+            return True  # the answer of the first time was lost: names say what is in them, so it is the same
         if answer.status_code not in (200, 404):
             raise (Refused if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {answer.text[:500]}")
         return answer.status_code == 200
@@ -183,6 +195,11 @@ class VllmServer:
                 await asyncio.to_thread(self._process.wait, 30.0)
 
     async def close(self) -> None:
+        if not self.command:  # it goes on without us
+            for name in self._adapters:
+                with contextlib.suppress(ServerLost, Refused):
+                    await self._told("/v1/unload_lora_adapter", {"lora_name": name})
+            self._adapters.clear()
         if self._client is not None:
             await self._client.aclose()
             self._client = None

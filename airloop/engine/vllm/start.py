@@ -40,7 +40,15 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded) -> VllmEngi
     model = base_directory(loaded, place)
     told = config.inference.vllm
     servers = (
-        [VllmServer(url.rstrip("/").removesuffix("/v1"), os.environ.get(told.api_key_env, "")) for url in told.urls]
+        [
+            VllmServer(
+                url.rstrip("/").removesuffix("/v1"),
+                os.environ.get(told.api_key_env, ""),
+                told.api_key_env,
+                config.seq_len,
+            )
+            for url in told.urls
+        ]
         if told.urls
         else [_server(config, policy, model, place, number, gpu) for number, gpu in enumerate(_gpus(config))]
     )
@@ -83,7 +91,7 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
         "--max-cpu-loras": str(2 * SERVED),
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",  # nothing of the model's own ideas of sampling
-        **({"--gpu-memory-utilization": str(MEMORY)} if gpu is not None else {}),
+        **({"--gpu-memory-utilization": str(_share(config))} if gpu is not None else {}),
     }
     flags = ["--enable-scale-out", "--enable-lora", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     if config.inference.model.enforce_eager or gpu is None:
@@ -93,9 +101,27 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_API_KEY": key,  # not in its command, which everybody on the machine can read
         "VLLM_NO_USAGE_STATS": "1",
-        **({"CUDA_VISIBLE_DEVICES": str(gpu)} if gpu is not None else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}),
+        **({"CUDA_VISIBLE_DEVICES": _device(gpu)} if gpu is not None else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}),
     }
-    return VllmServer(f"http://127.0.0.1:{port}", key, command, env, place / f"server-{number}.log")
+    log = place / f"server-{number}.log"
+    return VllmServer(f"http://127.0.0.1:{port}", key, context=config.seq_len, command=command, env=env, log=log)
+
+
+def _share(config: Config) -> float:
+    """Of its GPU's memory, that a server takes: more than the default, unless somebody has asked for less or more."""
+    asked = config.inference.gpu_memory_utilization
+    return MEMORY if asked == type(config.inference).model_fields["gpu_memory_utilization"].default else asked
+
+
+def _device(gpu: int) -> str:
+    """As CUDA knows it: a config's numbers count what this process may see."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if visible and gpu >= len(visible):
+        raise AirError(
+            f"inference_gpu_ids names GPU {gpu}, but only {len(visible)} may be seen here.",
+            f"CUDA_VISIBLE_DEVICES is {','.join(visible)}: count from 0 among these.",
+        )
+    return visible[gpu] if visible else str(gpu)
 
 
 def interpreter(config: Config) -> str:
