@@ -43,7 +43,7 @@ def test_an_adapters_card(tmp_path: Path) -> None:
     assert all(re.search(words, row) for row in rows)
     assert "environment `arith`, success is `correct`" in text and "rewards and their weights: `correct` 1" in text
     assert "2 steps, 16 episodes, the loss `grpo`, LoRA of rank 16" in text
-    assert re.search(r"\d+ s on \d+ cores, .+, 20\d\d-\d\d-\d\d", text)
+    assert re.search(r"\d+ s on .+, \d+ cores, 20\d\d-\d\d-\d\d", text)
     assert "PeftModel.from_pretrained" in text and "Loaded again from its files and compared on" in text
     curve = (tiny_run() / "learning.png").is_file()
     assert (tmp_path / "out" / "learning.png").is_file() == curve == ("(learning.png)" in text)
