@@ -424,13 +424,13 @@ def test_without_hub_and_index_the_way_out_is_told(monkeypatch: pytest.MonkeyPat
 # --- GGUF --------------------------------------------------------------------------------------------
 
 
-def fake_write(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> str:
+def fake_write(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> tuple[str, str | None]:
     (scratch / "config.json").write_text('{"model_type": "llama"}')
     (scratch / "written_by").write_text(str(time.time()))
     with (gguf.parent / "times").open("a") as stream:
         stream.write("x")
     time.sleep(0.3)
-    return "a note"
+    return "a note", None
 
 
 def _convert(directory: Path) -> None:
@@ -479,7 +479,7 @@ def test_a_damaged_conversion_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_conversion_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fail(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> str:
+    def fail(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> tuple[str, str | None]:
         (scratch / "config.json").write_text("{}")
         raise AirError("no")
 

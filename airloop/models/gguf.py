@@ -123,12 +123,12 @@ def convert(
                 waiting(f"{gguf.name} in safetensors", "the conversion", CONVERSION_S, here=True) as wait,
                 _read_once(),
             ):
-                note = _write(gguf, scratch, name, wait, dtype)
+                note, licence = _write(gguf, scratch, name, wait, dtype)
             files = {file.name: _fingerprint(file) for file in sorted(scratch.iterdir())}
             for file in scratch.iterdir():
                 file.chmod(0o644)  # as other caches are: readable by the machine's other users
             facts = {"form": FORM, "name": name, "source": str(gguf), "note": note}
-            manifest = {**facts, "licence": read_texts(gguf).get("general.license"), "files": files}
+            manifest = {**facts, "licence": licence, "files": files}
             (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
             scratch.chmod(0o755)
             shutil.rmtree(target.path, ignore_errors=True)
@@ -153,7 +153,8 @@ def _read_once() -> Iterator[None]:
         names["GGUFReader"] = reader
 
 
-def _write(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> str:
+def _write(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> tuple[str, str | None]:
+    """What is to be said of the weights, and the licence that the file names."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -193,7 +194,8 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> str:
         tokenizer.model_max_length = limit or tokenizer.model_max_length
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-    return f"its weights were {header['quantisation']} and are dequantised to {SHORT[dtype]}{tied}{note}"
+    said = f"its weights were {header['quantisation']} and are dequantised to {SHORT[dtype]}{tied}{note}"
+    return said, read_texts(gguf).get("general.license")
 
 
 def _config(gguf: Path, header: dict[str, Any]) -> Any:
