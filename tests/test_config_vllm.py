@@ -51,7 +51,7 @@ def test_a_gpu_is_counted_among_those_that_may_be_seen(monkeypatch: pytest.Monke
     with pytest.raises(AirError, match="only 2 may be seen"):
         _device(2)
     assert _share(load_config(VLLM)) == 0.9
-    assert _share(load_config([*VLLM, "--inference.gpu_memory_utilization", "0.6"])) == 0.6
+    assert _share(load_config([*VLLM, "--inference.gpu_memory_utilization", "0.5"])) == 0.5
 
 
 def test_its_keys_have_no_effect_without_it() -> None:

@@ -17,7 +17,8 @@ from airloop.config import load_config
 from airloop.config.toml import changes_toml
 from airloop.export import export
 from airloop.export.base import licence_of
-from airloop.export.public import public_config, without_paths, without_secrets
+from airloop.export.public import public_config
+from airloop.text.public import without_paths, without_secrets
 
 
 def quietly(_: str) -> None:

@@ -96,11 +96,11 @@ class InferenceConfig(Section):
     backend: Literal["embedded", "vllm"] = Field(
         default="embedded", description="The engine that samples: on the trainer's own weights, or servers of vLLM."
     )
-    gpu_memory_utilization: float = Field(
-        default=0.5,
+    gpu_memory_utilization: float | None = Field(
+        default=None,
         gt=0,
         le=1,
-        description="Share of the free CUDA memory that holds keys and values; of a vLLM server's GPU, by default 0.9.",
+        description="Share of the free CUDA memory that holds keys and values, default 0.5; of a vLLM server's, 0.9.",
     )
     max_batch: int = Field(default=64, ge=1, description="Most sequences decoded at once.")
     kv_tokens: int | None = Field(

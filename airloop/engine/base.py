@@ -129,6 +129,16 @@ class Engine(Protocol):
         ...
 
 
+def room_after(token_ids: Sequence[int], sampling: Sampling, context: int) -> int:
+    """How many tokens a reply may have. ContextFull where that is none."""
+    room = context - len(token_ids)
+    if room < 1:
+        raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {context}")
+    if not token_ids or sampling.max_tokens < 1:
+        raise ValueError("generate needs a token to go on from, and may not be asked for none")
+    return min(sampling.max_tokens, room)
+
+
 async def start_engine(engine: Engine | None) -> None:
     """An engine that has servers to start starts them, before any deadline of an episode runs."""
     if (start := getattr(engine, "start", None)) is not None:

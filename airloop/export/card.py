@@ -13,11 +13,12 @@ from typing import Any
 
 from airloop.config import changes_toml
 from airloop.export.base import hub_id, short_name
-from airloop.export.public import public_config, without_secrets
+from airloop.export.public import public_config
 from airloop.files import write_text
 from airloop.runs.results import run_results
 from airloop.runs.run import Run
 from airloop.text.figures import duration
+from airloop.text.public import without_secrets
 from airloop.watch.alarms.payers import successes_of, weights_of
 from airloop.watch.display.summary import gains, paired
 

@@ -150,16 +150,21 @@ def reloaded_logprobs(directory: Path, base: Path | None, rows: Sequence[Row]) -
     return found
 
 
+def measure(found: Logprobs, reference: Reference, tolerance: Tolerance) -> Check:
+    """How far it is from the trained policy, and how far that is from the base."""
+    from_trained = [abs(x - y) for x, y in _flat(found, reference.trained)]
+    changed = [abs(x - y) for x, y in _flat(reference.trained, reference.base)]
+    count = len(from_trained)
+    training = sum(changed) / count
+    carried = _carried(found, reference) if training > NOISE else 1.0
+    return Check(count, sum(from_trained) / count, max(from_trained), training, carried, tolerance)
+
+
 def judge(found: Logprobs, reference: Reference, tolerance: Tolerance) -> Check:
     """Refuses what is not the trained policy."""
-    exact = _flat(found, reference.trained)
-    from_trained = [abs(x - y) for x, y in exact]
+    check = measure(found, reference, tolerance)
+    count, mean, training, carried = check.tokens, check.mean, check.training, check.carried
     from_base = [abs(x - y) for x, y in _flat(found, reference.base)]
-    changed = [abs(x - y) for x, y in _flat(reference.trained, reference.base)]
-    count = len(exact)
-    mean, training = sum(from_trained) / count, sum(changed) / count
-    carried = _carried(found, reference) if training > NOISE else 1.0
-    check = Check(count, mean, max(from_trained), training, carried, tolerance)
     problem = ""
     if tolerance.coarse and not abs(carried - 1) <= CARRIED:
         problem = f"{carried:.0%} of what training changed is in it: rounding swallowed it, or it was not merged"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from airloop.errors import AirError
-from airloop.export.public import without_secrets
+from airloop.text.public import without_secrets
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LOGIN = "set HF_TOKEN to a token that may write, or run `hf auth login`"

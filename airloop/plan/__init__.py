@@ -16,6 +16,7 @@ from airloop.plan.shape import Shape
 __all__ = ["Memory", "MemoryPlan", "Shape", "find_shape", "plan", "read_shape", "shape_of"]
 
 
+KV_SHARE = 0.5  # of the free memory, that holds keys and values unless a config says otherwise
 MOMENTS = ("sampling", "log_probs", "backward", "update")
 
 
@@ -104,5 +105,7 @@ def _kv_tokens(config: Config, sizes: Sizes, room: int) -> int:
         return 0  # its servers have GPUs of their own
     if config.inference.kv_tokens:
         return config.inference.kv_tokens
-    share = int(max(0, room) * config.inference.gpu_memory_utilization) // (sizes.shape.kv_values * sizes.item)
+    share = int(max(0, room) * (config.inference.gpu_memory_utilization or KV_SHARE)) // (
+        sizes.shape.kv_values * sizes.item
+    )
     return max(config.seq_len, min(sizes.batch * config.seq_len, share))

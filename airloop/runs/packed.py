@@ -22,13 +22,12 @@ from airloop.errors import AirError
 from airloop.files import read_object, write_atomically
 from airloop.runs.run import Run, read_trajectories
 from airloop.runs.trajectory_file import to_json
+from airloop.text.public import without_paths, without_secrets
 from airloop.types import Trajectory
 
 LARGEST = 200_000  # bytes
 DIGITS = 5  # that count, of each number
 TEXTS = ("one_answer", "worst", "first_error")  # of a step's line: what was said
-# Also after a colon, as in "verifiers:/home/me/env"; what follows "http:" is none.
-_PATH = re.compile(r"(?:(?<![\w.:/~-])|(?<=:)(?!//))~?/(?:[^/\s\"'`<>,;:()\[\]]+/)+([^/\s\"'`<>,;:()\[\]]*)")
 
 
 def pack_run(path: Path, out: Path) -> int:
@@ -79,11 +78,6 @@ def outline(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, task=task, turns=(), branches=(), tools=(), turn_rewards=(), error="")
 
 
-def without_paths(text: str) -> str:
-    """Of each path the name of what it led to."""
-    return _PATH.sub(lambda found: found[1] or "…", text)
-
-
 def _without_quotes(alarm: Mapping[str, Any]) -> dict[str, Any]:
     """An alarm may quote what a policy says all the time."""
     return {**alarm, "seen": re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "…", str(alarm.get("seen", "")))}
@@ -115,7 +109,7 @@ def _compressed(name: str, files: Iterator[tuple[str, str]]) -> bytes:
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for inside, text in files:
-            data = text.encode()
+            data = without_secrets(text).encode()
             entry = tarfile.TarInfo(f"{name}/{inside}")
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,8 @@ def test_a_server_of_vllm_does_what_every_engine_must_and_is_started_again_when_
         """It comes back by itself, with the policy as it is now."""
         (server,) = engine.servers
         assert server._process is not None
-        found = await asyncio.to_thread(subprocess.check_output, ["pgrep", "-P", str(server._process.pid)], text=True)
+        keeper = server._process.pid
+        found = Path(f"/proc/{keeper}/task/{keeper}/children").read_text()
         os.kill(int(found.split()[0]), signal.SIGKILL)
         while not server.lost:  # noqa: ASYNC110
             await asyncio.sleep(0.2)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from airloop.effort import Effort
-from airloop.engine.base import ContextFull, Counters, EngineFailed, Generation, Heard, Limits, Sampling
+from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, room_after
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
@@ -100,16 +100,12 @@ class EmbeddedEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
     ) -> Generation:
-        room = self.context - len(token_ids)
-        if room < 1:
-            raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {self.context}")
-        if not token_ids or sampling.max_tokens < 1:
-            raise ValueError("generate needs a token to go on from, and may not be asked for none")
+        limit = room_after(token_ids, sampling, self.context)
         loop = asyncio.get_running_loop()
         request = Request(
             len(token_ids),
             list(token_ids),
-            min(sampling.max_tokens, room),
+            limit,
             sampling,
             order,
             loop.create_future(),

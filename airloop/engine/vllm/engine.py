@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.config.vllm_rules import HOTTEST
-from airloop.engine.base import ContextFull, Counters, EngineFailed, Generation, Heard, Limits, Sampling
+from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, room_after
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
 from airloop.engine.vllm.server import ANSWER_S, READY_S, Forgotten, Refused, ServerLost, VllmServer
@@ -33,7 +33,9 @@ IDLE_S = 60.0  # a server that has been silent for so long, with requests under 
 STARTS = 3  # of one server; after that it stays away
 AWAY_S = 600.0  # a server that is not ours may be gone for so long
 PROBED = 32  # tokens
-HEAT = 0.5  # of the probe: at 1, log-probs before and after the temperature are the same
+# Of the probe. At 1, log-probs before and after the temperature are the same; at 2 they are far apart even where a
+# policy is confident, and what rounding does is halved.
+HEAT = HOTTEST
 LORA_FIX = "start it with --enable-lora and a --max-lora-rank of at least the adapter's; it must see the same files."
 FAILURES = 5  # of one reply in a row, at servers that live
 LOOKS = 4  # at a server whose log-probs differ
@@ -85,15 +87,11 @@ class VllmEngine:
     async def generate(
         self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
     ) -> Generation:
-        room = self.context - len(token_ids)
-        if room < 1:
-            raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {self.context}")
-        if not token_ids or sampling.max_tokens < 1:
-            raise ValueError("generate needs a token to go on from, and may not be asked for none")
+        limit = room_after(token_ids, sampling, self.context)
         asked = time.perf_counter()
         await self.start()
         began, version = time.perf_counter(), self._version
-        reply = _Reply(token_ids, sampling, min(sampling.max_tokens, room), self._name, heard)
+        reply = _Reply(token_ids, sampling, limit, self._name, heard)
         try:
             while not reply.ended:
                 await self._go_on(reply, order)

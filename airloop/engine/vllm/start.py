@@ -108,9 +108,8 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
 
 
 def _share(config: Config) -> float:
-    """Of its GPU's memory, that a server takes: more than the default, unless somebody has asked for less or more."""
-    asked = config.inference.gpu_memory_utilization
-    return MEMORY if asked == type(config.inference).model_fields["gpu_memory_utilization"].default else asked
+    """Of its GPU's memory, that a server takes."""
+    return config.inference.gpu_memory_utilization or MEMORY
 
 
 def _device(gpu: int) -> str:
