@@ -1,7 +1,7 @@
 """What quantising takes from a trained policy: each kind of GGUF written, read again, held against the run's log-probs.
 
-    python bench/gguf.py outputs/exp1.0-tune-1117                # all kinds
-    python bench/gguf.py outputs/exp1.0-tune-1117 q8_0 q4_0
+    python bench/quantised.py outputs/exp1.0-tune-1117                # all kinds
+    python bench/quantised.py outputs/exp1.0-tune-1117 q8_0 q4_0
 
 As `air export RUN --gguf` does it, but nothing is refused: what would be is said. The table of docs/export.md.
 """
