@@ -27,7 +27,8 @@ from typing import Any
 PLACE = "/run/agent_link"  # the host's socket
 HEAD = struct.Struct("=I")
 DOUBLE = struct.Struct("=d")
-RESULT = ord("r")
+RESULT, REPEATED, CONSTANT = b"rRC"  # as agent_worker.py says: the same call has it again; any call of it has
+KEPT, LONGEST_KEPT = 50_000, 4096  # answers that are not asked for again, and bytes of one with its request
 LARGEST = 64 << 20  # bytes of an answer
 LONGEST_ERROR = 2000
 TOO_LONG = "A call of the agent's code took too long.\n"
@@ -71,6 +72,7 @@ class Link:
         self.is_shared = False  # with processes that this one has forked, or was forked from
         os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork)
         self.broken = ""
+        self.kept: dict[Any, bytes] = {}  # answers that are the same again, by their requests
 
     def _before_fork(self) -> None:
         """Waits until no thread asks anything: from then on they, too, take turns with the other process."""
@@ -81,19 +83,35 @@ class Link:
         self.thread_lock.release()
 
     def ask(self, *request: Any) -> Any:
+        form = (request[1], len(request[2]), *request[3]) if request[0] == "call" else ()
+        if kept := self.kept.get(form):
+            return read_answer(kept)
         try:
             data = pickle.dumps(request, 5)
         except Exception as error:
             raise TypeError(f"the evaluation passes the agent's code what cannot be sent: {error}") from None
+        if kept := self.kept.get(data):
+            return read_answer(kept)
+        if request[0] == "set":  # what a function uses may be another thing from now on
+            self.kept.clear()
         with self.thread_lock:  # an evaluation may use threads, and fork
             if not self.is_shared:
-                return read_answer(self._exchange(data))
+                answer = self._exchange(data)
+                self._keep(data, form, answer)
+                return read_answer(answer)
             self.fcntl.lockf(self.process_lock, self.fcntl.LOCK_EX)
             try:
                 answer = self._exchange(data)
             finally:
                 self.fcntl.lockf(self.process_lock, self.fcntl.LOCK_UN)
         return read_answer(answer)
+
+    def _keep(self, request: bytes, form: tuple[Any, ...], answer: bytes | bytearray) -> None:
+        """Who plays without chance and memory need not be asked twice: the worker says so of its own code, and could
+        win nothing by a lie (the answer is its own)."""
+        kind = answer[HEAD.size] if len(answer) > HEAD.size else 0
+        if kind in (REPEATED, CONSTANT) and len(request) + len(answer) <= LONGEST_KEPT and len(self.kept) < KEPT:
+            self.kept[form if kind == CONSTANT and form else request] = bytes(answer)
 
     def _exchange(self, data: bytes) -> bytes | bytearray:
         """A game is a hundred thousand of these: most answers come in one piece, and nothing is done that they can do
@@ -146,12 +164,12 @@ def link() -> Link:
 
 
 def read_answer(answer: bytes | bytearray) -> Any:
-    """The frame's head, "r" or "e" (a result or an error), JSON."""
+    """The frame's head, what kind it is, JSON."""
     try:
         value = decoded(str(answer[HEAD.size + 1 :], "utf-8"))
     except (ValueError, TypeError, KeyError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
         raise AgentCodeError(f"the answer of the agent's code cannot be read: {error}") from None
-    if answer[HEAD.size] == RESULT:
+    if answer[HEAD.size] in (RESULT, REPEATED, CONSTANT):
         return value
     kind, text = [str(part)[:LONGEST_ERROR] for part in value] if _is_pair(value) else ("AgentCodeError", "")
     raise ERRORS.get(kind, AgentCodeError)(f"{kind}: {text}" if text else kind)

@@ -353,7 +353,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@given(st.binary() | st.builds(lambda v: json.dumps(v).encode(), JSON), st.sampled_from([b"r", b"e", b""]))
+@given(st.binary() | st.builds(lambda v: json.dumps(v).encode(), JSON), st.sampled_from([b"r", b"R", b"C", b"e", b""]))
 def test_any_answer_is_read_or_refused(body: bytes, kind: bytes) -> None:
     """Whatever the agent's process sends, the evaluation gets data or an AgentCodeError."""
     try:
