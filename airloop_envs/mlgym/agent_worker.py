@@ -100,7 +100,7 @@ def is_repeatable(function: Any, asked: frozenset[str] = frozenset()) -> bool:
     try:
         with open(function.__code__.co_filename, encoding="utf-8") as file:
             module = ast.parse(file.read())
-    except (OSError, ValueError, SyntaxError):
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return False
     line, name = function.__code__.co_firstlineno, function.__name__
     found = [n for n in module.body if isinstance(n, ast.FunctionDef) and (n.name, n.lineno) == (name, line)]

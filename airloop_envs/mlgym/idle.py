@@ -57,7 +57,7 @@ def _tokens(code: bytes) -> list[tuple[int, str]] | bytes:
     """What is no Python is itself: equal only to its own bytes."""
     try:
         found = list(tokenize.tokenize(io.BytesIO(code).readline))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (tokenize.TokenError, SyntaxError, ValueError, RecursionError, MemoryError):
         return code
     kept = [token for token in found if token.type not in IDLE_TOKENS]
     # Indentation by its depth, not by its width; line ends of blank lines are NL, of others NEWLINE.

@@ -123,8 +123,11 @@ def blotto(level: str, rng: random.Random) -> Draft:
         force = force if level == "oracle" else _wavered(force, rng)
     rng.shuffle(force)
     kind = f"{sum(n >= SOLDIERS // FIELDS for n in force)} strong fields"
-    idea = strategy(f"I try {kind}.", f"return {force}")
-    return _draft(idea, level, rng, lambda text: text.replace(f"{force}", f"{[*force[:-1], force[-1] + 10]}"))
+    # The last field gets the rest: a small model cannot add six numbers up to 120, and without a valid plan there is
+    # nothing to learn from.
+    first, rest = force[:-1], f"plan + [{SOLDIERS} - sum(plan)]"
+    idea = strategy(f"I try {kind}.", f"plan = {first}\nreturn {rest}")
+    return _draft(idea, level, rng, lambda text: text.replace(rest, "plan + [10]" if sum(first) != 110 else "plan"))
 
 
 def _wavered(force: list[int], rng: random.Random) -> list[int]:
