@@ -203,7 +203,7 @@ def _advantages(parts: Components, collected: Collected) -> Batch:
         loss=loss.type,
         scale_rewards=loss.scale_rewards,
         token_constant=parts.config.seq_len,
-        keep_zero=loss.kl_beta > 0,
+        keep_zero=loss.kl_beta > 0 or loss.entropy_beta > 0,
         scale_by=loss.scale_by or "group",
         turn_weights=by_turn if loss.credit == "turn" else None,
         filtered=[dropped.group for dropped in collected.dropped if dropped.reason == "no_signal"],

@@ -67,7 +67,7 @@ VERL: dict[str, Alias] = {
     f"{_ACTOR}.use_kl_loss": drop("the KL term is there where kl_beta is above 0"),
     f"{_ACTOR}.kl_loss_coef": to("trainer.loss.kl_beta"),
     f"{_ACTOR}.kl_loss_type": Alias(read=_kl_kind),
-    f"{_ACTOR}.entropy_coeff": off("there is no entropy term", "clip_high keeps exploration open"),
+    f"{_ACTOR}.entropy_coeff": to("trainer.loss.entropy_beta"),
     f"{_ACTOR}.loss_agg_mode": none("the loss says how tokens are averaged", "see docs/losses.md"),
     f"{_ROLLOUT}.n": group,
     f"{_ROLLOUT}.temperature": to("orchestrator.sampling.temperature"),

@@ -105,6 +105,9 @@ class LossConfig(Section):
     kl_estimator: Literal["k1", "k2", "k3"] | None = Field(
         default=None, description="The KL term: k1 off the advantage, k2 or k3 in the loss; by default k3."
     )
+    entropy_beta: float = Field(
+        default=0.0, ge=0, description="Weight of the policy's entropy, which keeps replies different (0: none)."
+    )
     clip_low: float | None = Field(
         default=None,
         gt=0,

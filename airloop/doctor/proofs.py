@@ -236,7 +236,7 @@ def _toy(case: Case) -> tuple[str, float, list[float]]:
     from airloop.doctor.ground import gap, update
 
     parts, learner = case.parts, case.parts.learner
-    loss = replace(learner.settings.loss_settings, kl_beta=0.0)
+    loss = replace(learner.settings.loss_settings, kl_beta=0.0, entropy_beta=0.0)
     train = "full" if parts.policy.peft is None else "lora"
     learner.settings = replace(
         learner.settings, lr=TOY_LR[train], temperature=1.0, warmup_steps=0, passes=1, loss_settings=loss

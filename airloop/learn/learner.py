@@ -142,7 +142,7 @@ class Learner:
         for i, part in enumerate(own + self._idle(rows, own)):
             plan = PackedPlan(part, self.policy.device)
             logprobs, entropy = self._forward(plan)
-            terms = _terms(part, logprobs, None, None, None)
+            terms = _terms(part, logprobs, entropy, None, None, None)
             loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
             if i < len(own):
                 looked.add(loss, terms, entropy, parts)
@@ -269,7 +269,7 @@ class Learner:
     ) -> Tensor:
         plan = PackedPlan(part, self.policy.device)
         logprobs, entropy = self._forward(plan)
-        terms = _terms(part, logprobs, old, reference, drift)
+        terms = _terms(part, logprobs, entropy, old, reference, drift)
         loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
         loss.backward()
         stats.add(loss, terms, entropy, parts)
@@ -290,6 +290,7 @@ def give_back_memory() -> None:
 def _terms(
     part: MicroBatch,
     logprobs: Tensor,
+    entropy: Tensor,
     old: Tensor | None,
     reference: Tensor | None,
     drift: dict[str, float] | None,
@@ -312,6 +313,7 @@ def _terms(
         by_token(token_advantages(row) for row in part.rows),
         by_row(row.weight for row in part.rows),
         None if drift is None else by_row(drift[trajectory_of(row)] for row in part.rows),
+        entropy,
     )
 
 

@@ -106,7 +106,7 @@ def _trials(spec: LossSpec) -> Iterator[tuple[str, LossTerms]]:
     columns = [torch.randn(TOKENS, generator=draw) for _ in range(6)]
     now = -columns[0].exp()
     weight = torch.full((TOKENS,), 1 / TOKENS)
-    first = LossTerms(now, now, now + 0.1 * columns[2], None, columns[3], weight)
+    first = LossTerms(now, now, now + 0.1 * columns[2], None, columns[3], weight, entropy=-now.detach())
     yield "the first pass over a batch", first
     later = replace(first, old=now + 0.2 * columns[1], reference=now + 0.2 * columns[4])
     if not spec.once:

@@ -30,6 +30,7 @@ SETTINGS = (
     "trainer.optim.lr",
     "trainer.loss.type",
     "trainer.loss.kl_beta",
+    "trainer.loss.entropy_beta",
     "orchestrator.batch_size",
     "orchestrator.rollouts_per_example",
     "seq_len",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from airloop.learn.advantages import Batch, CreditedRow, trajectory_of
 from airloop.learn.batches import Row
 from airloop.learn.learner import Learner, LearnerSettings
-from airloop.learn.losses import LossSettings
+from airloop.learn.losses import LossSettings, LossTerms, find_loss
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
@@ -136,3 +136,55 @@ def test_tokens_of_a_row_are_trained_by_their_own_credits() -> None:
         metrics = Learner(policy, LearnerSettings(max_norm=1e9)).update(Batch(rows, {}, 1)).metrics
         results.append((metrics["loss"], metrics["grad_norm"]))
     assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+# --- the entropy's weight ------------------------------------------------------------------------------------
+
+
+def test_surprise_as_an_advantage_has_the_gradient_of_the_entropy() -> None:
+    """Over all tokens that may be drawn, each as often as it is."""
+    logits = torch.randn(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    logprobs = logits.log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum()
+    (exact,) = torch.autograd.grad(entropy, logits, retain_graph=True)
+    same = entropy.detach().expand(7)
+    terms = LossTerms(logprobs, logprobs.detach(), logprobs.detach(), None, torch.zeros(7), logprobs.detach().exp())
+    terms = replace(terms, advantage=terms.weight * 0, entropy=same)
+    loss, _ = find_loss("grpo")(terms, LossSettings(entropy_beta=0.3))
+    (found,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(found, -0.3 * exact)
+
+
+@pytest.mark.parametrize("loss", TYPES)
+def test_updates_without_reward_raise_the_entropy_only_with_its_weight(loss: str) -> None:
+    entropies = {}
+    for beta in (0.0, 1.0):
+        policy = make_policy()
+        with torch.no_grad():  # a policy that has something to lose
+            policy.model.get_output_embeddings().weight.mul_(12)
+        learner = Learner(policy, LearnerSettings(lr=3e-5, loss=loss, loss_settings=settings_of(loss, beta)))
+        entropies[beta] = []
+        for seed in range(6):
+            rows = drawn_rows(policy, seed)
+            entropies[beta].append(learner.update(Batch(rows, {}, len(rows))).metrics["entropy"])
+    assert entropies[1.0][-1] > entropies[0.0][-1] + 0.05
+
+
+def drawn_rows(policy: Policy, seed: int) -> tuple[Row, ...]:
+    """Replies of one token, drawn by the policy, to the same 64 prompts; nothing sets them apart."""
+    prompts = torch.randint(0, 256, (64, 6), generator=torch.Generator().manual_seed(5))
+    policy.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        logprobs = policy.model(prompts).logits[:, -1].log_softmax(-1)
+    policy.model.set_attn_implementation("air")
+    drawn = torch.multinomial(logprobs.exp(), 1, generator=torch.Generator().manual_seed(seed))
+    pairs = zip(prompts.tolist(), drawn[:, 0].tolist(), logprobs.gather(1, drawn)[:, 0].tolist(), strict=True)
+    train = (False,) * 6 + (True,)
+    return tuple(
+        Row(f"t{i}#0", (*prompt, token), train, (*(0.0,) * 6, logprob), 0.0, 1 / 64)
+        for i, (prompt, token, logprob) in enumerate(pairs)
+    )
+
+
+def settings_of(loss: str, beta: float) -> LossSettings:
+    return LossSettings(**find_loss(loss).clips, entropy_beta=beta)

@@ -83,6 +83,7 @@ def test_the_losss_keys_reach_the_loss() -> None:
         "importance_cap": 1.14,
         "importance_mode": "mask",
         "importance_floor": 0.15,
+        "entropy_beta": 0.16,
         "passes": 3,
     }
     found = learner_settings(load_config([f"--trainer.loss.{key}={value}" for key, value in keys.items()]))

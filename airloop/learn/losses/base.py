@@ -33,6 +33,7 @@ class LossTerms:
     # Of the token's trajectory, over all its tokens in whatever micro-batch: the mean of logprobs - old, without
     # gradient. None on the first pass, where it is zero. Only losses with `per_sequence` have it.
     sequence: Tensor | None = None
+    entropy: Tensor | None = None  # of the distribution that the token was drawn from, now, without gradient
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class LossSettings:
     importance_mode: str = "truncate"
     importance_floor: float = 0.0
     kl_estimator: str = "k3"
+    entropy_beta: float = 0.0
 
 
 Parts = dict[str, "Tensor"]
@@ -97,6 +99,8 @@ class LossSpec:
             parts["kl"] = kl.mean()
             if settings.kl_estimator == "k1":
                 terms, kl = replace(terms, advantage=terms.advantage - settings.kl_beta * kl), None
+        if settings.entropy_beta > 0:
+            terms = replace(terms, advantage=terms.advantage + settings.entropy_beta * surprise(terms))
         loss, own = self._tokens(terms, settings)
         correction, cut = importance_weight(terms, settings)
         loss = loss * correction
@@ -142,6 +146,13 @@ def kl_estimate(terms: LossTerms, estimator: str) -> Tensor:
         return terms.old - terms.reference
     difference = terms.reference - terms.logprobs
     return difference.square() / 2 if estimator == "k2" else difference.exp() - difference - 1
+
+
+def surprise(terms: LossTerms) -> Tensor:
+    """How much rarer a token was than tokens are on average there, in nats. As an advantage its gradient is, on
+    average over the tokens that may be drawn, that of the entropy."""
+    assert terms.entropy is not None
+    return -terms.logprobs.detach() - terms.entropy
 
 
 def clip_ratio(ratio: Tensor, advantage: Tensor, settings: LossSettings) -> tuple[Tensor, Parts]:

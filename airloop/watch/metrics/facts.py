@@ -29,7 +29,7 @@ def step_ledger(parts: Components, collected: Collected, batch: Batch, report: R
     floor, cap = loss.importance_floor or 0.0, loss.importance_cap
     mask = (floor, cap) if loss.importance_mode == "mask" else None
     weights = {n: TurnWeights(env.reward_weights, env.turn_reward_mode) for n, env in parts.envs.items()}
-    return account(collected, batch, report.logprobs, Terms(loss.kl_beta > 0, mask), weights)
+    return account(collected, batch, report.logprobs, Terms(loss.kl_beta > 0 or loss.entropy_beta > 0, mask), weights)
 
 
 def step_facts(parts: Components, collected: Collected, report: Report) -> dict[str, Any]:
