@@ -23,9 +23,9 @@ from pydantic import Field, model_validator
 from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
 from airloop.errors import AirError, InfraError, Lack
+from airloop.programs.played import TEMPORARY
 from airloop.programs.process import LOCAL
 from airloop.programs.scorer import SCORE_S, Copies, Scorer
-from airloop.programs.worker import TEMPORARY
 from airloop.programs.workers import SHOWN, masked
 from airloop.rollout.program import Address, Played, ProgramCrashed
 from airloop.sandbox.backends import make_backend

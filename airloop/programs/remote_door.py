@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.errors import AirError
 from airloop.programs.desk import Desk, Offered, Refusal, Said
-from airloop.programs.worker import BadScore, as_score
+from airloop.programs.played import BadScore, as_score
 from airloop.serve.app import unless_gone
 from airloop.serve.bodies import Bodies
 from airloop.serve.chat_form import BadRequest

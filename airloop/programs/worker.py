@@ -9,30 +9,23 @@ the agent's own environment, under any Python from 3.9 on, and ends with whoever
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextlib
 import ctypes
 import importlib
 import importlib.util
-import inspect
 import json
 import os
-import pathlib
-import random
 import selectors
 import signal
 import subprocess
 import sys
-import traceback
 from typing import Any, NoReturn
 
 KEPT = 4096  # characters of what an episode prints, its last ones
+MOST_READY = 256  # processes that wait for an order
+MOST_FILES = 8192  # three for a process that waits, two for one that runs: more than the usual limit of 1024
 DEPTH = 64  # of what processes have started that have started processes
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-TEMPORARY = 75  # the exit code of a program that says: not my fault, try again (sysexits.h)
-# Trouble on the way to the policy: no ending of the agent's, whatever it was wrapped into.
-NOT_THE_AGENTS = (ConnectionError,)
-NAMES_OF_SUCH = {"APIConnectionError", "APITimeoutError", "InternalServerError", "InfraError"}
 
 
 def main() -> None:
@@ -40,12 +33,24 @@ def main() -> None:
     del sys.path[0]  # where this file is: an agent's library may be called as one beside it
     if sys.argv[3:] == ["--once"]:  # forked from a process that could not stay as it was
         order = json.loads(sys.stdin.readline())
-        episode(path, name, order, int(order["result"]))
+        played().episode(path, name, order, int(order["result"]))
     orders, results = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what libraries print is no result
     preload(path)
     Server(path, name, orders, results).run()
+
+
+def played() -> Any:
+    """The file beside this one, which plays an episode: by its place, since sys.path is the agent's."""
+    name = "air_played"
+    if name not in sys.modules:
+        place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "played.py")
+        spec = importlib.util.spec_from_file_location(name, place)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
 
 
 def preload(path: str) -> None:
@@ -57,7 +62,7 @@ def preload(path: str) -> None:
     except (OSError, SyntaxError):
         return
     with contextlib.suppress(Exception):  # most of that library is imported when a first client is made
-        the_client().OpenAI(api_key="none", base_url="http://127.0.0.1").chat.completions  # noqa: B018
+        played().the_client().OpenAI(api_key="none", base_url="http://127.0.0.1").chat.completions  # noqa: B018
     for node in tree.body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -76,9 +81,12 @@ class Server:
     def __init__(self, path: str, name: str, orders: int, results: int) -> None:
         self.path, self.name, self.orders, self.results = path, name, orders, results
         self.running: dict[str, Running] = {}  # by the order's id
+        self.ready: list[Running] = []  # forked ahead, while there was nothing else to do: each waits for its order
+        self.most = 0  # at once, so far
         self.held = b""
         self.select = selectors.DefaultSelector()
         self.forks = can_fork()
+        self.files = allow_files(MOST_FILES)
 
     def run(self) -> None:
         ended, woken = os.pipe()
@@ -92,13 +100,17 @@ class Server:
         try:
             self.send({"ready": True, "forks": self.forks})
             while self.orders >= 0:
-                for key, _ in self.select.select():
+                lacks = self.forks and len(self.ready) < min(self.most, MOST_READY)
+                events = self.select.select(0 if lacks else None)
+                for key, _ in events:
                     if key.fd in self.select.get_map():  # not closed meanwhile
                         key.data(key.fd)
+                if lacks and not events:
+                    self.prepare()
         except BrokenPipeError:
             pass  # who started it is gone
         finally:
-            for one in self.running.values():
+            for one in (*self.running.values(), *self.ready):
                 kill(one.pid)
             end_orphans(set())
 
@@ -117,39 +129,65 @@ class Server:
             if order["kill"] in self.running:
                 kill(self.running[order["kill"]].pid)
             return
-        opened: list[int] = []
         try:
-            opened += os.pipe()
-            opened += os.pipe()
-            pid = os.fork()
+            one = self.take() or self.start(None if self.forks else order)
         except OSError as error:  # too many files or processes
-            for fd in opened:
-                os.close(fd)
             self.send({"id": order["id"], "code": 0, "result": {"infra": f"cannot be started: {error}"}, "printed": ""})
             return
-        printed, said, result, told = opened
-        if pid == 0:
-            self.leave([printed, result], said)
-            if self.forks:
-                episode(self.path, self.name, order, told)
-            os.set_inheritable(told, True)
-            start_anew(self.path, self.name, {**order, "result": told})
-        os.close(said)
-        os.close(told)
-        self.running[order["id"]] = one = Running(pid, printed, result)
-        for fd in (printed, result):
+        self.running[order["id"]] = one
+        self.most = max(self.most, len(self.running))
+        for fd in (one.printed, one.result):
             os.set_blocking(fd, False)
             self.select.register(fd, selectors.EVENT_READ, one.read)
+        with contextlib.suppress(BrokenPipeError):  # killed meanwhile: it will be seen to have ended
+            one.give(json.dumps(order).encode() + b"\n")
+
+    def take(self) -> Running | None:
+        while self.ready:
+            if not (one := self.ready.pop()).is_gone():
+                return one
+        return None
+
+    def prepare(self) -> None:
+        try:
+            self.ready.append(self.start(None))
+        except OSError:  # what is too much now may be there when it is needed
+            self.most = len(self.ready)
+
+    def start(self, order: dict[str, Any] | None) -> Running:
+        """A process for an episode: of the `order`, or of the one that it will be given."""
+        opened: list[int] = []
+        try:
+            for _ in range(3):
+                opened += os.pipe()
+            pid = os.fork()
+        except OSError:
+            for fd in opened:
+                os.close(fd)
+            raise
+        printed, said, result, told, given, orders = opened
+        if pid == 0:
+            self.leave([printed, result, orders], said)
+            if order is None:  # which ends this process
+                played().episode(self.path, self.name, wait_for_order(given), told)
+            os.set_inheritable(told, True)
+            start_anew(self.path, self.name, {**(order or {}), "result": told})
+        for fd in (said, told, given):
+            os.close(fd)
+        return Running(pid, printed, result, orders)
 
     def leave(self, others: list[int], said: int) -> None:
         """In an episode's process: nothing is left of who started it but where to print."""
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        allow_files(self.files)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in (1, 2):
             os.dup2(said, fd)
-        for one in [*others, said, self.results, *(key.fd for key in list(self.select.get_map().values()))]:
+        waiting = [fd for one in self.ready for fd in (one.printed, one.result, one.orders)]
+        registered = [key.fd for key in self.select.get_map().values()]
+        for one in [*others, said, self.results, *waiting, *registered]:
             with contextlib.suppress(OSError):
                 os.close(one)
 
@@ -174,7 +212,8 @@ class Server:
             printed = one.held[one.printed].decode("utf-8", "replace")
             self.send({"id": id, "code": code, "result": result, "printed": printed})
 
-        end_orphans({one.pid for one in self.running.values()})
+        self.ready = [one for one in self.ready if not one.is_gone()]
+        end_orphans({one.pid for one in (*self.running.values(), *self.ready)})
 
     def send(self, said: dict[str, Any]) -> None:
         data = json.dumps(said).encode() + b"\n"
@@ -185,9 +224,25 @@ class Server:
 class Running:
     """An episode's process, and what has come of it: the end of what it prints, and its result."""
 
-    def __init__(self, pid: int, printed: int, result: int) -> None:
-        self.pid, self.printed, self.result = pid, printed, result
+    def __init__(self, pid: int, printed: int, result: int, orders: int) -> None:
+        self.pid, self.printed, self.result, self.orders = pid, printed, result, orders
         self.held = {printed: b"", result: b""}
+
+    def give(self, order: bytes) -> None:
+        try:
+            while order:
+                order = order[os.write(self.orders, order) :]
+        finally:
+            os.close(self.orders)
+
+    def is_gone(self) -> bool:
+        """Of one that waits for an order: somebody has killed it."""
+        if not has_ended(self.pid):
+            return False
+        os.waitpid(self.pid, 0)
+        for fd in (self.printed, self.result, self.orders):
+            os.close(fd)
+        return True
 
     def read(self, fd: int) -> bool:
         """Whether there may be more."""
@@ -198,6 +253,14 @@ class Running:
         kept = self.held[fd] + data
         self.held[fd] = kept[-KEPT:] if fd == self.printed else kept
         return bool(data)
+
+
+def wait_for_order(given: int) -> dict[str, Any]:
+    with os.fdopen(given, "rb") as file:
+        line = file.readline()
+    if not line:  # who would have given it is gone
+        os._exit(0)
+    return dict(json.loads(line))
 
 
 def can_fork() -> bool:
@@ -242,6 +305,18 @@ def kill(pid: int) -> None:
             end(pid, signal.SIGKILL)
 
 
+def allow_files(count: int) -> int:
+    """So many open files, as far as this process may; how many they were before."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return count
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, most), most) if most > 0 else (count, most))
+    return before
+
+
 def start_anew(path: str, name: str, order: dict[str, Any]) -> NoReturn:
     read, write = os.pipe()
     feed(write, order)
@@ -257,137 +332,6 @@ def feed(write: int, order: dict[str, Any]) -> None:
         while data:
             data = data[os.write(write, data) :]
         os._exit(0)
-
-
-# --- in an episode's own process -------------------------------------------------------------------------------
-
-
-def episode(path: str, name: str, order: dict[str, Any], told: int) -> NoReturn:
-    os.environ.update(order["env"])
-    reseed(int(order["env"].get("AIR_SEED", 0)))
-    result = outcome(path, name, order["task"], order.get("given"))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    data = json.dumps(result).encode()
-    while data:
-        data = data[os.write(told, data) :]
-    os._exit(0)
-
-
-def outcome(path: str, name: str, task: dict[str, Any], given: list[str] | None = None) -> dict[str, Any]:
-    """What the function said of the episode, or what became of it. `given`: of a scorer, where the agent's files are
-    and what it printed."""
-    try:
-        function = load(path, name)
-    except BaseException as error:
-        return {"defect": f"{path} cannot be imported: {told_of(error, path)}"}
-    if function is None:
-        return {"defect": f"{path} has no function {name!r}"}
-    try:
-        places, names = scorers_arguments(function, task, given) if given else arguments(function, task)
-        said = function(*places, **names)
-        value = asyncio.run(_awaited(said)) if inspect.isawaitable(said) else said
-        return {"score": as_score(value)}
-    except SystemExit as error:
-        kind = "infra" if error.code == TEMPORARY else "crash"
-        return {kind: f"it ended by sys.exit({error.code!r}) instead of returning a score"}
-    except BadScore as error:
-        return {"defect": str(error)}
-    except BaseException as error:
-        traceback.print_exc()
-        return {"infra" if is_infra(error) else "crash": told_of(error, path)}
-
-
-def is_infra(error: BaseException | None) -> bool:
-    """Of it, or of what it was raised from."""
-    for _ in range(DEPTH):
-        if error is None:
-            return False
-        if isinstance(error, NOT_THE_AGENTS) or {k.__name__ for k in type(error).__mro__} & NAMES_OF_SUCH:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def reseed(seed: int) -> None:
-    """Forks of one process would all draw the same numbers."""
-    random.seed(seed)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(seed % 2**32)
-
-
-async def _awaited(given: Any) -> Any:
-    return await given
-
-
-def load(path: str, name: str) -> Any:
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    spec = importlib.util.spec_from_file_location("agent_program", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["agent_program"] = module
-    spec.loader.exec_module(module)
-    return getattr(module, name, None)
-
-
-def arguments(function: Any, task: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The task and, if the function takes it, a client: OpenAI's where that is installed, else one of ours."""
-    taken = inspect.signature(function).parameters.values()
-    by_place = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
-    by_name = any(p.name == "client" and p not in by_place for p in taken)
-    if len(by_place) < 2 and not by_name:
-        return (task,), {}
-    library, later = the_client(), inspect.iscoroutinefunction(inspect.unwrap(function))
-    if library.__name__ != "openai":
-        client = library.AsyncClient() if later else library.Client()
-    else:
-        client = library.AsyncOpenAI() if later else library.OpenAI()
-    return ((task,), {"client": client}) if by_name else ((task, client), {})
-
-
-def scorers_arguments(function: Any, task: dict[str, Any], given: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """As many as it takes of the task, the folder with the agent's files, and what the agent printed."""
-    taken = inspect.signature(function).parameters.values()
-    by_place = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return (task, pathlib.Path(given[0]), given[1])[: len(by_place)], {}
-
-
-def the_client() -> Any:
-    """OpenAI's library where it is installed, else the file beside this one."""
-    with contextlib.suppress(ImportError):
-        return importlib.import_module("openai")
-    spec = importlib.util.spec_from_file_location("air_client", os.path.join(os.path.dirname(__file__), "client.py"))
-    assert spec is not None and spec.loader is not None
-    if "air_client" not in sys.modules:
-        sys.modules["air_client"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["air_client"])
-    return sys.modules["air_client"]
-
-
-class BadScore(Exception):
-    pass
-
-
-def as_score(value: Any) -> Any:
-    """A number, or numbers by name."""
-    if isinstance(value, dict):
-        return {str(name): as_number(one, f"the score {name!r}") for name, one in value.items()}
-    return as_number(value, "the score")
-
-
-def as_number(value: Any, what: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise BadScore(f"{what} that the function returned is {value!r}, and must be a number") from None
-    if number != number or number in (float("inf"), float("-inf")):
-        raise BadScore(f"{what} that the function returned is {number}")
-    return number
-
-
-def told_of(error: BaseException, path: str) -> str:
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    return f"{type(error).__name__}: {error}" + (f" (line {lines[-1]})" if lines else "")
 
 
 if __name__ == "__main__":

@@ -70,9 +70,9 @@ def run(loop: asyncio.AbstractEventLoop, server: Server) -> None:
             traceback.print_exc()
 
 
-def programs() -> Any:
-    """What the worker of agents' programs knows of processes and of errors."""
-    return beside(os.path.join("..", "programs", "worker.py"))
+def programs(file: str = "worker.py") -> Any:
+    """What the worker of agents' programs knows of processes, and its other file of errors."""
+    return beside(os.path.join("..", "programs", file))
 
 
 class Server:
@@ -117,7 +117,7 @@ class Server:
         except BaseException as error:
             traceback.print_exc()
             # What the environment itself does not catch is its ending, unless it is trouble on the way.
-            result = {"infra" if programs().is_infra(error) else "crash": said_of(error)}
+            result = {"infra" if programs("played.py").is_infra(error) else "crash": said_of(error)}
         self.running.pop(order["id"], None)
         self.send({"id": order["id"], "code": 0, "result": result, "printed": ""})
 

@@ -54,6 +54,7 @@ PROGRAM = """
     def killed(task): os.kill(os.getpid(), signal.SIGKILL)
     def hard_exit(task): print("last words", flush=True); os._exit(9)
     def prints(task): print("x" * 100000); return 1
+    def slow_pid(task): time.sleep(0.3); return os.getpid()
     def sleeps(task):
         child = subprocess.Popen(["sleep", "100"])
         open(task["file"], "w").write(f"{os.getpid()} {child.pid}")
@@ -149,6 +150,30 @@ def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
             outcome(workers)
     finally:
         workers.close()
+
+
+def test_processes_are_forked_ahead_and_one_that_is_killed_is_missed_by_nobody(program: Any) -> None:
+    workers = program("slow_pid")
+
+    def children() -> list[int]:
+        pid = workers._process.pid
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def at_once(count: int) -> set[float]:
+        return set(await asyncio.gather(*(workers.run({"x": 1}, AT) for _ in range(count))))
+
+    assert len(asyncio.run(at_once(6))) == 6
+    wait_until(lambda: len(children()) == 6)  # as many as there were at once
+    ahead = children()
+    assert asyncio.run(at_once(6)) == set(map(float, ahead))  # each for one episode only
+    wait_until(lambda: len(set(children()) - set(ahead)) == 6)
+    killed = children()[:3]
+    for pid in killed:
+        os.kill(pid, 9)
+    wait_until(lambda: not set(killed) & set(children()))
+    assert len(asyncio.run(at_once(8))) == 8
+    workers.close()
+    wait_until(lambda: all(gone(pid) for pid in ahead))
 
 
 def test_what_is_printed_does_not_stop_it(program: Any) -> None:
