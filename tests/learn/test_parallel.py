@@ -42,11 +42,11 @@ PRELOADED = [
 ]
 
 
-def _rank(rank: int, size: int, store: Path, pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _rank(rank: int, size: int, folder: Path, pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        ranks = DistributedRanks(rank, size, store, "cpu")
+        ranks = DistributedRanks(rank, size, folder, "cpu")
         answer: tuple[bool, Any] = True, work(ranks, *args)
     except BaseException:
         answer = False, traceback.format_exc()
@@ -57,11 +57,12 @@ def on_ranks(size: int, directory: Path, work: Callable[..., Any], *args: Any) -
     """work(ranks, *args) in `size` processes; what each returned."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    store = directory / f"store-{time.monotonic_ns()}"
+    folder = directory / f"ranks-{time.monotonic_ns()}"
+    folder.mkdir()
     pipes, processes = [], []
     for rank in range(size):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_rank, args=(rank, size, store, theirs, work, args), daemon=True)
+        process = context.Process(target=_rank, args=(rank, size, folder, theirs, work, args), daemon=True)
         process.start()
         theirs.close()
         pipes.append(ours)
