@@ -73,6 +73,11 @@ class Agent:
     def free_port(self, address: str) -> int:
         return free_port(address)
 
+    def prepare(self, device: str) -> None:
+        """For the first rank, on all nodes at the same time: to import torch takes seconds."""
+        with self._lock:
+            self._launcher.prepare(device)
+
     def start(self, order: dict[str, Any]) -> int:
         """The rank's process id."""
         rank = int(order["rank"])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NEWS_S = 1.0
 # Nodes that are asked at the same time.
 AT_ONCE = 32
+SIGNS = ".ranks-"  # of life: a folder in the run's, while it is trained
 NEVER_RUN = (
     "note: several machines: this was tried with gloo between processes of one machine that Ray took for two. Real "
     "networks, NCCL between machines and more than one GPU were never run."
@@ -106,7 +107,10 @@ class ClusterLauncher:
         facts = self._ask("facts", self._all.head)
         check_versions({node.name: found["versions"] for node, found in zip(self._nodes, facts, strict=True)})
         self._check_folder(run.path)
-        self._folder = Path(tempfile.mkdtemp(prefix=".ranks-", dir=run.path))
+        self._ask("prepare", "cuda" if config.gpus else "cpu")
+        for old in run.path.glob(f"{SIGNS}*"):  # of a session that was killed; the run is ours alone
+            shutil.rmtree(old, ignore_errors=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=SIGNS, dir=run.path))
         host = facts[0]["address"]
         (port,) = self._ask("free_port", host, of=self._nodes[:1])
         return [self._order(run, rank, facts, f"{host}:{port}", resuming) for rank in range(self._size)]

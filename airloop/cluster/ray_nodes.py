@@ -19,7 +19,7 @@ from airloop.cluster.node import Node, NodeLost
 from airloop.errors import AirError
 
 # Machines are started one after the other: so long the last of them is waited for.
-JOIN_S = 30.0
+JOIN_S = 20.0
 # What is free is given within moments; what another job holds is not waited for.
 PLACE_S = 20.0
 # An agent that cannot be reached for so long is gone, whatever Ray still hopes; Ray itself gives a node up after 15 s

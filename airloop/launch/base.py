@@ -48,7 +48,7 @@ class Handle(Protocol):
 
 
 class Launcher(Protocol):
-    # A rank's end breaks the others' connections: so long they are waited for, to tell the cause from the effect.
+    # A rank's end breaks the others' connections: how long it may take until that end itself is known here.
     settle_s: float
 
     def orders(self, run: Run, resuming: bool) -> list[Order]:

@@ -29,7 +29,7 @@ class LocalLauncher:
     """Implements Launcher. Each rank has a pipe as its stdin that is never written to: its end tells the rank that this
     process is gone."""
 
-    settle_s = 1.0
+    settle_s = 0.0  # the kernel tells at once
 
     def __init__(self) -> None:
         self._server: ForkServer | None = None
@@ -60,7 +60,8 @@ class LocalLauncher:
 
     def _start(self, order: Order, stdin: int, prints: int, tells: int) -> Forked | subprocess.Popen[bytes]:
         environment = {**os.environ, **_surroundings(order)}
-        if server := self._fork_server(order):
+        self.prepare(order.device)
+        if server := self._server:
             words = [json.dumps(asdict(order))]
             return server.start("airloop.rank:main", words, [stdin, prints, prints, tells], environment)
         return subprocess.Popen(
@@ -73,12 +74,12 @@ class LocalLauncher:
             start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we hand it on once
         )
 
-    def _fork_server(self, order: Order) -> ForkServer | None:
-        if order.device == "cpu" and not self._asked:
+    def prepare(self, device: str) -> None:
+        """Import what the first rank would import."""
+        if device == "cpu" and not self._asked:
             self._asked = True
             with contextlib.suppress(CannotFork, ChildProcessError):  # they are started anew
                 self._server = ForkServer(PRELOADED)
-        return self._server
 
     def close(self) -> None:
         for fd in self._held:

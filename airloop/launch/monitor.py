@@ -23,6 +23,8 @@ from airloop.watch.display.display import Display
 
 # Lines of a dead rank's output that are shown; log.txt has all.
 LAST_LINES = 12
+# A rank's last words may come after its end, and its neighbours' complaints before it.
+SETTLE_S = 1.0
 # After a failure nothing is left to save, and after a stop everything is: a process that then does not end by itself
 # (libraries that wait for a connection to close) is killed.
 GRACE_S = 5.0
@@ -140,16 +142,25 @@ class RankMonitor:
 
     def _fail(self) -> None:
         """Find the rank that ended first, end the others and raise its reason."""
-        codes = {c.rank: c.code for c in self._children}
-        self._wait(self._settle_s)
-        self._drain()
-        killed = next((c for c in self._children if (codes[c.rank] or 0) < 0), None)
+        first = [c for c in self._children if (c.code or 0) < 0]
+        self._wait(SETTLE_S)
+        self._await_cause()
+        killed = first[0] if first else None
         told = next((c for c in self._children if c.error and not c.noticed), None)
         silent = next((c for c in self._children if c.code not in (None, 0) and not c.error), None)
         cause = killed or told or silent or next(c for c in self._children if c.error)
+        code = cause.code  # before we end it
         self.stop(GRACE_S)
+        raise self._reason(cause, code)
+
+    def _await_cause(self) -> None:
+        """A neighbour's connections break at once; what broke them is elsewhere, and may take longer to be known."""
+        until = time.monotonic() + self._settle_s
+        while any(c.busy for c in self._children) and time.monotonic() < until:
+            if any(not c.noticed for c in self._children if c.code not in (None, 0)):
+                break
+            self._listen(0.05)
         self._drain()
-        raise self._reason(cause, codes[cause.rank])
 
     def _reason(self, child: Child, code: int | None) -> AirError:
         if child.error and (code or 0) >= 0:
