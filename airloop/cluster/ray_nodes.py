@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from typing import Any
 
@@ -20,6 +21,8 @@ from airloop.errors import AirError
 
 # Machines are started one after the other: so long the last of them is waited for.
 JOIN_S = 20.0
+# To take up a connection.
+ANSWER_S = 10.0
 # What is free is given within moments; what another job holds is not waited for.
 PLACE_S = 20.0
 # An agent that cannot be reached for so long is gone, whatever Ray still hopes; Ray itself gives a node up after 15 s
@@ -58,15 +61,12 @@ class RayNodes:
 
     def __init__(self) -> None:
         self._group: PlacementGroup | None = None
+        _check_answers(os.environ.get("RAY_ADDRESS", ""))
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             ray.init(address="auto", log_to_driver=False, logging_level="ERROR", configure_logging=True)
         except (ConnectionError, RuntimeError, RayError, ValueError) as error:
-            raise AirError(
-                f"No Ray cluster could be joined from here: {_first_line(error)}",
-                "start one: `ray start --head` here and `ray start --address HERE:6379` on the other machines; under "
-                "Slurm, `srun ray symmetric-run` starts it around the command (docs/cluster.md).",
-            ) from error
+            raise _no_cluster(_first_line(error)) from error
         finally:
             for number, handler in handlers.items():  # Ray would end us at once, where a run has something to save
                 signal.signal(number, handler)
@@ -109,6 +109,24 @@ class RayNodes:
             if self._group is not None:
                 remove_placement_group(self._group)  # and with it the agents, and what they have started
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would wait for minutes. An address of another form is its own to read."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        try:
+            socket.create_connection((host, int(port)), ANSWER_S).close()
+        except OSError as error:
+            raise _no_cluster(f"nobody answers at RAY_ADDRESS = {address} ({error})") from error
+
+
+def _no_cluster(why: str) -> AirError:
+    return AirError(
+        f"No Ray cluster could be joined from here: {why}.",
+        "start one: `ray start --head` here and `ray start --address HERE:6379` on the other machines; under Slurm, "
+        "`srun ray symmetric-run` starts it around the command (docs/cluster.md).",
+    )
 
 
 def _able(needs: dict[str, float]) -> list[dict[str, Any]]:

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +30,7 @@ class Cluster:
     def __init__(self) -> None:
         self.python = interpreter("ray")
         self.raylets = Raylets(self.python)
+        self.warm = warm_process.server_of(self.python)
         self.head, self._second = self.raylets.add(), self.raylets.add()
         self.env = {**os.environ, "RAY_ADDRESS": self.raylets.address, "PYTHONPATH": str(ROOT / "tests")}
 
@@ -49,6 +48,12 @@ def cluster() -> Iterator[Cluster]:
     made.raylets.close()
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray has what it starts look for packages in the directory that the command is called in: not in this tree."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**FLAGS, **started_from(tmp_path_factory.mktemp("start"))}
@@ -57,9 +62,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 class Training:
     """`air train` in Ray's environment."""
 
-    def __init__(self, cluster: Cluster, *given: str) -> None:
-        command = [cluster.python, "-m", "airloop", "train", *given]
-        self.process = subprocess.Popen(command, env=cluster.env, stdout=-1, stderr=-1, text=True)
+    def __init__(self, cluster: Cluster, *given: str, **env: str) -> None:
+        env = {**cluster.env, **env}
+        self.process = warm_process.Process(["train", *given], env=env, stderr=True, server=cluster.warm)
 
     def until(self, directory: Path, episodes: int) -> None:
         deadline = time.monotonic() + 120
@@ -96,10 +101,12 @@ def shorten(run: Run, steps: int) -> None:
     file.write_text(file.read_text().replace("max_steps = 4000", f"max_steps = {steps}"))
 
 
+CONTRACT = "from support import ray_contract\nray_contract.main()"
+
+
 def test_a_launcher_above_ray_does_what_every_launcher_must(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.second.up
-    command = [cluster.python, "-m", "support.ray_contract", str(tmp_path)]
-    done = subprocess.run(command, env=cluster.env, capture_output=True, text=True, timeout=200)
+    done = warm_process.run([tmp_path], env=cluster.env, code=CONTRACT, server=cluster.warm)
     assert done.stdout.split() == [check.__name__ for check in CHECKS], done.stderr
 
 
@@ -228,17 +235,7 @@ def test_a_node_without_the_runs_directory_is_refused(
 def test_where_no_cluster_runs_how_to_start_one_is_said(
     cluster: Cluster, start: dict[str, str], training: list[Training], tmp_path: Path
 ) -> None:
-    cluster_env, cluster.env = cluster.env, {**cluster.env, "RAY_ADDRESS": "127.0.0.1:9"}
-    try:
-        training.append(Training(cluster, "--skip-proofs", *words({**start, **NODES, "output_dir": str(tmp_path)})))
-        said = training[0].end(1)
-    finally:
-        cluster.env = cluster_env
+    given = words({**start, **NODES, "output_dir": str(tmp_path)})
+    training.append(Training(cluster, "--skip-proofs", *given, RAY_ADDRESS="127.0.0.1:9"))
+    said = training[0].end(1)
     assert "No Ray cluster could be joined" in said and "ray start --head" in said
-
-
-def test_without_ray_the_line_that_installs_it_is_said(tmp_path: Path) -> None:
-    given = {**FLAGS, **NODES, "output_dir": str(tmp_path)}
-    done = warm_process.run(["train", *words(given)])
-    assert done.returncode == 1 and "needs ray, which is not installed" in done.stderr
-    assert f"{sys.executable} -m pip install" in done.stderr
