@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # An agent that has nothing to tell says so after this long: a call that is never answered cannot be told from a loss.
 NEWS_S = 1.0
+# Calls that are under way when all is over: a node that does not answer is not waited for longer.
+CLOSE_S = 5.0
 # Nodes that are asked at the same time.
 AT_ONCE = 32
 SIGNS = ".ranks-"  # of life: a folder in the run's, while it is trained
@@ -91,7 +94,7 @@ class ClusterLauncher:
         self._ranks: dict[int, RemoteRank] = {}
         self._each = 1  # ranks on a node
         self._numbers = itertools.count()  # of signals
-        self._listening: set[int] = set()  # to nodes
+        self._listening: dict[int, threading.Thread] = {}  # by node
         self._closed = False
         self._folder: Path | None = None  # for signs of life
         self._run: Path | None = None
@@ -140,12 +143,15 @@ class ClusterLauncher:
         rank = self._ranks[order.rank] = RemoteRank(self._nodes[at], order.rank, tell, self._numbers)
         (rank.pid,) = self._ask("start", as_given(order), of=[self._nodes[at]])
         if at not in self._listening:
-            self._listening.add(at)
-            threading.Thread(target=self._listen, args=(at,), name=f"air-node-{at}", daemon=True).start()
+            self._listening[at] = threading.Thread(target=self._listen, args=(at,), name=f"air-node-{at}", daemon=True)
+            self._listening[at].start()
         return rank
 
     def close(self) -> None:
         self._closed = True
+        until = time.monotonic() + CLOSE_S
+        for thread in self._listening.values():  # all of them are about to end
+            thread.join(max(0.0, until - time.monotonic()))
         self._all.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -189,8 +195,6 @@ class ClusterLauncher:
             for number, rank, kind, text in news:
                 seen = number
                 self._ranks[rank].hear(kind, text)
-            if all(self._ranks[rank].poll() is not None for rank in self._of(at)):
-                return
 
     def _of(self, at: int) -> list[int]:
         return [rank for rank in self._ranks if rank // self._each == at]

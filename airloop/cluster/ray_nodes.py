@@ -42,6 +42,8 @@ class RayNode:
     def call(self, method: str, *given: Any) -> Any:
         until = time.monotonic() + LOST_S
         while True:
+            if not ray.is_initialized():  # a call would start a cluster of its own
+                raise NodeLost("the run has been ended")
             try:
                 return ray.get(getattr(self._actor, method).remote(*given), timeout=CALL_S)
             except ActorUnavailableError as error:  # for a moment, or for good: Ray does not know yet

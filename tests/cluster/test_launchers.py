@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.launcher_contract import CHECKS, Told, ended, new_run
+from support.launcher_contract import Told, check_launcher, ended, new_run
 from support.rank_runs import FLAGS, same, started_from, words
 from support.scripted_nodes import ScriptedNodes
 from support.warm_ranks import WarmServer
@@ -48,15 +48,12 @@ LAUNCHERS: dict[str, Callable[[], Launcher]] = {
 }
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("make", LAUNCHERS.values(), ids=LAUNCHERS.keys())
-def test_what_every_launcher_must_do(
-    make: Callable[[], Launcher], check: Callable[[Launcher, Run], None], tmp_path: Path
-) -> None:
-    run = new_run(tmp_path, 1 if make is LocalLauncher else 2)
+def test_what_every_launcher_must_do(make: Callable[[], Launcher], tmp_path: Path) -> None:
+    run = new_run(tmp_path, nodes=1 if make is LocalLauncher else 2, ranks=4)
     launcher = make()
     try:
-        check(launcher, run)
+        check_launcher(launcher, run)
     finally:
         launcher.close()
         run.close()
@@ -71,7 +68,7 @@ def nodes() -> Iterator[ScriptedNodes]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    made = new_run(tmp_path, 2)
+    made = new_run(tmp_path, nodes=2, ranks=2)
     yield made
     made.close()
 

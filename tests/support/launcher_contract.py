@@ -1,19 +1,18 @@
 """What every launcher must do, wherever it starts ranks: asked of this machine's, of one above scripted nodes and of
-one above Ray. Each check takes a new launcher, and a run of two ranks that nobody trains."""
+one above Ray. It takes a new launcher, and a run of four ranks that nobody trains."""
 
 from __future__ import annotations
 
 import json
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from support.rank_runs import FLAGS, alive, words
 
 from airloop.config import load_config
-from airloop.launch.base import Handle, Launcher
+from airloop.launch.base import Handle, Launcher, Order
 from airloop.runs.run import Run
 
 WAIT_S = 120.0
@@ -33,8 +32,13 @@ class Told:
             self.lines.append(text)
 
 
-def new_run(directory: Path, nodes: int) -> Run:
-    more = {"output_dir": str(directory), "trainer.processes": "2", "cluster.nodes": str(nodes), "model.device": "cpu"}
+def new_run(directory: Path, nodes: int, ranks: int) -> Run:
+    more = {
+        "output_dir": str(directory),
+        "trainer.processes": str(ranks),
+        "cluster.nodes": str(nodes),
+        "model.device": "cpu",
+    }
     config = load_config(words({**FLAGS, **more}))
     return Run.create(config, config.task)
 
@@ -47,21 +51,23 @@ def ended(process: Handle) -> int:
     return code
 
 
-def check_orders(launcher: Launcher, run: Run) -> None:
-    """One for each rank, of one run, that can meet."""
+def check_launcher(launcher: Launcher, run: Run) -> None:
+    """All of it. Each part has a rank of its own; the last closes the launcher."""
     orders = launcher.orders(run, False)
-    assert [order.rank for order in orders] == [0, 1] and {order.size for order in orders} == {2}
+    assert [order.rank for order in orders] == [0, 1, 2, 3] and {order.size for order in orders} == {4}
     assert len({(order.run, order.folder, order.address, order.device) for order in orders}) == 1
     assert Path(orders[0].folder).is_dir() and orders[0].run == str(run.path)
-    launcher.close()
+    _refuses(launcher, orders[0])
+    _prints(launcher, orders[1])
+    _is_killed(launcher, orders[2])
+    _does_not_outlive(launcher, orders[3])
     assert not Path(orders[0].folder).exists()
 
 
-def check_a_refusal(launcher: Launcher, run: Run) -> None:
+def _refuses(launcher: Launcher, order: Order) -> None:
     """What a rank refuses is told, before its end is."""
-    order = replace(launcher.orders(run, False)[0], run=str(run.path / "nothing"))
     told = Told()
-    process = launcher.spawn(order, told)
+    process = launcher.spawn(replace(order, run=str(Path(order.run) / "nothing")), told)
     assert process.pid > 0 and ended(process) == 1 == process.wait()
     assert not alive(process.pid)
     time.sleep(0.5)  # of this machine's, the end may be seen before the last words
@@ -69,22 +75,21 @@ def check_a_refusal(launcher: Launcher, run: Run) -> None:
     assert (name, noticed, more) == ("error", False, []) and "is not a run" in str(problem)
 
 
-def check_what_is_printed(launcher: Launcher, run: Run) -> None:
+def _prints(launcher: Launcher, order: Order) -> None:
     """Whatever a rank prints is told by lines, to the last: here the traceback of what nobody has thought of."""
     told = Told()
-    process = launcher.spawn(replace(launcher.orders(run, False)[1], address="nowhere"), told)
+    process = launcher.spawn(replace(order, address="nowhere"), told)
     assert ended(process) == 1
     time.sleep(0.5)
     ((name, problem, *_),) = told.events
-    assert name == "error" and "Rank 1 failed: ValueError" in str(problem)
+    assert name == "error" and f"Rank {order.rank} failed: ValueError" in str(problem)
     first = next(at for at, line in enumerate(told.lines) if line.startswith("Traceback"))
     assert told.lines[first:][-1].startswith("ValueError: ")
 
 
-def check_signals(launcher: Launcher, run: Run) -> None:
+def _is_killed(launcher: Launcher, order: Order) -> None:
     """A rank that waits for one that was never started: killed, it ends as a killed process does."""
-    told = Told()
-    process = launcher.spawn(launcher.orders(run, False)[1], told)
+    process = launcher.spawn(order, Told())
     time.sleep(0.5)
     assert process.poll() is None and alive(process.pid)
     assert not _masks(process.pid)["SigBlk"] & 1 << signal.SIGINT - 1, "it would never hear Ctrl-C"
@@ -96,15 +101,8 @@ def check_signals(launcher: Launcher, run: Run) -> None:
     process.kill()  # nobody is there
 
 
-def _masks(pid: int) -> dict[str, int]:
-    """Of a process' signals: those it blocks, ignores, has a handler for."""
-    lines = (line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return {name: int(value, 16) for name, value in lines if name.startswith("Sig") and name != "SigQ"}
-
-
-def check_close(launcher: Launcher, run: Run) -> None:
-    """A rank does not outlive its launcher."""
-    process = launcher.spawn(launcher.orders(run, False)[1], Told())
+def _does_not_outlive(launcher: Launcher, order: Order) -> None:
+    process = launcher.spawn(order, Told())
     assert alive(process.pid)
     launcher.close()
     until = time.monotonic() + WAIT_S
@@ -113,10 +111,7 @@ def check_close(launcher: Launcher, run: Run) -> None:
         time.sleep(0.05)
 
 
-CHECKS: tuple[Callable[[Launcher, Run], None], ...] = (
-    check_orders,
-    check_a_refusal,
-    check_what_is_printed,
-    check_signals,
-    check_close,
-)
+def _masks(pid: int) -> dict[str, int]:
+    """Of a process' signals: those it blocks, ignores, has a handler for."""
+    lines = (line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {name: int(value, 16) for name, value in lines if name.startswith("Sig") and name != "SigQ"}

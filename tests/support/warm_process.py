@@ -34,8 +34,8 @@ class Process:
         code: str | None = None,
         server: ForkServer | None = None,
     ) -> None:
-        """`air WORDS`, or `python -c CODE WORDS`. `interrupt`: Ctrl-C is not ignored, as for a background job. `server`:
-        of another Python than ours (server_of)."""
+        """`air WORDS`, or `python -c CODE WORDS`. `interrupt`: Ctrl-C is not ignored, as for a background job.
+        `server`: of another Python than ours (server_of)."""
         self.args = [str(word) for word in words]
         target, given = (AIR, self.args) if code is None else (RUN_CODE, [code, *self.args])
         pipes = [os.pipe() if wanted else None for wanted in (stdout, stderr)]
@@ -89,10 +89,10 @@ def _server() -> ForkServer:
 
 
 def server_of(python: str) -> ForkServer:
-    """Ends with this process."""
-    here = str(Path(__file__).parents[1])
+    """Ends with this process. It finds this module, and this tree wherever it is called from."""
+    tests = Path(__file__).parents[1]
     path, ours = os.environ.get("PYTHONPATH", ""), sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, path]))  # so that it finds this module
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tests), str(tests.parent), path]))
     sys.executable = python
     try:
         server = ForkServer([*PRELOADED, "airloop.cli", "airloop.models.tiny", "matplotlib.pyplot", LLAMA, __name__])
