@@ -33,7 +33,7 @@ AT_ONCE = 32
 SIGNS = ".ranks-"  # of life: a folder in the run's, while it is trained
 NEVER_RUN = (
     "note: several machines: this was tried with gloo between processes of one machine that Ray took for two. Real "
-    "networks, NCCL between machines and more than one GPU were never run."
+    "networks, NCCL between machines and Ray with GPUs were never run (docs/cluster.md)."
 )
 
 
@@ -124,18 +124,23 @@ class ClusterLauncher:
 
     def _order(self, run: Run, rank: int, facts: Sequence[Mapping[str, Any]], address: str, resuming: bool) -> Order:
         node, place = divmod(rank, self._each)
-        gpu = facts[node]["gpus"][place] if run.config.gpus else ""
+        gpus = facts[node]["gpus"]
+        if run.config.gpus and place >= len(gpus):
+            raise AirError(
+                f"The node {self._nodes[node].name} shows {len(gpus)} GPUs to what Ray starts there, not {self._each}.",
+                "look at CUDA_VISIBLE_DEVICES where Ray was started on that node, and at `ray status`.",
+            )
         return Order(
-            str(run.path),
-            rank,
-            self._size,
-            str(self._folder),
-            "cuda" if run.config.gpus else "cpu",
-            resuming,
-            gpu,
-            self._each,
-            facts[node]["interface"],
-            address,
+            run=str(run.path),
+            rank=rank,
+            size=self._size,
+            folder=str(self._folder),
+            device="cuda" if run.config.gpus else "cpu",
+            resuming=resuming,
+            gpu=gpus[place] if run.config.gpus else "",
+            here=self._each,
+            interface=facts[node]["interface"],
+            address=address,
         )
 
     def spawn(self, order: Order, tell: Tell) -> RemoteRank:
@@ -197,7 +202,7 @@ class ClusterLauncher:
                 self._ranks[rank].hear(kind, text)
 
     def _of(self, at: int) -> list[int]:
-        return [rank for rank in self._ranks if rank // self._each == at]
+        return [rank for rank in [*self._ranks] if rank // self._each == at]  # while others are being started
 
     def _lost(self, node: Node, why: Exception) -> AirError:
         return AirError(

@@ -129,6 +129,26 @@ def test_a_run_goes_on_with_the_nodes_that_are_left(run: Run) -> None:
     left.close()
 
 
+def test_gpus_are_those_that_ray_gives_to_each_node(nodes: ScriptedNodes, tmp_path: Path) -> None:
+    """Without any: what is ordered, and what is refused. No rank is started."""
+    config = load_config(
+        words({**FLAGS, "cluster.nodes": "2", "cluster.gpus_per_node": "2", "output_dir": str(tmp_path)})
+    )
+    run = Run.create(config, config.task)
+    for node, names in zip(nodes.nodes, (["0", "1"], ["GPU-7", "GPU-9"]), strict=True):
+        node.says["facts"] = {**node.agent.facts("127.0.0.1"), "gpus": names, "interface": "eth7"}
+    orders = ClusterLauncher(nodes, print).orders(run, False)
+    assert [(o.rank, o.gpu, o.device, o.here, o.size) for o in orders] == [
+        (rank, gpu, "cuda", 2, 4) for rank, gpu in enumerate(["0", "1", "GPU-7", "GPU-9"])
+    ]
+    seen = local._surroundings(orders[2])
+    assert seen == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "eth7", "CUDA_VISIBLE_DEVICES": "GPU-7"}
+    nodes.nodes[1].says["facts"]["gpus"] = ["GPU-7"]
+    with pytest.raises(AirError, match="The node node1 shows 1 GPUs to what Ray starts there, not 2"):
+        ClusterLauncher(nodes, print).orders(run, False)
+    run.close()
+
+
 def test_news_are_kept_until_they_have_arrived() -> None:
     agent = Agent({}, ".")
     for text in ("one", "two"):
