@@ -61,6 +61,7 @@ def test_what_excludes_each_other_is_refused(words: str, problem: str, fix: str)
     assert problem in str(refused.value) and fix in str(refused.value)
 
 
+@pytest.mark.slow
 def test_without_ray_the_line_that_installs_it_is_said(
     air: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
