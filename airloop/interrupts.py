@@ -27,7 +27,9 @@ def install_handlers() -> None:
 
 def install_launcher_handlers() -> None:
     """For a process that a command of ours has started: Ctrl-C is the command's way to say stop, whatever the one who
-    started that had ignored; a `kill` that reaches all of them is the command's to answer."""
+    started that had ignored or, as Ray's threads do, put off; a `kill` that reaches all of them is the command's to
+    answer."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _nothing)  # not SIG_IGN, which the agents' commands would inherit
 

@@ -98,7 +98,7 @@ def _run(order: Order, reporter: Reporter) -> None:
     run.config = config_for_rank(run.config, order.device)
     run.writes = order.rank == 0
     send_logs_to(reporter.warn, run.config)
-    ranks = DistributedRanks(order.rank, order.size, Path(order.store), order.device)
+    ranks = DistributedRanks(order.rank, order.size, Path(order.folder), order.device, order.address)
     asyncio.run(train_rank(run, reporter, order.resuming, ranks))
     ranks.close()
 

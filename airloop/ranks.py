@@ -26,6 +26,7 @@ from airloop.waits import WAITS, waiting
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import Store
 
 T = TypeVar("T")
 
@@ -34,6 +35,8 @@ T = TypeVar("T")
 MEET_S = 1800.0
 # Between ranks that do the same work on the same machine: they share an update's tokens evenly and are slow together.
 COLLECTIVE_S = 1800.0
+# Ranks end together: so long the one that keeps the store waits for the others to have left it.
+LEAVE_S = 60.0
 # How often a rank shows the others that it goes on.
 PULSE_S = 10.0
 # Pauses between two looks at the store: short at first, as ranks that did the same work arrive together.
@@ -79,19 +82,21 @@ class Ranks:
 
 
 class DistributedRanks(Ranks):
-    """One of several processes on this machine. `store` is a file that all of them can reach."""
+    """One of several processes. `folder` is one that all of them can reach. `address`: host:port of a store that the
+    first of them keeps; without, they are on one machine, and the store is a file in that folder."""
 
-    def __init__(self, rank: int, size: int, store: Path, device: str) -> None:
+    def __init__(self, rank: int, size: int, folder: Path, device: str, address: str = "") -> None:
         import torch.distributed as dist
 
         self.rank = rank
         self.size = size
         self._meetings = 0
-        self._pulses = Pulses(store.parent, rank)
-        self._store = dist.FileStore(str(store), size)
+        self._pulses = Pulses(folder, rank)
+        self._keeps_store = bool(address) and rank == 0
         wait = datetime.timedelta(seconds=COLLECTIVE_S)
-        group_store = dist.PrefixStore("group", self._store)
         with _naming_losses("the ranks find each other"):
+            self._store = _store_at(address, rank, size) if address else dist.FileStore(str(folder / "store"), size)
+            group_store = dist.PrefixStore("group", self._store)
             dist.init_process_group(
                 "nccl" if device == "cuda" else "gloo", store=group_store, rank=rank, world_size=size, timeout=wait
             )
@@ -105,11 +110,12 @@ class DistributedRanks(Ranks):
             await self._all_here(what, deadline_s)
 
     async def _all_here(self, what: str, deadline_s: float) -> None:
-        began, pause = time.time(), PAUSES_S[0]
+        began, pause = time.monotonic(), PAUSES_S[0]
         while missing := [r for r in range(self.size) if not self._here(r)]:
-            if time.time() - max(began, self._pulses.last(missing[0])) > deadline_s:
+            waited = time.monotonic() - began
+            if min(waited, self._pulses.still(missing[0])) > deadline_s:
                 raise RankLost(
-                    f"Rank {self.rank} waited {time.time() - began:.0f} s for rank {missing[0]} at: {what}. "
+                    f"Rank {self.rank} waited {waited:.0f} s for rank {missing[0]} at: {what}. "
                     f"That rank has made no progress for {deadline_s:.0f} s.",
                     "look in log.txt for what that rank did last; go on with `air train --resume RUN`.",
                 )
@@ -143,7 +149,18 @@ class DistributedRanks(Ranks):
         import torch.distributed as dist
 
         self._pulses.stop()
+        self._leave()
         dist.destroy_process_group()
+
+    def _leave(self) -> None:
+        """A rank that has come to the last meeting may not have seen yet that all have: whoever keeps the store goes
+        last."""
+        with _naming_losses("the end of the run"):
+            self._store.set(f"left/{self.rank}", "")
+            until = time.monotonic() + LEAVE_S
+            left = [f"left/{rank}" for rank in range(self.size)]
+            while self._keeps_store and not self._store.check(left) and time.monotonic() < until:
+                time.sleep(PAUSES_S[1])
 
     def _key(self, rank: int) -> str:
         return f"meeting/{self._meetings}/{rank}"
@@ -155,12 +172,21 @@ class DistributedRanks(Ranks):
 
 class Pulses:
     """Files that ranks touch while something begins, ends or makes progress in them: a thread that lives is no proof,
-    what it sees moving is. By the time of the file system, which all of them share."""
+    what it sees moving is. How long one has been still is counted from when its file was last seen to change, so that
+    clocks of several machines need not agree."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
+        self._seen: dict[int, tuple[float, float]] = {}  # by rank: its file's time, and when we saw that
         self._end = threading.Event()
         threading.Thread(target=self._beat, name="air-pulse", daemon=True).start()
+
+    def still(self, rank: int) -> float:
+        """Seconds since that rank was seen to move, or was first looked at."""
+        last, now = self.last(rank), time.monotonic()
+        if rank not in self._seen or self._seen[rank][0] != last:
+            self._seen[rank] = (last, now)
+        return now - self._seen[rank][1]
 
     def last(self, rank: int) -> float:
         """When that rank last moved; 0 if it never did."""
@@ -183,6 +209,15 @@ class Pulses:
                 seen = moved
                 with contextlib.suppress(OSError):  # the run is being ended, and the folder with it
                     self._file(self._rank).touch()
+
+
+def _store_at(address: str, rank: int, size: int) -> Store:
+    """The first rank keeps it; the others wait until it is there."""
+    import torch.distributed as dist
+
+    host, _, port = address.rpartition(":")
+    wait = datetime.timedelta(seconds=MEET_S)
+    return dist.TCPStore(host, int(port), size, rank == 0, wait, wait_for_workers=False)
 
 
 @contextlib.contextmanager

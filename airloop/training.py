@@ -20,7 +20,9 @@ from airloop.determinism import pin_run
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
 from airloop.events import Watcher
-from airloop.extras import install_line, missing
+from airloop.extras import check_extra, install_line, missing
+from airloop.launch.base import Launcher
+from airloop.launch.local import LocalLauncher
 from airloop.launch.monitor import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
@@ -75,6 +77,8 @@ def start(
     given, if that was earlier than now."""
     began = began or time.time()
     if resume is None:
+        if config.cluster.nodes > 1:
+            check_extra("cluster", "Training on several machines")
         check_parent(config.logbook.parent, Path(config.output_dir))
         preflight.look(config, display)  # what is refused here leaves no empty run behind
         run = Run.create(config, config.task, since=began)
@@ -165,8 +169,17 @@ def _train(run: Run, display: Display, resuming: bool) -> Outcome:
         return interrupts.run(train_rank(run, display, resuming, Ranks()))
     if preflight.wanted(run):
         preflight.prove_apart(run, display)
-    run_ranks(run, display, resuming)
+    run_ranks(run, display, resuming, _launcher(run.config, display))
     return Outcome(run.evaluation("before"), run.evaluation("after"))
+
+
+def _launcher(config: Config, display: Display) -> Launcher:
+    if config.cluster.nodes == 1:
+        return LocalLauncher()
+    from airloop.cluster.launcher import ClusterLauncher
+    from airloop.cluster.ray_nodes import RayNodes
+
+    return ClusterLauncher(RayNodes(), display.say)
 
 
 async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -> Outcome:

@@ -4,9 +4,11 @@
     python scripts/interop.py langgraph
 
 What each has is in tests/interop/requirements/NAME.txt. Where that says "# with airloop", this tree is installed as
-well, without its dependencies; what a line "# without: …" names is taken out again; of what a line "# source: …" names,
-the source distribution is beside it, for examples that are not installed. One that is as that file wants it is left as
-it is. One that cannot be made keeps the reason beside it, and its tests are skipped with that reason.
+well, without its dependencies; "# above ours": the packages of the Python that runs this are seen from there, below its
+own, so that torch is not installed twice; what a line "# without: …" names is taken out again; of what a line
+"# source: …" names, the source distribution is beside it, for examples that are not installed. One that is as that file
+wants it is left as it is. One that cannot be made keeps the reason beside it, and its tests are skipped with that
+reason.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import threading
 import time
@@ -27,7 +30,7 @@ WANTED = ROOT / "tests" / "interop" / "requirements"
 PLACE = ROOT / ".venv-interop"
 AT_ONCE = 2  # pip waits for the network half of its time
 TIMEOUT_S = 900
-WITH_AIRLOOP = "# with airloop"
+WITH_AIRLOOP, ABOVE_OURS = "# with airloop", "# above ours"
 _building = threading.Lock()  # of this tree: two at once would write into the same folder
 
 
@@ -48,6 +51,8 @@ def make(name: str) -> str:
     began = time.monotonic()
     reason_file(name).unlink(missing_ok=True)
     venv.create(PLACE / name, clear=True, with_pip=False)
+    if ABOVE_OURS in wanted.read_text():
+        _show_ours(name)
     pip = [sys.executable, "-m", "pip", "--python", str(python_of(name)), "--disable-pip-version-check"]
     problem = _run([*pip, "install", "--quiet", "-r", str(wanted)])
     for unwanted in re.findall(r"^# without: (.+)$", wanted.read_text(), re.MULTILINE):
@@ -63,6 +68,12 @@ def make(name: str) -> str:
         return f"{name}: cannot be installed: {problem}"
     shutil.copyfile(wanted, stamp)
     return f"{name}: installed in {time.monotonic() - began:.0f} s"
+
+
+def _show_ours(name: str) -> None:
+    """By a line in a file that Python reads at its start: a folder that it looks in last."""
+    (packages,) = (PLACE / name / "lib").glob("python*/site-packages")
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
 
 def _source(named: str, folder: Path) -> str:

@@ -43,7 +43,7 @@ FLOORS = (
     ("assemble",),
     ("watch",),
     ("evaluation", "launch", "rewards", "speed", "warmstart"),
-    ("budget",),
+    ("budget", "cluster"),
     ("doctor", "loop"),
     ("eval", "training"),
     ("api", "export", "logbook", "rank"),

@@ -30,6 +30,7 @@ from airloop.config.review import review
 from airloop.config.schema import (
     BudgetConfig,
     CkptConfig,
+    ClusterConfig,
     InferenceConfig,
     InferenceModelConfig,
     LogbookConfig,
@@ -56,6 +57,7 @@ __all__ = [
     "BudgetConfig",
     "BufferConfig",
     "CkptConfig",
+    "ClusterConfig",
     "Config",
     "EnvConfig",
     "EvalConfig",

@@ -48,7 +48,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "orchestrator.training_mode": ("rl", "sft"),
     "orchestrator.algo.type": ("grpo", "opd"),
     "orchestrator.advantage.type": ("default", "custom"),
-    "trainer.nnodes": (1, 2),
 }
 WHEN_OFF = "when_off.<locals>.read"
 # What else stands in the file, where an answer counts with it.

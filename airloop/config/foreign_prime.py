@@ -51,8 +51,8 @@ def _deployment(given: Any, _: Mapping[str, Any]) -> Answer:
     why = f"{ONE_COPY}, so the GPUs are named together: {OWN_RANKS}"
     if not isinstance(given, Mapping) or given.get("type", "single_node") != "single_node":
         return Answer(
-            "several machines have no equivalent here: a run is on the GPUs of one",
-            instead="name them in trainer_gpu_ids",
+            f"{ONE_COPY}, on several machines as on one: {OWN_RANKS}",
+            instead="say cluster.nodes and cluster.gpus_per_node",
             choice=True,
         )
     count = int(number(given.get("num_train_gpus", 1)) or 0) + int(number(given.get("num_infer_gpus", 1)) or 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from airloop.config.foreign import ALIASES, Alias, Answer, context, drop, group, none, number, to
 from airloop.config.foreign import when_off as off
-from airloop.config.foreign_prime import HOW, RESUME, only
+from airloop.config.foreign_prime import HOW, RESUME
 from airloop.config.sources import at
 
 
@@ -86,7 +86,7 @@ VERL: dict[str, Alias] = {
     "trainer.total_training_steps": to("max_steps"),
     "trainer.total_epochs": ALIASES["num_train_epochs"],
     "trainer.n_gpus_per_node": Alias(read=_gpu_count),
-    "trainer.nnodes": only(("1",), "a run on {} machines", "a run is on the GPUs of one"),
+    "trainer.nnodes": to("cluster.nodes", "see docs/cluster.md"),
     "trainer.save_freq": to("ckpt.interval"),
     "trainer.test_freq": to("orchestrator.eval.interval"),
     "trainer.project_name": to("wandb.project"),

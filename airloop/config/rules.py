@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from airloop.config.cluster_rules import cluster_conflicts
 from airloop.config.conflict import Conflict
 from airloop.config.schema import RunConfig
 from airloop.config.toml import toml_value
@@ -15,7 +16,7 @@ NOT_YET = ("mps",)  # in the schema, so that they are refused with a reason rath
 
 
 def conflicts(config: RunConfig) -> list[Conflict]:
-    rules = (_groups, _schedule, _loss, _gpus, _budget, _not_in_this_version, vllm_conflicts)
+    rules = (_groups, _schedule, _loss, _gpus, _budget, _not_in_this_version, vllm_conflicts, cluster_conflicts)
     return [conflict for rule in rules for conflict in rule(config)]
 
 
@@ -129,12 +130,14 @@ def _gpus(config: RunConfig) -> Iterator[Conflict]:
             yield Conflict((key,), f"{key} = {values}: a GPU's number is 0 or more", {key: [0]})
         elif values and len(set(values)) < len(values):
             yield Conflict((key,), f"{key} = {values} names a GPU twice", {key: sorted(set(values))})
-    processes = config.trainer.processes
-    if gpus and processes not in (None, len(gpus)) and config.model.device != "cpu":
+    processes, all_gpus = config.trainer.processes, len(gpus) * config.cluster.nodes
+    if gpus and processes not in (None, all_gpus) and config.model.device != "cpu":
+        named = "trainer_gpu_ids" if trainer else "inference_gpu_ids" if inference else "cluster.gpus_per_node"
+        where = f" of {config.cluster.nodes} machines" if config.cluster.nodes > 1 else f" {gpus}"
         yield Conflict(
-            ("trainer.processes", "trainer_gpu_ids" if trainer else "inference_gpu_ids"),
-            f"trainer.processes = {processes}, but there is one process for each of the {len(gpus)} GPUs {gpus}",
-            {"trainer.processes": len(gpus)},
+            ("trainer.processes", named),
+            f"trainer.processes = {processes}, but there is one process for each of the {all_gpus} GPUs{where}",
+            {"trainer.processes": all_gpus},
         )
 
 

@@ -113,6 +113,19 @@ class InferenceConfig(Section):
     model: InferenceModelConfig = Field(default_factory=InferenceModelConfig)
 
 
+class ClusterConfig(Section):
+    """Machines that Ray has joined (docs/cluster.md)."""
+
+    nodes: int = Field(
+        default=1, ge=1, description="Machines that train together, those that Ray has; 1 is this one, without Ray."
+    )
+    gpus_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        description="GPUs that are used on each of them; with model.device = cpu, trainer.processes are shared out.",
+    )
+
+
 class WarmstartConfig(Section):
     steps: int = Field(default=30, ge=1, description="Supervised steps.")
     batch_size: int = Field(default=16, ge=1, description="Demonstrations per supervised step.")
@@ -173,6 +186,7 @@ class RunConfig(Section):
     trainer_gpu_ids: list[int] | None = Field(
         default=None, min_length=1, description="The GPUs to use, as in [0]; on each, a process samples and trains."
     )
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="For several machines.")
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; off without this table.")
@@ -190,7 +204,9 @@ class RunConfig(Section):
 
     @property
     def gpus(self) -> list[int]:
-        """The GPUs that train; the embedded engine samples on them as well."""
+        """The GPUs that train, on each machine; the embedded engine samples on them as well."""
+        if self.cluster.gpus_per_node is not None:
+            return list(range(self.cluster.gpus_per_node))
         both = self.inference.backend == "embedded"
         return self.trainer_gpu_ids or (self.inference_gpu_ids if both else None) or []
 
@@ -202,7 +218,12 @@ class RunConfig(Section):
     @property
     def ranks(self) -> int:
         """How many processes train this run together."""
-        return self.trainer.processes or (max(1, len(self.gpus)) if self.model.device != "cpu" else 1)
+        each = max(1, len(self.gpus)) if self.model.device != "cpu" else 1
+        return self.trainer.processes or self.cluster.nodes * each
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ranks // self.cluster.nodes
 
     @property
     def own_code(self) -> list[str]:

@@ -38,6 +38,7 @@ _PRIME_DEFAULTS: dict[str, Any] = {
 # Keys that no file of another trainer has.
 _OURS: tuple[str, ...] = (
     "budget",
+    "cluster",
     "warmstart",
     "logbook",
     "tensorboard",

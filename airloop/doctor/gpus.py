@@ -65,7 +65,7 @@ def used_by(config: Config) -> list[Gpu]:
 
         if not torch.cuda.is_available():
             return []
-    wanted = config.gpus or list(range(config.ranks))
+    wanted = config.gpus or list(range(config.ranks_per_node))
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     names = [visible[i] if i < len(visible) else "" for i in wanted] if visible else [str(i) for i in wanted]
     return [gpu for gpu in found if str(gpu.index) in names or gpu.uuid in names]

@@ -23,7 +23,7 @@ def devices_are_there(case: Case) -> Finding:
         return passed("planned for another machine")
     import torch
 
-    count, named = torch.cuda.device_count(), config.gpus or list(range(config.ranks))
+    count, named = torch.cuda.device_count(), config.gpus or list(range(config.ranks_per_node))
     if count and max(named) < count:
         return passed(f"GPU {', '.join(map(str, named))} of {count}")
     lines = {"trainer_gpu_ids": list(range(min(count, len(named))))} if count else {"model.device": "cpu"}
@@ -99,7 +99,7 @@ def _lacks_host_memory(case: Case) -> Finding | None:
     from airloop.plan.memory import host_bytes, read_sizes
     from airloop.watch.metrics.facts import MIB, available_mib
 
-    needed = host_bytes(read_sizes(case.config, case.shape, case.config.ranks))
+    needed = host_bytes(read_sizes(case.config, case.shape, case.config.ranks)) // case.config.cluster.nodes
     if case.gpu_memory or not needed or (there := available_mib() * MIB) >= needed:
         return None
     return Finding(
@@ -130,6 +130,7 @@ def _does_not_fit(case: Case, seen: str, report: dict[str, Any], sampling: bool)
         from airloop.plan.memory import host_bytes, read_sizes
 
         needed = host_bytes(read_sizes(with_changes(case.config, {offload: True}), case.shape, case.config.ranks))
+        needed //= case.config.cluster.nodes
         fix += f", with {needed / GIB:.0f} GiB of the machine's own memory"
     if not advice["changes"]:
         fix = "choose a smaller model or a larger GPU"

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.config import Config, to_toml
+from airloop.config import ClusterConfig, Config, to_toml
 from airloop.doctor.case import Case
 from airloop.doctor.examine import examine
 from airloop.doctor.report import as_json, exit_code, refusal, summary, unjudged, warnings
@@ -97,7 +97,8 @@ def skip(run: Run, watcher: Watcher) -> None:
 def _for_one(config: Config) -> Config:
     trainer = config.trainer.model_copy(update={"processes": None})
     ids = [config.gpu] if config.gpu is not None else None
-    return config.model_copy(update={"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer})
+    alone = {"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer, "cluster": ClusterConfig()}
+    return config.model_copy(update=alone)
 
 
 def _examined_apart(config: Config, run: Run, ranks: int) -> dict[str, Any] | None:

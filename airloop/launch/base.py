@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from airloop.runs.run import Run
 
 # Of a rank's output: "event", a line of JSON in the words of a Watcher, or "line", whatever it or a library printed.
 Tell = Callable[[Literal["event", "line"], str], None]
@@ -17,10 +20,13 @@ class Order:
     run: str
     rank: int
     size: int
-    store: str  # the file by which the ranks find each other
+    folder: str  # that all ranks reach: for signs of life and, on one machine, the store by which they find each other
     device: str  # cuda or cpu
     resuming: bool
     gpu: str = ""  # for CUDA_VISIBLE_DEVICES
+    here: int = 1  # ranks on its machine
+    interface: str = "lo"  # of the network, by which it talks to the others; none: as their libraries choose
+    address: str = ""  # host:port of the store, which the first rank keeps, where they are on several machines
     events: int = 3  # the file descriptor that it writes what it has to tell to
 
 
@@ -42,10 +48,18 @@ class Handle(Protocol):
 
 
 class Launcher(Protocol):
+    # A rank's end breaks the others' connections: how long it may take until that end itself is known here.
+    settle_s: float
+
+    def orders(self, run: Run, resuming: bool) -> list[Order]:
+        """One for each rank: where the run is trained, and whether that is possible, is decided here. AirError."""
+        ...
+
     def spawn(self, order: Order, tell: Tell) -> Handle:
         """Start a rank. `tell` is called from threads of the launcher's own, in the order of each kind."""
         ...
 
     def close(self) -> None:
-        """When all ranks have ended. A rank that still runs ends by itself: nobody is there to be told."""
+        """When all ranks have ended, or none was started. A rank that still runs ends by itself: nobody is there to
+        be told."""
         ...

@@ -8,12 +8,18 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import asdict, replace
-from typing import IO, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
+from airloop.config import Config
+from airloop.errors import AirError
 from airloop.forkserver import CannotFork, Forked, ForkServer
 from airloop.launch.base import Order, Tell
+
+if TYPE_CHECKING:
+    from airloop.runs.run import Run
 
 # What every rank imports.
 PRELOADED = ("airloop.rank", "airloop.training", "airloop.engine.embedded", "torch.distributed.fsdp")
@@ -23,10 +29,22 @@ class LocalLauncher:
     """Implements Launcher. Each rank has a pipe as its stdin that is never written to: its end tells the rank that this
     process is gone."""
 
+    settle_s = 0.0  # the kernel tells at once
+
     def __init__(self) -> None:
         self._server: ForkServer | None = None
         self._asked = False  # for a server
         self._held: list[int] = []  # our ends of the ranks' stdins
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def orders(self, run: Run, resuming: bool) -> list[Order]:
+        self._folder = tempfile.TemporaryDirectory(prefix="air-ranks-")
+        size, gpus = run.config.ranks, devices(run.config)
+        device = "cuda" if gpus else "cpu"
+        return [
+            Order(str(run.path), rank, size, self._folder.name, device, resuming, gpus[rank] if gpus else "", size)
+            for rank in range(size)
+        ]
 
     def spawn(self, order: Order, tell: Tell) -> Forked | subprocess.Popen[bytes]:
         (told, tells), (printed, prints), (stdin, held) = os.pipe(), os.pipe(), os.pipe()
@@ -42,7 +60,8 @@ class LocalLauncher:
 
     def _start(self, order: Order, stdin: int, prints: int, tells: int) -> Forked | subprocess.Popen[bytes]:
         environment = {**os.environ, **_surroundings(order)}
-        if server := self._fork_server(order):
+        self.prepare(order.device)
+        if server := self._server:
             words = [json.dumps(asdict(order))]
             return server.start("airloop.rank:main", words, [stdin, prints, prints, tells], environment)
         return subprocess.Popen(
@@ -55,12 +74,12 @@ class LocalLauncher:
             start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we hand it on once
         )
 
-    def _fork_server(self, order: Order) -> ForkServer | None:
-        if order.device == "cpu" and not self._asked:
+    def prepare(self, device: str) -> None:
+        """Import what the first rank would import."""
+        if device == "cpu" and not self._asked:
             self._asked = True
             with contextlib.suppress(CannotFork, ChildProcessError):  # they are started anew
                 self._server = ForkServer(PRELOADED)
-        return self._server
 
     def close(self) -> None:
         for fd in self._held:
@@ -68,6 +87,26 @@ class LocalLauncher:
         self._held.clear()
         if self._server is not None:
             self._server.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def devices(config: Config) -> list[str]:
+    """The value of CUDA_VISIBLE_DEVICES for each rank, or nothing where they train on the CPU."""
+    if config.model.device == "cpu":
+        return []
+    import torch
+
+    found, named = torch.cuda.device_count(), config.gpus or list(range(config.ranks))
+    if found == 0 and not config.gpus and config.model.device == "auto":
+        return []
+    if max(named) >= found:
+        raise AirError(
+            f"The run wants the GPUs {named}, but this machine has {found}.",
+            f"trainer_gpu_ids = {list(range(found))}" if found else 'model.device = "cpu" with trainer.processes',
+        )
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return [visible[gpu] if visible else str(gpu) for gpu in named]
 
 
 def _read_all(kind: Literal["event", "line"], fd: int, tell: Tell) -> None:
@@ -80,9 +119,10 @@ def _read_all(kind: Literal["event", "line"], fd: int, tell: Tell) -> None:
 
 
 def _surroundings(order: Order) -> dict[str, str]:
-    """Each rank sees its own GPU, as number 0, and has its share of the cores; they talk on this machine only."""
-    here = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
+    """Each rank sees its own GPU, as number 0, and has its share of the cores; those of one machine talk on it only."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if order.address else ("GLOO_SOCKET_IFNAME",)
+    here = {name: os.environ.get(name, order.interface) for name in names if order.interface}
     if order.device == "cuda":
         return {**here, "CUDA_VISIBLE_DEVICES": order.gpu}
-    share = max(1, (os.cpu_count() or 1) // order.size)
+    share = max(1, (os.cpu_count() or 1) // order.here)
     return {**here, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}

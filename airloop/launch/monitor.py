@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import queue
 import signal
-import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from airloop.config import Config
+from airloop.config import ClusterConfig, Config
 from airloop.errors import AirError
 from airloop.launch.base import Handle, Launcher, Order
-from airloop.launch.local import LocalLauncher
 from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.watch.display.display import Display
 
 # Lines of a dead rank's output that are shown; log.txt has all.
 LAST_LINES = 12
-# One rank's end breaks the others' connections: their complaints are waited for, to tell the cause from the effect.
+# A rank's last words may come after its end, and its neighbours' complaints before it.
 SETTLE_S = 1.0
 # After a failure nothing is left to save, and after a stop everything is: a process that then does not end by itself
 # (libraries that wait for a connection to close) is killed.
@@ -58,61 +54,41 @@ class Child:
         return self.process.poll()
 
 
-def run_ranks(run: Run, display: Display, resuming: bool, launcher: Launcher | None = None) -> None:
+def run_ranks(run: Run, display: Display, resuming: bool, launcher: Launcher) -> None:
     """Train `run` by a process for each rank; returns when all have ended well. The run must be locked by us."""
-    launcher = launcher or LocalLauncher()
-    gpus = devices(run.config)
-    alone = config_for_rank(run.config, "cuda" if gpus else "cpu").warnings()  # a rank tells these itself
+    alone = config_for_rank(run.config, "cuda" if run.config.gpus else "cpu").warnings()  # a rank tells these itself
     for warning in run.config.warnings():
         if warning not in alone:
             display.say(f"note: {warning}")
-    with tempfile.TemporaryDirectory(prefix="air-ranks-") as directory:
-        monitor = RankMonitor(run, display)
-        store, device = str(Path(directory) / "store"), "cuda" if gpus else "cpu"
-        try:
-            for rank in range(run.config.ranks):
-                gpu = gpus[rank] if gpus else ""
-                monitor.start(launcher, Order(str(run.path), rank, run.config.ranks, store, device, resuming, gpu))
-            monitor.until_done()
-        except KeyboardInterrupt:
-            display.phase("stopping: an update that has begun is finished (Ctrl-C again ends it at once)")
-            monitor.stop(STOP_S)
-            raise
-        finally:
-            monitor.stop(GRACE_S)
-            launcher.close()
-
-
-def devices(config: Config) -> list[str]:
-    """The value of CUDA_VISIBLE_DEVICES for each rank, or nothing where they train on the CPU."""
-    if config.model.device == "cpu":
-        return []
-    import torch
-
-    found, named = torch.cuda.device_count(), config.gpus or list(range(config.ranks))
-    if found == 0 and not config.gpus and config.model.device == "auto":
-        return []
-    if max(named) >= found:
-        raise AirError(
-            f"The run wants the GPUs {named}, but this machine has {found}.",
-            f"trainer_gpu_ids = {list(range(found))}" if found else 'model.device = "cpu" with trainer.processes',
-        )
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return [visible[gpu] if visible else str(gpu) for gpu in named]
+    monitor = RankMonitor(run, display, launcher.settle_s)
+    try:
+        display.phase("starting the processes")
+        for order in launcher.orders(run, resuming):
+            monitor.start(launcher, order)
+        monitor.until_done()
+    except KeyboardInterrupt:
+        display.phase("stopping: an update that has begun is finished (Ctrl-C again ends it at once)")
+        monitor.stop(STOP_S)
+        raise
+    finally:
+        monitor.stop(GRACE_S)
+        launcher.close()
 
 
 def config_for_rank(config: Config, device: str) -> Config:
     """A rank sees one GPU, its own, as number 0."""
     ids = [0] if device == "cuda" else None
     trainer = config.trainer.model_copy(update={"processes": None})
-    return config.model_copy(update={"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer})
+    alone = {"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer, "cluster": ClusterConfig()}
+    return config.model_copy(update=alone)
 
 
 class RankMonitor:
     """The ranks, and a queue of what they tell. Readers only fill the queue; everything else happens here."""
 
-    def __init__(self, run: Run, display: Display) -> None:
+    def __init__(self, run: Run, display: Display, settle_s: float) -> None:
         self._run = run
+        self._settle_s = settle_s
         self._display = display
         self._children: list[Child] = []
         self._told: queue.Queue[tuple[Child, str, str]] = queue.Queue()
@@ -166,16 +142,25 @@ class RankMonitor:
 
     def _fail(self) -> None:
         """Find the rank that ended first, end the others and raise its reason."""
-        codes = {c.rank: c.code for c in self._children}
+        first = [c for c in self._children if (c.code or 0) < 0]
         self._wait(SETTLE_S)
-        self._drain()
-        killed = next((c for c in self._children if (codes[c.rank] or 0) < 0), None)
+        self._await_cause()
+        killed = first[0] if first else None
         told = next((c for c in self._children if c.error and not c.noticed), None)
         silent = next((c for c in self._children if c.code not in (None, 0) and not c.error), None)
         cause = killed or told or silent or next(c for c in self._children if c.error)
+        code = cause.code  # before we end it
         self.stop(GRACE_S)
+        raise self._reason(cause, code)
+
+    def _await_cause(self) -> None:
+        """A neighbour's connections break at once; what broke them is elsewhere, and may take longer to be known."""
+        until = time.monotonic() + self._settle_s
+        while any(c.busy for c in self._children) and time.monotonic() < until:
+            if any(not c.noticed for c in self._children if c.code not in (None, 0)):
+                break
+            self._listen(0.05)
         self._drain()
-        raise self._reason(cause, codes[cause.rank])
 
     def _reason(self, child: Child, code: int | None) -> AirError:
         if child.error and (code or 0) >= 0:

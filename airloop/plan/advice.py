@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airloop.config import Config
+from airloop.config import ClusterConfig, Config
 from airloop.plan import MemoryPlan, plan
 from airloop.plan.shape import Shape
 
@@ -123,8 +123,8 @@ def _rank(config: Config) -> Iterator[Changes]:
 
 
 def _gpus(config: Config) -> Iterator[Changes]:
-    """Only full fine-tuning is spread over GPUs; replicas save nothing."""
-    if config.trainer.model.train == "full":
+    """Only full fine-tuning is spread over GPUs; replicas save nothing. What machines have, their owner knows."""
+    if config.trainer.model.train == "full" and config.cluster == ClusterConfig():
         for gpus in (n for n in (2, 4, MOST_GPUS) if n > config.ranks):
             both = {"inference_gpu_ids": list(range(gpus))} if config.inference_gpu_ids else {}
             yield {"trainer_gpu_ids": list(range(gpus)), **both}

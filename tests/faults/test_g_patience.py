@@ -276,8 +276,9 @@ def test_G10_a_rank_that_goes_on_is_seen_by_the_others_and_one_that_hangs_is_not
             assert pulses.last(1) >= began + 0.2
             time.sleep(0.1)
             last = pulses.last(1)
+            assert pulses.still(1) < 0.1  # seen just now, whatever the file's own time is
             time.sleep(0.3)  # the thread lives, and nothing moves
-            assert pulses.last(1) == last
+            assert pulses.last(1) == last and pulses.still(1) >= 0.3
     finally:
         pulses.stop()
 

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from test_learner import group_rows, make_policy
 from torch import Tensor
 
+import airloop.ranks
+from airloop.cluster.network import free_port
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.advantages import Batch
@@ -42,26 +44,29 @@ PRELOADED = [
 ]
 
 
-def _rank(rank: int, size: int, store: Path, pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, size: int, folder: Path, address: str, pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        ranks = DistributedRanks(rank, size, store, "cpu")
+        ranks = DistributedRanks(rank, size, folder, "cpu", address)
         answer: tuple[bool, Any] = True, work(ranks, *args)
     except BaseException:
         answer = False, traceback.format_exc()
     pipe.send_bytes(pickle.dumps(answer))  # by value: torch would send tensors by handles that end with this process
 
 
-def on_ranks(size: int, directory: Path, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """work(ranks, *args) in `size` processes; what each returned."""
+def on_ranks(size: int, directory: Path, work: Callable[..., Any], *args: Any, address: str = "") -> list[Any]:
+    """work(ranks, *args) in `size` processes; what each returned. `address`: of their store, if it is no file."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    store = directory / f"store-{time.monotonic_ns()}"
+    folder = directory / f"ranks-{time.monotonic_ns()}"
+    folder.mkdir()
     pipes, processes = [], []
     for rank in range(size):
         ours, theirs = context.Pipe()
-        process = context.Process(target=_rank, args=(rank, size, store, theirs, work, args), daemon=True)
+        process = context.Process(target=_rank, args=(rank, size, folder, address, theirs, work, args), daemon=True)
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -368,3 +373,23 @@ def test_sums_shares_and_gathers(tmp_path: Path) -> None:
     found: Sequence[Any] = on_ranks(2, tmp_path, sums)
     assert [f[0] for f in found] == [[9.0, 4.0]] * 2 and [f[2] for f in found] == [[0, 1]] * 2
     assert [f[1] for f in found] == [[0, 2, 4, 6], [1, 3, 5]]
+
+
+def leave_at_once(ranks: Ranks) -> list[int]:
+    """The last of them has not seen yet that all have come when the first one, which keeps the store, would go."""
+    total = torch.ones(3)
+    ranks.add([total], "a sum")
+    if ranks.rank == 0:
+        time.sleep(0.5)
+    else:
+        airloop.ranks.PAUSES_S = (1.5, 1.5)
+    asyncio.run(ranks.meet("the end"))
+    ranks.close()
+    return total.int().tolist()
+
+
+@pytest.mark.slow
+def test_ranks_of_several_machines_meet_at_a_store_that_the_first_keeps_to_the_end(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    assert on_ranks(3, tmp_path, leave_at_once, address=address) == [[3, 3, 3]] * 3
+    assert not list(tmp_path.rglob("store"))

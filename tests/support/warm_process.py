@@ -32,14 +32,16 @@ class Process:
         stderr: bool = False,
         interrupt: bool = True,
         code: str | None = None,
+        server: ForkServer | None = None,
     ) -> None:
-        """`air WORDS`, or `python -c CODE WORDS`. `interrupt`: Ctrl-C is not ignored, as for a background job."""
+        """`air WORDS`, or `python -c CODE WORDS`. `interrupt`: Ctrl-C is not ignored, as for a background job.
+        `server`: of another Python than ours (server_of)."""
         self.args = [str(word) for word in words]
         target, given = (AIR, self.args) if code is None else (RUN_CODE, [code, *self.args])
         pipes = [os.pipe() if wanted else None for wanted in (stdout, stderr)]
         nowhere = os.open(os.devnull, os.O_RDWR)
         files = [nowhere, *(pipe[1] if pipe else nowhere for pipe in pipes)]
-        self._process = _server().start(target, given, files, os.environ if env is None else env, interrupt)
+        self._process = (server or _server()).start(target, given, files, os.environ if env is None else env, interrupt)
         for fd in {*files}:
             os.close(fd)
         self.stdout, self.stderr = (os.fdopen(pipe[0], encoding="utf-8") if pipe else None for pipe in pipes)
@@ -83,13 +85,19 @@ def run(words: Sequence[object], timeout: float = WAIT_S, **given: Any) -> subpr
 
 @functools.cache
 def _server() -> ForkServer:
-    here = str(Path(__file__).parents[1])
-    path = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, path]))  # so that it finds this module
+    return server_of(sys.executable)
+
+
+def server_of(python: str) -> ForkServer:
+    """Ends with this process. It finds this module, and this tree wherever it is called from."""
+    tests = Path(__file__).parents[1]
+    path, ours = os.environ.get("PYTHONPATH", ""), sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tests), str(tests.parent), path]))
+    sys.executable = python
     try:
         server = ForkServer([*PRELOADED, "airloop.cli", "airloop.models.tiny", "matplotlib.pyplot", LLAMA, __name__])
     finally:
-        os.environ["PYTHONPATH"] = path
+        os.environ["PYTHONPATH"], sys.executable = path, ours
     atexit.register(server.close)
     return server
 

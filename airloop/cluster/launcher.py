@@ -1,0 +1,229 @@
+"""Ranks on several machines: a Launcher above nodes, whose agents start the ranks and tell what those tell."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airloop.cluster.agent import as_given, versions
+from airloop.cluster.node import Node, NodeLost, Nodes
+from airloop.errors import AirError
+from airloop.launch.base import Order, Tell
+
+if TYPE_CHECKING:
+    from airloop.runs.run import Run
+
+# An agent that has nothing to tell says so after this long: a call that is never answered cannot be told from a loss.
+NEWS_S = 1.0
+# Calls that are under way when all is over: a node that does not answer is not waited for longer.
+CLOSE_S = 5.0
+# Nodes that are asked at the same time.
+AT_ONCE = 32
+SIGNS = ".ranks-"  # of life: a folder in the run's, while it is trained
+NEVER_RUN = (
+    "note: several machines: this was tried with gloo between processes of one machine that Ray took for two. Real "
+    "networks, NCCL between machines and Ray with GPUs were never run (docs/cluster.md)."
+)
+
+
+class RemoteRank:
+    """Implements Handle, of a rank on a node. What it tells and how it ends comes by `hear`."""
+
+    def __init__(self, node: Node, rank: int, tell: Tell, numbers: itertools.count[int]) -> None:
+        self.pid = 0  # once it is started
+        self._node, self._rank, self._tell, self._numbers = node, rank, tell, numbers
+        self._code: int | None = None
+        self._ended = threading.Event()
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def wait(self) -> int:
+        self._ended.wait()  # its node answers or is lost, and either has an end
+        assert self._code is not None
+        return self._code
+
+    def send_signal(self, signal: int) -> None:
+        if self._code is None:
+            try:
+                self._node.call("signal", next(self._numbers), self._rank, int(signal))
+            except NodeLost:  # which is found out, and told, by whoever listens to it
+                return
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def hear(self, kind: str, text: str) -> None:
+        if kind == "exit":
+            self._end(int(text))
+        else:
+            self._tell("event" if kind == "event" else "line", text)
+
+    def lose(self, error: AirError) -> None:
+        """With its node. Told in its name, as the reason of its end."""
+        if self._code is None:
+            self._tell("event", json.dumps(["error", error.problem, error.fix, False]))
+            self._end(1)
+
+    def _end(self, code: int) -> None:
+        self._code = code
+        self._ended.set()
+
+
+class ClusterLauncher:
+    """Implements Launcher."""
+
+    # A node that is gone is so after Ray has asked it in vain a few times; its neighbours see their connections break
+    # at once.
+    settle_s = 60.0
+
+    def __init__(self, nodes: Nodes, say: Callable[[str], None]) -> None:
+        self._all, self._say = nodes, say
+        self._nodes: list[Node] = []
+        self._ranks: dict[int, RemoteRank] = {}
+        self._each = 1  # ranks on a node
+        self._numbers = itertools.count()  # of signals
+        self._listening: dict[int, threading.Thread] = {}  # by node
+        self._closed = False
+        self._folder: Path | None = None  # for signs of life
+        self._run: Path | None = None
+
+    def orders(self, run: Run, resuming: bool) -> list[Order]:
+        self._say(NEVER_RUN)
+        config, self._each, self._run = run.config, run.config.ranks_per_node, run.path
+        self._nodes = self._all.join(config.cluster.nodes, len(config.gpus), resuming)
+        if len(self._nodes) < config.cluster.nodes:
+            self._say(
+                f"note: {len(self._nodes)} of {config.cluster.nodes} nodes are there: the run goes on with what is left"
+            )
+        facts = self._ask("facts", self._all.head)
+        check_versions({node.name: found["versions"] for node, found in zip(self._nodes, facts, strict=True)})
+        self._check_folder(run.path)
+        self._ask("prepare", "cuda" if config.gpus else "cpu")
+        for old in run.path.glob(f"{SIGNS}*"):  # of a session that was killed; the run is ours alone
+            shutil.rmtree(old, ignore_errors=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=SIGNS, dir=run.path))
+        host = facts[0]["address"]
+        (port,) = self._ask("free_port", host, of=self._nodes[:1])
+        return [self._order(run, rank, facts, f"{host}:{port}", resuming) for rank in range(self._size)]
+
+    @property
+    def _size(self) -> int:
+        return len(self._nodes) * self._each
+
+    def _order(self, run: Run, rank: int, facts: Sequence[Mapping[str, Any]], address: str, resuming: bool) -> Order:
+        node, place = divmod(rank, self._each)
+        gpus = facts[node]["gpus"]
+        if run.config.gpus and place >= len(gpus):
+            raise AirError(
+                f"The node {self._nodes[node].name} shows {len(gpus)} GPUs to what Ray starts there, not {self._each}.",
+                "look at CUDA_VISIBLE_DEVICES where Ray was started on that node, and at `ray status`.",
+            )
+        return Order(
+            run=str(run.path),
+            rank=rank,
+            size=self._size,
+            folder=str(self._folder),
+            device="cuda" if run.config.gpus else "cpu",
+            resuming=resuming,
+            gpu=gpus[place] if run.config.gpus else "",
+            here=self._each,
+            interface=facts[node]["interface"],
+            address=address,
+        )
+
+    def spawn(self, order: Order, tell: Tell) -> RemoteRank:
+        at = order.rank // self._each
+        rank = self._ranks[order.rank] = RemoteRank(self._nodes[at], order.rank, tell, self._numbers)
+        (rank.pid,) = self._ask("start", as_given(order), of=[self._nodes[at]])
+        if at not in self._listening:
+            self._listening[at] = threading.Thread(target=self._listen, args=(at,), name=f"air-node-{at}", daemon=True)
+            self._listening[at].start()
+        return rank
+
+    def close(self) -> None:
+        self._closed = True
+        until = time.monotonic() + CLOSE_S
+        for thread in self._listening.values():  # all of them are about to end
+            thread.join(max(0.0, until - time.monotonic()))
+        self._all.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ask(self, method: str, *given: Any, of: Sequence[Node] | None = None) -> list[Any]:
+        """The same of several nodes, at the same time."""
+
+        def ask(node: Node) -> Any:
+            try:
+                return node.call(method, *given)
+            except NodeLost as lost:
+                raise self._lost(node, lost) from lost
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(ask, self._nodes if of is None else of))
+
+    def _check_folder(self, path: Path) -> None:
+        """Every node sees what this one writes there: episodes and checkpoints go through it."""
+        token = path / f".shared-{secrets.token_hex(8)}"
+        token.write_text(token.name, encoding="utf-8")
+        try:
+            seen = self._ask("read", str(token))
+        finally:
+            token.unlink()
+        blind = [node.name for node, text in zip(self._nodes, seen, strict=True) if text != token.name]
+        if blind:
+            raise AirError(
+                f"{path} is not the same directory on every node: {', '.join(blind)} cannot read what this one writes.",
+                "let output_dir be on a file system that all nodes share, under the same path.",
+            )
+
+    def _listen(self, at: int) -> None:
+        node, seen = self._nodes[at], 0
+        while not self._closed:
+            try:
+                news = node.call("news", seen, NEWS_S)
+            except Exception as error:  # NodeLost, or whatever else: its ranks must not be waited for in vain
+                for rank in self._of(at):
+                    self._ranks[rank].lose(self._lost(node, error))
+                return
+            for number, rank, kind, text in news:
+                seen = number
+                self._ranks[rank].hear(kind, text)
+
+    def _of(self, at: int) -> list[int]:
+        return [rank for rank in [*self._ranks] if rank // self._each == at]  # while others are being started
+
+    def _lost(self, node: Node, why: Exception) -> AirError:
+        return AirError(
+            f"The node {node.name} of {len(self._nodes)} was lost: {why}. The others were ended.",
+            f"go on with `air train --resume {self._run}`, on that many nodes or on those that are left: what was "
+            "sampled is kept.",
+        )
+
+
+def check_versions(found: Mapping[str, Mapping[str, str]]) -> None:
+    """`found`: by node, what is installed there. As here, or not at all."""
+    ours = versions()
+    for node, theirs in found.items():
+        if other := [name for name in ours if theirs.get(name) != ours[name]]:
+            listed = ", ".join(f"{name} {theirs.get(name, 'missing')} (here {ours[name]})" for name in other)
+            raise AirError(
+                f"The node {node} has {listed}.",
+                "install the same on every node, or start Ray there from the environment that `air` is in here.",
+            )
+
+
+def environment() -> dict[str, str | None]:
+    """What is to be on every node as it is here: Ray sets it to 1 in all that it starts."""
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")}

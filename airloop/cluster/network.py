@@ -1,0 +1,44 @@
+"""The way between two machines: by which address and interface one reaches the other."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from typing import NamedTuple
+
+_ASK_ADDRESS = 0x8915  # SIOCGIFADDR, of Linux
+_ANY_PORT = 9  # nothing is sent
+
+
+class Way(NamedTuple):
+    address: str  # of this machine, as the other one sees it
+    interface: str  # that has it; empty where none can be named
+
+
+def way_to(host: str) -> Way:
+    """How this machine reaches `host`: the kernel chooses, as it will for whatever is sent there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect((host, _ANY_PORT))
+        address = towards.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            if _address_of(towards, name) == address:
+                return Way(address, name)
+    # 127.0.0.2, for one, is no interface's own and is reached by the one that has 127.0.0.1.
+    return Way(address, "lo" if address.startswith("127.") else "")
+
+
+def free_port(address: str) -> int:
+    """One that nobody listens at. Whoever asked should take it soon: it is not held."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as taken:
+        taken.bind((address, 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _address_of(asking: socket.socket, interface: str) -> str | None:
+    try:
+        found = fcntl.ioctl(asking.fileno(), _ASK_ADDRESS, struct.pack("256s", interface.encode()[:15]))
+    except OSError:  # it has none
+        return None
+    return socket.inet_ntoa(found[20:24])
