@@ -21,10 +21,10 @@ from airloop.assemble import Components
 from airloop.errors import AirError
 from airloop.files import read_lines, write_json
 from airloop.learn.advantages import TurnWeights, assign_advantages, token_advantages
-from airloop.loop import MOST_REFUSALS
 from airloop.runs.run import Run, read_trajectories
 from airloop.runs.trajectory_file import to_json
 from airloop.seeds import episode_seed
+from airloop.step import MOST_REFUSALS
 from airloop.types import Branch, Group, Task, Trajectory
 from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.summary import summary
