@@ -227,7 +227,8 @@ def policy_drifts(step: Step, before: Sequence[Step]) -> Sign | None:
     by_age = ", ".join(f"age {age}: gap {one['gap']:.2g}, cut {one['cut']:.1%}" for age, one in ages.items())
     return Sign(
         f"Tokens that are {oldest} updates old differ by {found['gap']:.3g} from what the trainer gives them; "
-        f"the trust region cuts {found['cut']:.1%} of them, and the rest is worth {found['ess']:.0%} of its number ({by_age}).",
+        f"the trust region cuts {found['cut']:.1%} of them, and they are worth {found['ess']:.0%} of their number "
+        f"({by_age}).",
         "The policy moves so far within orchestrator.max_staleness updates that old episodes teach little of it. "
         "Engine and trainer agree where they have the same weights: this is drift, not a fault.",
         "lower trainer.optim.lr or orchestrator.max_staleness; a wider trust region (trainer.loss.importance_cap) "
