@@ -41,7 +41,7 @@ from airloop.waits import waiting
 from airloop.watch.alarms.gap import judge_gap
 from airloop.watch.alarms.likeness import Likeness
 from airloop.watch.alarms.monitor import Alarms, Halted
-from airloop.watch.metrics.ages import age_facts
+from airloop.watch.metrics.ages import age_facts, fresh_gap
 from airloop.watch.metrics.facts import step_facts, step_ledger
 from airloop.watch.metrics.latency import StepClock
 from airloop.watch.metrics.step_metrics import step_record
@@ -89,7 +89,7 @@ async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, 
             ledger = step_ledger(parts, collected, batch, report)
             facts = step_facts(parts, collected, report) | likeness.facts(collected)
             facts |= age_facts(parts, collected, report, step)
-            facts |= await judge_gap(parts, batch.rows, report)
+            facts |= await judge_gap(parts, batch.rows or batch.silent, report, fresh_gap(facts["ages"]))
             made = step_record(step, collected, batch, report, clock.times(()), ledger, facts)
             found = await alarms.look(made.metrics, parts.ranks)
             if found.worst and found.refuses:  # this update may be at fault, and so may all that is being sampled

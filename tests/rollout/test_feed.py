@@ -18,9 +18,7 @@ STEPS = 40
 class Feeding(RuleBasedStateMachine):
     """Groups end in any order and are kept or dropped; updates are made or refused, whenever they can be."""
 
-    @initialize(
-        groups=st.integers(1, 4), more=st.integers(0, 4), staleness=st.integers(0, 4), filtering=st.booleans()
-    )
+    @initialize(groups=st.integers(1, 4), more=st.integers(0, 4), staleness=st.integers(0, 4), filtering=st.booleans())
     def begin(self, groups: int, more: int, staleness: int, filtering: bool) -> None:
         self.feed = Feed(groups, groups + more if filtering else groups, staleness)
         self.under_way: list[Admitted] = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from airloop.watch.alarms.gap import SUSPICIOUS
 from airloop.watch.alarms.rules import Sign, Step, watch
+from airloop.watch.metrics.ages import fresh_gap
 
 # Half the distance between two neighbouring numbers, relative to them: what rounding to bf16 hides.
 BF16_NOISE = 2.0**-9
@@ -162,8 +163,8 @@ def gap_of_one_policy(step: Step) -> float:
     ages: Mapping[str, Mapping[str, float]] | None = step.get("ages")
     if ages is None:
         return float(step["learner"].get("logprob_gap_mean", 0.0))
-    if "0" in ages:
-        return ages["0"]["gap"]
+    if (gap := fresh_gap(ages)) is not None:
+        return gap
     rounding: Mapping[str, float] = step.get("rounding") or {}
     both = [rounding.get("engine", 0.0), rounding.get("trainer", 0.0)]
     return sum(both) if any(not value <= rounding["most"] for value in both if rounding) else 0.0

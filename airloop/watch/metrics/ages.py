@@ -65,6 +65,11 @@ def _figures(logs: Sequence[float], low: float, high: float) -> dict[str, float]
     }
 
 
+def fresh_gap(ages: Mapping[str, Mapping[str, float]]) -> float | None:
+    """Of tokens of the trained policy itself, where there are any."""
+    return ages["0"]["gap"] if "0" in ages else None
+
+
 def token_version(trajectory: Trajectory, turn: int) -> int:
     """Of the policy that sampled a token of this turn."""
     sampled = trajectory.turns[turn].sampled if 0 <= turn < len(trajectory.turns) else None
