@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 Turn = asyncio.Future[None]
 Work = Coroutine[Any, Any, None]
+Met = Callable[[], object]  # whether what is waited for has come
 
 
 class Clock(Protocol):
@@ -26,7 +27,7 @@ class Clock(Protocol):
         """Simulated time; by the time of day, work takes as long as it takes."""
         ...
 
-    async def until(self, met: Callable[[], object]) -> None:
+    async def until(self, met: Met) -> None:
         """Waits for something that another does, and tells of."""
         ...
 
@@ -41,7 +42,7 @@ class WallClock:
     """See Clock."""
 
     def __init__(self) -> None:
-        self._waiting: list[Turn] = []
+        self._waiting: list[tuple[Met, Turn]] = []
 
     def start(self, work: Work) -> asyncio.Task[None]:
         return asyncio.ensure_future(work)
@@ -49,17 +50,21 @@ class WallClock:
     async def spend(self, seconds: float) -> None:
         return None
 
-    async def until(self, met: Callable[[], object]) -> None:
+    async def until(self, met: Met) -> None:
         while not met():
             turn: Turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            self._waiting.append((met, turn))
             await turn
 
     def tell(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for turn in waiting:
-            if not turn.done():
+        for met, turn in waiting:
+            if turn.done():  # whoever waited was told to stop
+                continue
+            if met():
                 turn.set_result(None)
+            else:
+                self._waiting.append((met, turn))
 
     def close(self) -> None:
         return None
@@ -76,7 +81,7 @@ class SimulatedClock:
         self.now = 0.0
         self._ready: deque[Turn] = deque()
         self._asleep: list[tuple[float, int, Turn]] = []
-        self._waiting: list[Turn] = []
+        self._waiting: list[tuple[Met, Turn]] = []
         self._order = itertools.count()  # of those who wake at one time: as they went to sleep
         self._closed = False
 
@@ -102,16 +107,16 @@ class SimulatedClock:
         self._pass_on()
         await turn
 
-    async def until(self, met: Callable[[], object]) -> None:
+    async def until(self, met: Met) -> None:
         while not met():
             turn: Turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            self._waiting.append((met, turn))
             self._pass_on()
             await turn
 
     def tell(self) -> None:
-        self._ready.extend(self._waiting)
-        self._waiting = []
+        self._ready.extend(turn for met, turn in self._waiting if met())
+        self._waiting = [(met, turn) for met, turn in self._waiting if not met()]
 
     def close(self) -> None:
         """Nobody is called any more: those who are still there are about to be cancelled."""
@@ -126,4 +131,4 @@ class SimulatedClock:
             self.now, _, turn = heapq.heappop(self._asleep)
             turn.set_result(None)
         elif self._waiting:
-            self._waiting.pop().set_exception(RuntimeError("all wait for each other, and nobody has anything to do"))
+            self._waiting.pop()[1].set_exception(RuntimeError("all wait for each other, and nobody has anything to do"))

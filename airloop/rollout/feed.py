@@ -7,7 +7,7 @@ is at most `staleness` versions ahead of the one that it begins with: nothing is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airloop.rollout.collected import Collected
@@ -37,6 +37,7 @@ class Feed:
         self.next = first
         self.pending: list[Admitted] = []
         self._taken = False  # an update is being made: the version is about to change
+        self._updates: int | None = None  # that the pending groups fill; None when it is to be counted anew
 
     def admit(self, steps: int) -> Admitted | None:
         """The next group, or None where it may not be begun yet."""
@@ -51,8 +52,14 @@ class Feed:
         """As it was admitted before, by a run that was killed."""
         admitted = Admitted(number, version)
         self.pending.append(admitted)
+        self._updates = None
         self.next = max(self.next, number + 1)
         return admitted
+
+    def end(self, admitted: Admitted, ended: Collected) -> None:
+        admitted.ended = ended
+        if admitted.dropped:
+            self._updates = None
 
     @property
     def ready(self) -> bool:
@@ -63,6 +70,7 @@ class Feed:
         count = self._whole()
         assert count is not None and not self._taken
         taken, self.pending, self._taken = self.pending[:count], self.pending[count:], True
+        self._updates = None
         return taken
 
     def trained(self) -> None:
@@ -75,8 +83,8 @@ class Feed:
 
     def _whole(self) -> int | None:
         """How many of the first groups make an update; None while one of them is under way."""
-        for count, (_, full) in enumerate(self._cut(self.pending), 1):
-            if self.pending[count - 1].ended is None:
+        for count, (group, full) in enumerate(self._cut(), 1):
+            if group.ended is None:
                 return None
             if full:
                 return count
@@ -85,15 +93,16 @@ class Feed:
     def _latest(self) -> int:
         """The step by which a group that is admitted now is trained at the latest. That is when all that are under way
         are kept: one that is dropped makes its step take more groups, and all others come sooner."""
-        return self.version + self._taken + sum(full for _, full in self._cut(self.pending))
+        if self._updates is None:
+            self._updates = sum(full for _, full in self._cut())
+        return self.version + self._taken + self._updates
 
-    def _cut(self, groups: Sequence[Admitted]) -> list[tuple[Admitted, bool]]:
-        """Each group, and whether it is the last of its update."""
-        found, kept, looked_at = [], 0, 0
-        for group in groups:
+    def _cut(self) -> Iterator[tuple[Admitted, bool]]:
+        """Each group that is pending, and whether it is the last of its update."""
+        kept = looked_at = 0
+        for group in self.pending:
             kept, looked_at = kept + (not group.dropped), looked_at + 1
             full = kept == self.groups or looked_at == self.most
             if full:
                 kept = looked_at = 0
-            found.append((group, full))
-        return found
+            yield group, full

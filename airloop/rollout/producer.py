@@ -37,6 +37,7 @@ class Producer:
         self._seats, self._rollouts = seats, rollouts
         self._seated = 0
         self._left: dict[int, int] = {}  # of each group under way, episodes that have not ended
+        self._busy = 0  # of all groups
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
@@ -72,6 +73,7 @@ class Producer:
         finally:
             self._seated -= 1
             self._left[number] -= 1
+            self._busy -= 1
             self.clock.tell()
 
     async def play(self, number: int, durations: Sequence[float]) -> None:
@@ -102,17 +104,19 @@ class Producer:
 
     @property
     def _free(self) -> bool:
-        return sum(self._left.values()) < self._seats
+        return self._busy < self._seats
 
     def _begin(self, admitted: Admitted) -> None:
         self._left[admitted.number] = self._rollouts
+        self._busy += self._rollouts
         self._keep(self._group(admitted))
 
     async def _group(self, admitted: Admitted) -> None:
         # A run that goes on from an earlier checkpoint meets groups of policies that it has yet to make anew.
         await self.clock.until(lambda: self.feed.version >= admitted.version)
-        admitted.ended = await self._sample(self, admitted)
-        del self._left[admitted.number]
+        ended = await self._sample(self, admitted)
+        self._busy -= self._left.pop(admitted.number)
+        self.feed.end(admitted, ended)
         self.clock.tell()
 
     def _keep(self, work: Work) -> None:

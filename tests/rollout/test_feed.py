@@ -35,7 +35,7 @@ class Feeding(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(which=st.integers(0, 10**6), kept=st.booleans())
     def end(self, which: int, kept: bool) -> None:
-        self.under_way.pop(which % len(self.under_way)).ended = KEPT if kept else DROPPED
+        self.feed.end(self.under_way.pop(which % len(self.under_way)), KEPT if kept else DROPPED)
 
     @precondition(lambda self: self.feed.ready and not self.training)
     @rule()
@@ -84,10 +84,10 @@ def test_a_dropped_group_gives_its_place_back() -> None:
     feed = Feed(groups=2, most=4, staleness=1)
     first = full(feed)
     assert [group.number for group in first] == [0, 1, 2, 3]
-    first[2].ended = DROPPED
+    feed.end(first[2], DROPPED)
     assert [group.number for group in full(feed)] == [4]
     for group in (first[0], first[1]):
-        group.ended = KEPT
+        feed.end(group, KEPT)
     assert [group.number for group in feed.take()] == [0, 1]
     assert not full(feed)  # the update is still to come
     feed.trained()
@@ -99,10 +99,10 @@ def test_an_update_is_made_of_few_where_most_were_dropped() -> None:
     feed = Feed(groups=2, most=3, staleness=0)
     admitted = full(feed)
     for group in admitted:
-        group.ended = DROPPED
+        feed.end(group, DROPPED)
     third = full(feed)
     assert [group.number for group in third] == [2] and not feed.ready
-    third[0].ended = DROPPED
+    feed.end(third[0], DROPPED)
     assert len(feed.take()) == 3
     feed.trained()
     assert [group.number for group in full(feed)] == [3, 4]
