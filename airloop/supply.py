@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from airloop.assemble import Components, training_schedule
 from airloop.clocks import Clock, SimulatedClock, WallClock
@@ -37,7 +37,7 @@ class Supply:
         self._sampler = parts.sampler(run.save_trajectory, self._schedule)
         self._admissions = Admissions(run.path)
         self._past = self._admissions.resume(run.first_step)
-        self._left = _finished(run)
+        self._left = _finished(run, self._past.lost)
         self.clock: Clock = SimulatedClock() if config.deterministic else WallClock()
         factor = o.oversampling_factor if o.buffer.online_difficulty_filtering else 1.0
         feed = Feed(self._groups, int(factor * self._groups), o.max_staleness)
@@ -110,6 +110,12 @@ class Supply:
             self._producer.trained()
 
     async def _sample(self, producer: Producer, admitted: Admitted) -> Collected:
+        collected = await self._sampled(producer, admitted)
+        if not collected.groups:  # its place is another's from now on, also after a restart
+            self._admissions.lost(admitted.number)
+        return collected
+
+    async def _sampled(self, producer: Producer, admitted: Admitted) -> Collected:
         number, version = admitted.number, admitted.version
         home = number // self._groups  # the step that it is planned for: where groups are dropped, it comes sooner
         plan = self._schedule.batch(home, self._groups)
@@ -148,11 +154,15 @@ class Supply:
                 self._run.move_episodes([t.id for t in episodes], home, f"step_{step:04d}")
 
 
-def _finished(run: Run) -> dict[int, dict[Place, Trajectory]]:
-    """Episodes that a killed run has left, by the number of their group."""
+def _finished(run: Run, lost: Set[int]) -> dict[int, dict[Place, Trajectory]]:
+    """Episodes that a killed run has left, by the number of their group. What the machinery spoilt is tried again, but
+    not where the group was given up for it: others have its place."""
     found: dict[int, dict[Place, Trajectory]] = {}
     for path in sorted((run.path / "trajectories").glob("step_*")):
         step = int(path.name.removeprefix("step_"))
-        for place, trajectory in run.finished(step).items() if step >= run.first_step else ():
+        if step < run.first_step:
+            continue
+        spoilt = {place: t for place, t in run.finished(step, spoilt=True).items() if place[0] in lost}
+        for place, trajectory in (spoilt | run.finished(step)).items():
             found.setdefault(place[0], {})[place] = trajectory
     return found

@@ -123,6 +123,7 @@ class Producer:
         task = self.clock.start(self._watched(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # if it was stopped before it began
 
     async def _watched(self, work: Work) -> None:
         try:

@@ -1,6 +1,7 @@
 """stream.jsonl of a run that samples and trains side by side: which groups were admitted, and what became of them.
 
     {"admitted": 17, "version": 3}                     before anything of the group is sampled
+    {"lost": 14}                                       it has ended, with nothing in it to train on
     {"trained": [12, 13, 15], "dropped": [14], "step": 4}
     {"refused": [16, 17], "dropped": [], "step": 5}    the update could not be made, or must not count
 
@@ -38,6 +39,7 @@ class Past:
     versions: dict[int, int] = field(default_factory=dict)  # of the groups that were admitted
     taken: list[Taken] = field(default_factory=list)  # in the checkpoint, or refused
     refused: set[tuple[int, ...]] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)  # groups whose place has been given to others
 
     @property
     def spent(self) -> dict[int, Taken]:
@@ -64,6 +66,10 @@ class Admissions:
         if self.past.versions.get(number) != version:  # else its line is there
             append_line(self._path, {"admitted": number, "version": version})
 
+    def lost(self, number: int) -> None:
+        if number not in self.past.lost:
+            append_line(self._path, {"lost": number})
+
     def taken(self, step: int, kept: Sequence[int], dropped: Sequence[int], *, refused: bool = False) -> None:
         what = "refused" if refused else "trained"
         append_line(self._path, {what: list(kept), "dropped": list(dropped), "step": step})
@@ -75,6 +81,9 @@ class Admissions:
         for line in lines:
             if "admitted" in line:
                 past.versions[line["admitted"]] = line["version"]
+                continue
+            if "lost" in line:
+                past.lost.add(line["lost"])
                 continue
             refused = "refused" in line
             kept = line["refused"] if refused else line["trained"]

@@ -197,11 +197,12 @@ class Run:
     def save_evaluation(self, trajectory: Trajectory, name: str) -> None:
         write_json(self.path / "evaluations" / name / f"{trajectory.id}.json", to_json(trajectory))
 
-    def finished(self, step: int) -> dict[tuple[int, int], Trajectory]:
+    def finished(self, step: int, spoilt: bool = False) -> dict[tuple[int, int], Trajectory]:
         """Episodes of a step that are on disk, by their place in it. Those that infrastructure errors spoilt are
-        left out, to be tried again, unless the step's update was made without them: it is then repeated so."""
+        left out, to be tried again, unless they are asked for, or the step's update was made without them: it is then
+        repeated so."""
         found = self.episodes_in(self._episodes(step))
-        lost = {place_in_step(t.id): t for t in found} if self.recorded(step) else {}
+        lost = {place_in_step(t.id): t for t in found} if spoilt or self.recorded(step) else {}
         return lost | _by_place(found)
 
     def recorded(self, step: int) -> bool:
