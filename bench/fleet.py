@@ -4,8 +4,8 @@
     python bench/fleet.py --samplers 512
 
 The admission, the order, the seats and the clock are those of a run (airloop/rollout/feed.py and producer.py,
-airloop/clocks.py); only episodes and updates do nothing but take their time. An episode's is log-normal (mean 1, sigma 1) and
-cut by its deadline at three times that, as orchestrator.episode_timeout_s cuts it. `spare` is what the samplers
+airloop/clocks.py); only episodes and updates do nothing but take their time. An episode's is log-normal (mean 1, sigma
+1) and cut by its deadline at three times that, as orchestrator.episode_timeout_s cuts it. `spare` is what the samplers
 could do over what the learner can: below 1 they are what is waited for.
 
 `of best` is the throughput over min(learner rate, sampler rate), `of even` that over the same simulation with episodes
