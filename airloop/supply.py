@@ -162,7 +162,8 @@ def _finished(run: Run, lost: Set[int]) -> dict[int, dict[Place, Trajectory]]:
         step = int(path.name.removeprefix("step_"))
         if step < run.first_step:
             continue
-        spoilt = {place: t for place, t in run.finished(step, spoilt=True).items() if place[0] in lost}
+        spoilt = run.finished(step, spoilt=True) if lost else {}
+        spoilt = {place: t for place, t in spoilt.items() if place[0] in lost}
         for place, trajectory in (spoilt | run.finished(step)).items():
             found.setdefault(place[0], {})[place] = trajectory
     return found
