@@ -36,13 +36,16 @@ class SlowArgs(ArithArgs):
 
 
 class SlowSession(ArithSession):
-    def __init__(self, task: Task, seconds: float) -> None:
+    """Right or wrong by chance: there is something to train on in every group, and nothing to learn."""
+
+    def __init__(self, task: Task, seconds: float, right: bool) -> None:
         super().__init__(task)
-        self.seconds = seconds
+        self.seconds, self.right = seconds, right
 
     async def act(self, action: Action) -> Observation:
         await asyncio.sleep(self.seconds)
-        return await super().act(action)
+        self.correct = float(self.right)
+        return Observation("", done=True)
 
 
 class SlowArith(ArithEnv):
@@ -50,8 +53,9 @@ class SlowArith(ArithEnv):
     Args = SlowArgs
 
     def open(self, task: Task, seed: int) -> SlowSession:
-        drawn = random.Random(seed).lognormvariate(-(SIGMA**2) / 2, SIGMA)
-        return SlowSession(task, min(3.0, drawn) * self.args.mean_s)  # type: ignore[attr-defined]
+        dice = random.Random(seed)
+        seconds = min(3.0, dice.lognormvariate(-(SIGMA**2) / 2, SIGMA)) * self.args.mean_s  # type: ignore[attr-defined]
+        return SlowSession(task, seconds, dice.random() < 0.5)
 
 
 def measure(folder: str, mean_s: float, staleness: int, steps: int) -> tuple[float, float]:
