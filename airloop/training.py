@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airloop import interrupts
+from airloop import interrupts, stream
 from airloop.assemble import Components, assemble, check_prompts, held_out_tasks, training_schedule
 from airloop.budget import Budget, size_by_config, size_of_demonstrations
 from airloop.config import Config, with_changes
@@ -26,7 +26,7 @@ from airloop.launch.local import LocalLauncher
 from airloop.launch.monitor import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
-from airloop.loop import Outcome, train
+from airloop.loop import train
 from airloop.machine import describe_machine
 from airloop.own_code import content_digest
 from airloop.ranks import Ranks
@@ -34,6 +34,7 @@ from airloop.rewards import as_paid, keep_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.lineage import check_parent
 from airloop.runs.run import Run
+from airloop.step import Outcome
 from airloop.types import Trajectory
 from airloop.warmstart import (
     as_transcript,
@@ -216,7 +217,10 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
         await ranks.meet("the first prompts are measured by the first rank")
         sinks = config if ranks.first else config.model_copy(update={"wandb": None})
         with open_sinks(sinks, run, display) as watchers:
-            outcome = await train(parts, run, watchers, budget)
+            if config.orchestrator.max_staleness:
+                outcome = await stream.train(parts, run, watchers)
+            else:
+                outcome = await train(parts, run, watchers, budget)
         display.say(f"finished in {clock}")
         return outcome
     finally:

@@ -175,10 +175,10 @@ def frozen_copy(policy: Policy) -> Policy:
 def cut_replies_left_out() -> Iterator[None]:
     """Episodes with a reply that was cut at max_tokens are scored, and count in their group's mean, but teach nothing:
     what some trainers offer as masking truncated completions."""
-    from airloop import loop
+    from airloop import step
     from airloop.learn.advantages import Batch, trajectory_of
 
-    original = loop.assign_advantages
+    original = step.assign_advantages
 
     def leaving_out(groups: Sequence[Group], **settings: Any) -> Batch:
         batch = original(groups, **settings)
@@ -187,7 +187,7 @@ def cut_replies_left_out() -> Iterator[None]:
         advantages = {id: 0.0 if id in cut else value for id, value in batch.advantages.items()}
         return Batch(rows, advantages, batch.trajectories)
 
-    with replaced(loop, "assign_advantages", leaving_out):
+    with replaced(step, "assign_advantages", leaving_out):
         yield
 
 

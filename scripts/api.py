@@ -25,7 +25,7 @@ PARTS: dict[str, tuple[str, dict[str, list[str]]]] = {
                 "Finished",
                 "Run(open, name, status, metrics, evaluation, evaluations, alarms)",
             ],
-            "airloop.loop": ["Outcome", "best_step"],
+            "airloop.step": ["Outcome", "best_step"],
             "airloop.watch.display.display": ["Display()"],
         },
     ),

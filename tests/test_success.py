@@ -19,11 +19,11 @@ from airloop.errors import AirError
 from airloop.eval.compare import compare_named, format_comparison
 from airloop.eval.evaluate import EvalOptions, evaluate, format_report
 from airloop.files import read_lines
-from airloop.loop import best_step
 from airloop.plugins import plugins
 from airloop.rewards import as_paid, keep_rewards, kept_rewards
 from airloop.rollout.episode import EpisodeDefect, run_episode
 from airloop.runs.run import Run
+from airloop.step import best_step
 from airloop.success import in_order, name_of, step_success, success_in
 from airloop.training import start
 from airloop.types import Score, Task, Trajectory

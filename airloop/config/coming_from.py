@@ -34,6 +34,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "_kl_kind": ("low_var_kl", "abs"),
     "_estimator": ("grpo", "gae"),
     "_gpu_count": (2,),
+    "_async_level": (1, 0),
     "_dropout": (0.0, 0.1),
     "_tool_choice": (True, False),
     "_context": (4096,),

@@ -302,7 +302,25 @@ ALIASES: dict[str, Alias] = {
 # By a leaf of these names alone it cannot be told what was meant, wherever it stands.
 AMBIGUOUS = {"beta", "epsilon", "delta", "model", "optim", "datasets", "entity", "batch_size"}
 
-_ON_POLICY = drop("sampling is strictly on-policy: every batch comes from the newest weights")
+
+def _async_level(given: Any, tree: Mapping[str, Any]) -> Answer:
+    """Where it can be had: with several trainer processes, sampling and training take turns."""
+    gpus = {gpu for key in ("trainer_gpu_ids", "inference_gpu_ids") for gpu in tree.get(key) or ()}
+    level = number(given)
+    if level is None or level < 1:
+        return Answer("sampling and training take turns here unless orchestrator.max_staleness says otherwise")
+    if len(gpus) > 1:
+        return Answer("with several trainer processes sampling is strictly on-policy, from the newest weights")
+    loss = tree.get("trainer", {}).get("loss", {}) if isinstance(tree.get("trainer"), Mapping) else {}
+    region = {} if "importance_mode" in loss or "anchor" in loss else {"trainer.loss.importance_mode": "mask"}
+    return Answer(
+        "how many updates old a token may be when it is trained, with a trust region around the policy that sampled it",
+        {"orchestrator.max_staleness": int(level), **region},
+    )
+
+
+_ASYNC = Alias("orchestrator.max_staleness", read=_async_level)
+_BOUND = drop("orchestrator.max_staleness is a bound that always holds: nothing is begun that would become too old")
 
 # Keys of other trainers' TOML files, wherever they were written.
 FOREIGN_KEYS: dict[str, Alias] = {
@@ -317,10 +335,10 @@ FOREIGN_KEYS: dict[str, Alias] = {
     "max_model_len": context,
     "lora_name": drop("there is one adapter, and it is always the served one"),
     "env_worker_logs": drop("worker errors always reach the main log"),
-    "max_async_level": _ON_POLICY,
-    "async_level": _ON_POLICY,
-    "strict_async_level": _ON_POLICY,
-    "max_off_policy_steps": _ON_POLICY,
+    "max_async_level": _ASYNC,
+    "async_level": _ASYNC,
+    "strict_async_level": _BOUND,
+    "max_off_policy_steps": _BOUND,
     "micro_batch_size": drop("sequences are packed into trainer.token_budget tokens, whatever their number"),
     "gradient_checkpointing": Alias("trainer.model.ac.freq", "activation checkpointing is a table here", 1),
 }

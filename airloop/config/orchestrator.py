@@ -128,6 +128,11 @@ class OrchestratorConfig(Section):
         ge=1,
         description="With online_difficulty_filtering: sample at most this many times the groups of a step.",
     )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="Sample while training: a token may be so many updates old when it is trained (0: take turns).",
+    )
     max_concurrent: int = Field(default=64, ge=1, description="Most episodes under way at once.")
     episode_timeout_s: float = Field(default=600, gt=0, description="An episode's deadline in seconds.")
     retries: int = Field(

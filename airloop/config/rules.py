@@ -8,6 +8,7 @@ from typing import Any
 from airloop.config.cluster_rules import cluster_conflicts
 from airloop.config.conflict import Conflict
 from airloop.config.schema import RunConfig
+from airloop.config.stream_rules import stream_conflicts
 from airloop.config.toml import toml_value
 from airloop.config.vllm_rules import vllm_conflicts
 from airloop.learn.losses import LOSSES, LossSpec
@@ -16,8 +17,9 @@ NOT_YET = ("mps",)  # in the schema, so that they are refused with a reason rath
 
 
 def conflicts(config: RunConfig) -> list[Conflict]:
-    rules = (_groups, _schedule, _loss, _gpus, _budget, _not_in_this_version, vllm_conflicts, cluster_conflicts)
-    return [conflict for rule in rules for conflict in rule(config)]
+    rules = (_groups, _schedule, _loss, _gpus, _budget, _not_in_this_version)
+    others = (vllm_conflicts, cluster_conflicts, stream_conflicts)
+    return [conflict for rule in (*rules, *others) for conflict in rule(config)]
 
 
 def _budget(config: RunConfig) -> Iterator[Conflict]:
@@ -85,6 +87,8 @@ def _loss(config: RunConfig) -> Iterator[Conflict]:
     for key, why in idle.items():
         if why and getattr(loss, key) is not None:
             yield _idle(key, getattr(loss, key), why)
+    if loss.anchor == "sampler" and loss.importance_mode == "mask":
+        yield _idle("importance_mode", "mask", 'anchor = "sampler", whose clip is the correction')
     if own and loss.scale_rewards:
         yield _idle("scale_rewards", True, own)
 
@@ -98,6 +102,13 @@ def loss_conflicts(spec: LossSpec, loss: Mapping[str, Any]) -> Iterator[Conflict
     for key, why in lacks.items():
         if why and loss.get(key) is not None:
             yield _idle(key, loss[key], why)
+    if loss.get("anchor") == "sampler" and not spec.anchors:
+        yield Conflict(
+            ("trainer.loss.anchor", "trainer.loss.type"),
+            f'anchor = "sampler" does not go with type = "{spec.name}", which does not clip the ratio of each token on '
+            "both sides",
+            {"trainer.loss.anchor": "trainer", "trainer.loss.importance_mode": "mask"},
+        )
     if spec.once and loss.get("passes", 1) > 1:
         yield Conflict(
             ("trainer.loss.passes", "trainer.loss.type"),

@@ -125,6 +125,10 @@ class LossConfig(Section):
     scale_by: Literal["group", "batch"] | None = Field(
         default=None, description="The rewards whose standard deviation that is; by default the group's."
     )
+    anchor: Literal["trainer", "sampler"] = Field(
+        default="trainer",
+        description="The ratio is clipped by the log-probs of the trainer before the update, or of the sampler.",
+    )
     importance_cap: float = Field(
         default=2.0, ge=1, description="Cap on the weight that corrects for sampler and trainer differing."
     )

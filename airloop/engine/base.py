@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from airloop.errors import AirError
 from airloop.types import StopReason
 
+T = TypeVar("T")
 # What is told of a reply's tokens as they are drawn, in their order, before the reply is returned.
 Heard = Callable[[Sequence[int]], None]
 
@@ -137,6 +138,19 @@ def room_after(token_ids: Sequence[int], sampling: Sampling, context: int) -> in
     if not token_ids or sampling.max_tokens < 1:
         raise ValueError("generate needs a token to go on from, and may not be asked for none")
     return min(sampling.max_tokens, room)
+
+
+async def update_served(engine: Engine, update: Callable[[], Awaitable[T]], version: Callable[[], int]) -> T:
+    """Changes the weights while others wait for replies, and serves them under the new version. An engine that samples
+    from the trainer's own weights (`in_place`) does not go on before: what it sampled in between would have the wrong
+    version. Servers have weights of their own, and are told afterwards."""
+    async with engine.paused():
+        result = await update()
+        if getattr(engine, "in_place", False):
+            await engine.publish(version())
+    if not getattr(engine, "in_place", False):
+        await engine.publish(version())
+    return result
 
 
 async def start_engine(engine: Engine | None) -> None:

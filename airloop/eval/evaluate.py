@@ -36,7 +36,7 @@ from airloop.watch.metrics.families import by_family, table
 from airloop.watch.metrics.rows import means, row_key
 
 if TYPE_CHECKING:
-    from airloop.loop import Watcher
+    from airloop.events import Watcher
 
 SCHEMA_VERSION = 1
 SEED = 0  # of every evaluation, in training and here: the same rows

@@ -46,7 +46,7 @@ def _step(run: Run, which: str, last: int) -> int:
     if which == "last":
         return last
     if which == "best":
-        from airloop.loop import best_step
+        from airloop.step import best_step
 
         best = best_step(run)
         if best is None:

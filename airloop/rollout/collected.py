@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,7 @@ from airloop.types import Agent, Group, Task, Trajectory
 Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
 AgentFactory = Callable[[Environment, Task, int], Agent]  # a fresh agent for a task and an episode's seed
 Place = tuple[int, int]  # the group's index in the step, the sample's number in the group
+Seat = Callable[[], AbstractAsyncContextManager[None]]  # what an episode waits for before it begins
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,17 @@ class Collected:
     dropped: tuple[Dropped, ...]
     stats: Mapping[str, float]
     spoilt: tuple[Trajectory, ...] = ()  # attempts that ended in infra_error, those that were repeated included
+
+    @classmethod
+    def joined(cls, parts: Sequence[Collected], **stats: float) -> Collected:
+        """As if they had been collected together; `stats` are those that are no sums."""
+        names = dict.fromkeys(name for part in parts for name in part.stats)
+        return cls(
+            tuple(group for part in parts for group in part.groups),
+            tuple(dropped for part in parts for dropped in part.dropped),
+            {name: sum(part.stats.get(name, 0.0) for part in parts) for name in names} | stats,
+            tuple(trajectory for part in parts for trajectory in part.spoilt),
+        )
 
 
 @dataclass(frozen=True)

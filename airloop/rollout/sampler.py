@@ -21,7 +21,7 @@ from airloop.engine.base import Engine, start_engine
 from airloop.envs.base import Environment
 from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
-from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save
+from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save, Seat
 from airloop.rollout.episode import EpisodeDefect, compared, run_episode
 from airloop.rollout.program import Door, ProgramEnvironment, run_program, serve_policy
 from airloop.rollout.schedule import Names, TaskSchedule
@@ -100,6 +100,26 @@ class Sampler:
             wanted = list(itertools.islice(replacements, lost)) if self._ranks.size > 1 else []
         return round.collected()
 
+    async def group(
+        self,
+        step: int,
+        plan: Sequence[Task],
+        number: int,
+        version: int,
+        finished: Mapping[Place, Trajectory] | None = None,
+        seat: Seat | None = None,
+    ) -> Collected:
+        """One group of a step's plan by itself. Groups are numbered over all steps, so that each keeps its name
+        whichever step it is trained in. An episode waits for its `seat` before it begins."""
+        await start_engine(self._engine)
+        first = step * len(plan)
+        seeds = _seeds(plan, self._settings, step, first=first)
+        round = _Collection(self, self._settings, step, version, plan, finished or {}, seeds, first=first, seat=seat)
+        await round.run([number])
+        del round.counts["abandoned_tokens"]  # the engine counts those of all groups that are under way
+        round.absorb([round.share([number])])
+        return round.collected()
+
     async def evaluate(
         self,
         plan: Sequence[Task],
@@ -151,7 +171,8 @@ class _Collection:
     """The episodes of one collect() or evaluate().
 
     Group number i is always task i of `plan` (spare tasks included), whatever the order in which groups end:
-    so a resumed run finds its finished episodes in the same places, with the same seeds.
+    so a resumed run finds its finished episodes in the same places, with the same seeds. The number of the plan's first
+    is `first`.
     """
 
     def __init__(
@@ -166,13 +187,16 @@ class _Collection:
         *,
         evaluating: bool = False,
         agent: AgentFactory | None = None,
+        first: int = 0,
+        seat: Seat | None = None,
     ) -> None:
         self._sampler = sampler
         self._settings = settings
         self._step = step
         self._version = version
-        self._plan = plan
+        self._plan = dict(enumerate(plan, first))
         self._finished = finished
+        self._seat = seat or contextlib.nullcontext
         self._agent = agent
         self._evaluating = evaluating
         self._seeds = seeds
@@ -191,7 +215,7 @@ class _Collection:
         for index in groups:
             self._start(index)
         abandoned = _abandoned(self._sampler._engine)
-        programs = any(isinstance(self._sampler._envs[task.env], ProgramEnvironment) for task in self._plan)
+        programs = any(isinstance(self._sampler._envs[task.env], ProgramEnvironment) for task in self._plan.values())
         async with Door() if programs else contextlib.nullcontext() as self._door:
             with waiting(f"{len(groups)} groups of episodes", "the sampler", self.longest_s(len(groups))):
                 await self._wave.run()
@@ -234,11 +258,15 @@ class _Collection:
                     self.spoilt.setdefault(place, []).append(old)
                 self._end(place, replace(old, task=self._plan[index]))
             else:
-                self._wave.add(lambda place=place: self._episode(place))  # type: ignore[misc]
+                self._wave.add(lambda place=place: self._seated(place))  # type: ignore[misc]
 
     def _reusable(self, old: Trajectory, place: Place) -> bool:
         same = (old.version, old.seed, old.task.id)
         return same == (self._version, self._seeds[place], self._plan[place[0]].id)
+
+    async def _seated(self, place: Place) -> None:
+        async with self._seat():
+            await self._episode(place)
 
     async def _episode(self, place: Place) -> None:
         """Attempts with the same seed, each saved, until one is not spoilt by the machinery."""
@@ -347,11 +375,13 @@ def _abandoned(engine: Engine | None) -> int:
     return getattr(getattr(engine, "counters", None), "abandoned", 0)
 
 
-def _seeds(plan: Sequence[Task], settings: RolloutSettings, step: int, refusals: int = 0) -> dict[Place, int]:
+def _seeds(
+    plan: Sequence[Task], settings: RolloutSettings, step: int, refusals: int = 0, first: int = 0
+) -> dict[Place, int]:
     """A task that is planned twice gets further samples, not the same ones again."""
     seen: Counter[tuple[str, str]] = Counter()
     seeds: dict[Place, int] = {}
-    for index, task in enumerate(plan):
+    for index, task in enumerate(plan, first):
         for sample in range(settings.rollouts_per_example):
             number = seen[task.env, task.id]
             seeds[index, sample] = episode_seed(settings.seed, step, task.env, task.id, number, refusals)

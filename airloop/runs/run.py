@@ -11,6 +11,7 @@
       trajectories/step_0012/*.json   one file per episode, written at its end, never changed
       tokens/step_0012.jsonl          what training made of each episode: rewards (those it has only within its
                                       group included), advantage, trainer log-probs, entropies
+      stream.jsonl                    with max_staleness: which groups were admitted and trained (runs/admissions.py)
       refused.jsonl                   steps that were sampled but not accepted, and why; their episodes are in
                                       trajectories/refused_0012_1/, what training made of them in tokens/
       evaluations/before/*.json       episodes on held-out tasks
@@ -32,7 +33,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -196,11 +197,12 @@ class Run:
     def save_evaluation(self, trajectory: Trajectory, name: str) -> None:
         write_json(self.path / "evaluations" / name / f"{trajectory.id}.json", to_json(trajectory))
 
-    def finished(self, step: int) -> dict[tuple[int, int], Trajectory]:
+    def finished(self, step: int, spoilt: bool = False) -> dict[tuple[int, int], Trajectory]:
         """Episodes of a step that are on disk, by their place in it. Those that infrastructure errors spoilt are
-        left out, to be tried again, unless the step's update was made without them: it is then repeated so."""
+        left out, to be tried again, unless they are asked for, or the step's update was made without them: it is then
+        repeated so."""
         found = self.episodes_in(self._episodes(step))
-        lost = {place_in_step(t.id): t for t in found} if self.recorded(step) else {}
+        lost = {place_in_step(t.id): t for t in found} if spoilt or self.recorded(step) else {}
         return lost | _by_place(found)
 
     def recorded(self, step: int) -> bool:
@@ -227,6 +229,15 @@ class Run:
                 tries = len(list(path.parent.glob(f"aside_{path.name}_*")))
                 os.replace(path, path.with_name(f"aside_{path.name}_{tries}"))
 
+    def move_episodes(self, ids: Iterable[str], step: int, to: str) -> None:
+        """Of a group that is trained in another step than it was planned for, or sampled anew: `to` is a folder beside
+        those of the steps. One that is there already was moved before the run was killed."""
+        target = self._episodes(step).with_name(to)
+        target.mkdir(parents=True, exist_ok=True)
+        for id in ids:
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self._episodes(step) / f"{id}.json", target / f"{id}.json")
+
     def evaluated(self, name: str) -> dict[tuple[int, int], Trajectory]:
         """Scored episodes of an evaluation, by their place in it."""
         return _by_place(self.episodes_in(self.path / "evaluations" / name))
@@ -247,12 +258,14 @@ class Run:
             append_line(self.path / "metrics.jsonl", made.metrics)
         self._accepted = step
 
-    def refuse(self, step: int, why: str, made: StepRecord | None = None) -> None:
+    def refuse(self, step: int, why: str, made: StepRecord | None = None, later: bool = True) -> None:
         """The step does not count: it comes again, with other seeds. What was sampled, and what training made of it if
-        it came so far, is kept beside the steps."""
+        it came so far, is kept beside the steps. `later`: so are episodes of later steps, which a policy may have
+        sampled that will not be again."""
         if not self.writes:
             return
-        self._set_aside_after(step)
+        if later:
+            self._set_aside_after(step)
         attempt = self.refusals(step) + 1
         beside = self._tokens(step).with_name(f"refused_{step:04d}_{attempt}.jsonl")
         if made is not None:

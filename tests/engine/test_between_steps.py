@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine_conformance import agrees
 from test_engine import in_loop, prompts
-from test_own_forward import make
+from test_own_forward import change_adapter, make
 
-from airloop.engine.base import EngineFailed, Sampling
+from airloop.engine.base import EngineFailed, Generation, Sampling, update_served
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.runner import FastRunner, PlainRunner
 
@@ -81,3 +82,31 @@ def test_nothing_to_sample_is_refused() -> None:
     engine: EmbeddedEngine = make()[1]
     with pytest.raises(ValueError, match="asked for none"):
         in_loop(lambda: engine.generate([1, 2], Sampling(0)))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_replies_under_way_are_finished_by_the_weights_that_they_were_begun_with(own: bool) -> None:
+    """Sampling beside training: no reply has tokens of two policies, and each has the version of the one it has."""
+
+    async def work() -> None:
+        policy, engine = make(lora=True, own=own)
+        asked = prompts(3)
+        jobs = [asyncio.ensure_future(engine.generate(p, Sampling(60, seed=i))) for i, p in enumerate(asked)]
+        await asyncio.sleep(0.02)
+        assert engine._scheduler.running
+        later: list[asyncio.Task[Generation]] = []
+
+        async def update() -> None:
+            assert all(agrees(policy, p, job.result()) for p, job in zip(asked, jobs, strict=True))
+            later.append(asyncio.ensure_future(engine.generate([7, 8, 9], Sampling(20, seed=9))))
+            await asyncio.sleep(0.02)
+            assert not engine._scheduler.running and not later[0].done()
+            change_adapter(policy.model, 5)
+            assert not agrees(policy, asked[0], jobs[0].result())
+
+        await update_served(engine, update, lambda: 1)
+        assert [(job.result().version, len(job.result().token_ids)) for job in jobs] == [(0, 60)] * 3
+        after = await later[0]
+        assert after.version == engine.version == 1 and agrees(policy, [7, 8, 9], after)
+
+    in_loop(work)

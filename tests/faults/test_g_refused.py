@@ -21,10 +21,10 @@ from airloop.assemble import Components
 from airloop.errors import AirError
 from airloop.files import read_lines, write_json
 from airloop.learn.advantages import TurnWeights, assign_advantages, token_advantages
-from airloop.loop import MOST_REFUSALS
 from airloop.runs.run import Run, read_trajectories
 from airloop.runs.trajectory_file import to_json
 from airloop.seeds import episode_seed
+from airloop.step import MOST_REFUSALS
 from airloop.types import Branch, Group, Task, Trajectory
 from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.summary import summary
@@ -51,7 +51,7 @@ def seeds_of(step: int, refusals: int) -> set[int]:
 
 def poisoned(*attempts: tuple[int, int]) -> Callable[[Components], Any]:
     """An environment that pays far too much in these attempts at these steps."""
-    bad = set().union(*(seeds_of(step, refusals) for step, refusals in attempts))
+    bad = set[int]().union(*(seeds_of(step, refusals) for step, refusals in attempts))
 
     def score(number: int, seed: int) -> tuple[dict[str, float], dict[str, float]]:
         return {"won": float(seed % 2) * (TOO_MUCH if seed in bad else 1.0)}, {}
@@ -288,3 +288,50 @@ def test_G13_a_step_that_has_no_group_left_is_recorded_and_the_run_goes_on(
     before = [(m["step"], m["rewards"]) for m in run.metrics("train")]
     _, _, error = run_watched(tmp_path, talking(talk), resume=run.path)
     assert error is None and [(m["step"], m["rewards"]) for m in run.metrics("train")] == before
+
+
+BESIDE = {"orchestrator.max_staleness": "2", "trainer.loss.importance_mode": "mask"}
+
+
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+def test_G12_beside_training_the_next_groups_take_the_place_of_a_refused_step(
+    tmp_path: Path, deterministic: str
+) -> None:
+    settings = {**FRESH, **BESIDE, "deterministic": deterministic}
+    run, witness, error = run_watched(tmp_path, poisoned((1, 0)), **settings)
+    assert error is None and steps_of(run) == [0, 1, 2] and len(witness.of("step_refused")) == 1
+    lines = [line for line in read_lines(run.path / "stream.jsonl") if "admitted" not in line]
+    assert [line.get("trained") or line["refused"] for line in lines] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [line["step"] for line in lines] == [0, 1, 1, 2] and "refused" in lines[1]
+    assert len(read_trajectories(run.path / "trajectories" / "refused_0001_1")) == 8
+    assert {place[0] for place in run.finished(1)} == {4, 5} and {place[0] for place in run.finished(2)} == {6, 7}
+    assert max(m["reward"] for m in run.metrics("train")) <= 1
+
+
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+def test_what_a_refused_policy_has_sampled_beside_is_not_trained(tmp_path: Path, deterministic: str) -> None:
+    """An alarm stops the run after the update of step 3; resumed, nothing of that policy is left."""
+
+    def mislabelled(parts: Components) -> None:
+        poisoned()(parts)
+        publish = parts.engine.publish
+
+        async def late(version: int) -> None:
+            await publish(version)
+            if version == 3:
+                parts.engine._scheduler.version = 1  # type: ignore[attr-defined]
+
+        parts.engine.publish = late  # type: ignore[method-assign]
+
+    settings = {**FRESH, **BESIDE, "deterministic": deterministic, "max_steps": "6"}
+    run, _, error = run_watched(tmp_path, mislabelled, **settings)
+    assert isinstance(error, Halted) and error.alarm.name == "engine_serves_another_policy"
+    (refused,) = [line for line in read_lines(run.path / "stream.jsonl") if "refused" in line]
+    assert refused["step"] == 2
+    run, _, error = run_watched(tmp_path, poisoned(), resume=run.path)
+    assert error is None and steps_of(run) == [*range(6)]
+    trained = [n for line in read_lines(run.path / "stream.jsonl") for n in line.get("trained", [])]
+    assert sorted(trained) == [n for n in range(14) if n not in refused["refused"]]
+    for step in range(6):
+        for t in run.finished(step).values():
+            assert all(step - 2 <= turn.sampled.version <= step for turn in t.turns if turn.sampled is not None)

@@ -15,8 +15,8 @@ from support.talk_env import Talk, talking
 from support.watched_runs import Witness, run_watched
 
 from airloop.assemble import Components
-from airloop.loop import best_step
 from airloop.runs.run import Run
+from airloop.step import best_step
 from airloop.types import Alarm
 from airloop.watch.alarms.episode_rules import programs_crash, replies_run_to_the_limit
 from airloop.watch.alarms.monitor import Halted, rules

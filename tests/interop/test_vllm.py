@@ -57,10 +57,13 @@ python = "PYTHON"
 """
 
 
-def config_of(folder: Path, model: Path) -> Config:
+BESIDE = ["--orchestrator.max_staleness", "4", "--trainer.loss.importance_mode", "mask"]
+
+
+def config_of(folder: Path, model: Path, *flags: str) -> Config:
     toml = folder / "lora.toml"
     toml.write_text(LORA.replace("MODEL", str(model)).replace("PYTHON", interpreter("vllm")))
-    return load_config(["@", str(toml), "--output_dir", str(folder / "out")])
+    return load_config(["@", str(toml), "--output_dir", str(folder / "out"), *flags])
 
 
 def test_a_server_of_vllm_does_what_every_engine_must_and_is_started_again_when_it_is_killed(tmp_path: Path) -> None:
@@ -97,13 +100,18 @@ def test_a_server_of_vllm_does_what_every_engine_must_and_is_started_again_when_
     asyncio.run(main())
 
 
-def test_a_policy_learns_through_vllm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [False, True], ids=["in turns", "beside training"])
+def test_a_policy_learns_through_vllm(tmp_path: Path, beside: bool) -> None:
     """A supervised start of all the weights, then RL of an adapter above it, proofs included."""
     tiny = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
     first = load_config(["arith", "--model.name", str(tiny), "--output_dir", str(tmp_path / "start")])
     started, _ = asyncio.run(warmstart(first, Display(quiet=True)))
-    done = start(config_of(tmp_path, started / "model"), Display(quiet=True))
+    done = start(config_of(tmp_path, started / "model", *(BESIDE if beside else [])), Display(quiet=True))
     before, after = ([t.reward for t in side] for side in (done.outcome.before, done.outcome.after))
     assert difference(after, before, share=True).low > 0, done.text
-    gaps = [line["learner"]["logprob_gap_mean"] for line in done.run.metrics("train")]
-    assert max(gaps) < 1e-4, "what was trained is what was sampled"
+    lines = done.run.metrics("train")
+    gaps = [line["learner"]["logprob_gap_mean"] for line in lines]
+    if beside:  # there only tokens of the policy itself are to agree
+        gaps = [line["ages"]["0"]["gap"] for line in lines if "0" in line["ages"]]
+        assert max(int(age) for line in lines for age in line["ages"]) in range(1, 5)
+    assert gaps and max(gaps) < 1e-4, "what was trained is what was sampled"

@@ -252,10 +252,10 @@ def test_train_has_no_flag_for_faults(air: Any) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_taken_out_without_a_trace_and_told_while_it_is_in(name: str, tmp_path: Path) -> None:
     def parts() -> list[Any]:
-        from airloop import loop
+        from airloop import step
         from airloop import training as train
 
-        own = [PackedPlan.__init__, EmbeddedEngine.__init__, loop.assign_advantages]
+        own = [PackedPlan.__init__, EmbeddedEngine.__init__, step.assign_advantages]
         return [*own, train.summary, Run.note, alarms.rules, examine.checks]
 
     before = parts()

@@ -308,3 +308,24 @@ def test_k1_in_the_loss_itself_would_pull_nowhere() -> None:
 
 def test_every_loss_is_held_to_its_paper() -> None:
     assert tuple(TYPES) == POLICY_LOSSES and {*LOSSES} - {*POLICY_LOSSES} == {"sft"}
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo"])
+def test_anchored_at_the_sampler_the_clip_is_around_the_policy_that_sampled(kind: str) -> None:
+    """By hand: −min(r A, clip(r) A) with r = π/μ, whatever the trainer had before the update, and no weight besides."""
+    groups, values = world(3)
+    terms, _ = terms_of(list(batch_of(kind, groups).rows), values)
+    settings = LossSettings(clip_low=0.2, clip_high=0.3, anchor="sampler", importance_cap=1.0)
+    loss, parts = LOSSES[kind](terms, settings)
+    (slope,) = torch.autograd.grad(loss, terms.logprobs)
+    ratio = (terms.logprobs - terms.sampler).exp().detach()
+    up = terms.advantage > 0
+    outside = (up & (ratio > 1.3)) | (~up & (ratio < 0.8) & (terms.advantage < 0))
+    by_hand = -(torch.where(outside, ratio.clamp(0.8, 1.3), ratio) * terms.advantage * terms.weight).sum()
+    assert loss.item() == pytest.approx(by_hand.item(), rel=1e-12)
+    pushed = -(ratio * terms.advantage * terms.weight).masked_fill(outside, 0.0)
+    torch.testing.assert_close(slope, pushed, rtol=1e-12, atol=0)
+    assert 0 < outside.double().mean() < 1 and parts["cut"].item() == pytest.approx(outside.float().mean().item())
+    assert parts["importance"].item() == 1.0
+    other, _ = LOSSES[kind](replace(terms, old=terms.old - 1.0), settings)
+    assert other.item() == loss.item()

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from airloop import stream
 from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
@@ -87,7 +88,7 @@ def run_watched(
                 run.resume(step)
             if tamper:
                 tamper(parts)
-            await train(parts, run, witness)
+            await (stream.train if run.config.orchestrator.max_staleness else train)(parts, run, witness)
         finally:
             await parts.close()
 

@@ -29,6 +29,8 @@ from airloop.waits import waiting
 STEP_S = 180.0
 # In lock-step, between two requests of an episode: a tool may work for long, but this is worth a look.
 LOCKSTEP_S = 900.0
+# Replies under way, before an update: as long as the longest takes, which is minutes.
+DRAIN_S = 900.0
 
 Answer = tuple[EngineStep, "np.ndarray", "np.ndarray"]
 
@@ -39,6 +41,8 @@ class EmbeddedEngine:
     eager: no CUDA graphs. own_forward: our own forward pass instead of transformers' layers (None: on CUDA, where the
     architecture is known). lend: the key/value memory can be given back while training.
     """
+
+    in_place = True  # see update_served
 
     def __init__(
         self,
@@ -134,17 +138,27 @@ class EmbeddedEngine:
     @contextlib.asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
         """While training: no step runs, and the key/value memory is given back where the engine was made to lend it.
-        What was cancelled is dropped first, and what the device still does for it is waited for."""
-        async with self._between_steps("training may begin"):
-            self._scheduler.drop_cancelled()
-            if self._scheduler.running and self._kv.lent:
-                raise RuntimeError("the engine's memory was to be given back while it samples")
-            self._tree.clear()
-            self._kv.release()
-            try:
-                yield
-            finally:
-                self._kv.reserve()
+        Replies under way are finished first, by the weights that they were begun with; what has not begun waits. What
+        was cancelled is dropped, and what the device still does for it is waited for."""
+        self._scheduler.draining += 1
+        try:
+            await self._until_drained()
+            async with self._between_steps("training may begin"):
+                self._scheduler.drop_cancelled()
+                self._tree.clear()
+                self._kv.release()
+                try:
+                    yield
+                finally:
+                    self._kv.reserve()
+        finally:
+            self._scheduler.draining -= 1
+            self._changed.set()
+
+    async def _until_drained(self) -> None:
+        if any(not request.cancelled for request in self._scheduler.running):
+            with waiting("replies under way, before training may begin", "the engine", DRAIN_S, here=True):
+                await asyncio.wait([request.future for request in self._scheduler.running])
 
     @contextlib.asynccontextmanager
     async def _between_steps(self, what: str) -> AsyncIterator[None]:

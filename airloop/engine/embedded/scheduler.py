@@ -81,6 +81,7 @@ class Scheduler:
         self.max_batch = max_batch
         self.step_tokens = step_tokens
         self.version = 0
+        self.draining = 0  # who wants no request to begin
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._seats = list(range(max_batch))  # a heap
@@ -98,7 +99,8 @@ class Scheduler:
         """The next step, with pages for all its tokens; None when everything asked for is on its way. `repeat`: how
         often to decode, if no prompt is to be computed."""
         self.drop_cancelled()
-        self._admit()
+        if not self.draining:
+            self._admit()
         budget = self.step_tokens
         decode: list[Request] = []
         prefill: list[Work] = []

@@ -10,15 +10,18 @@ from pathlib import Path
 
 from airloop.policy import Policy
 
-KEPT = 3  # versions: what is served, what replies under way were begun with, and one more for a server that is late
+# Versions: what is served, what replies under way were begun with, and one more for a server that is late. Replies are
+# begun with older ones, too, where sampling goes on beside training.
+KEPT = 3
 
 
 class AdapterStore:
     """`base` is the model as servers know it, by which they tell whether an adapter is theirs."""
 
-    def __init__(self, root: Path, base: str) -> None:
+    def __init__(self, root: Path, base: str, older: int = 0) -> None:
         self.root = root
         self._base = base
+        self._kept = KEPT + older
         self._owner = secrets.token_hex(4)  # several runs may use one server
         self._names: list[str] = []
         root.mkdir(parents=True, exist_ok=True)
@@ -40,9 +43,9 @@ class AdapterStore:
         else:
             scratch.rename(self.root / name)
         self._names = [*(kept for kept in self._names if kept != name), name]
-        for old in self._names[:-KEPT]:
+        for old in self._names[: -self._kept]:
             shutil.rmtree(self.root / old, ignore_errors=True)
-        self._names = self._names[-KEPT:]
+        self._names = self._names[-self._kept :]
         return name
 
     def clear(self) -> None:

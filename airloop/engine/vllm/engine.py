@@ -121,7 +121,9 @@ class VllmEngine:
             if not reply.ended:
                 raise ServerLost("it ended a reply before its end")
         except ServerLost as error:
-            if isinstance(error, Forgotten) or not await self._answers(server):
+            if isinstance(error, Forgotten) and reply.adapter != self._name:
+                await self._give(server, reply.adapter)  # it was started again, with the newest only
+            elif isinstance(error, Forgotten) or not await self._answers(server):
                 server.lost = server.lost or f"{type(error).__name__}: {error}"
             if reply.failed(FAILURES + len(self.servers)):
                 raise EngineFailed(f"vLLM answers, and not what it was asked: {error}", f"see {server.log}") from error

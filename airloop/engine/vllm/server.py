@@ -62,6 +62,7 @@ class VllmServer:
     heard: float = 0.0  # when it last said something
     starts: int = 0
     returning: bool = False  # it is being looked at again
+    older: int = 0  # versions more than KEPT that replies under way may be of
     lost: str = "it is being started"  # why it is asked for no replies
     _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -167,12 +168,11 @@ class VllmServer:
     async def load(self, name: str, path: Path) -> None:
         """An adapter, which requests then call by its name. Never in the place of another: replies may be under way, so
         the one before stays for a while."""
-        if name in self._adapters:  # the same weights, and what is cached of them is valid
-            self._adapters.remove(name)
-        elif not await self._told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):
+        known = name in self._adapters  # the same weights, and what is cached of them is valid
+        if not known and not await self._told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):
             raise Refused(f"{path} is not there for {self.url}: its machine must see the same files.")
-        self._adapters.append(name)
-        while len(self._adapters) > KEPT:
+        self._adapters = [*(other for other in self._adapters if other != name), name]
+        while len(self._adapters) > KEPT + self.older:
             await self._told("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)})
 
     async def _told(self, route: str, body: Mapping[str, str]) -> bool:

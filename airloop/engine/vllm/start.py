@@ -52,7 +52,10 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded) -> VllmEngi
         if told.urls
         else [_server(config, policy, model, place, number, gpu) for number, gpu in enumerate(_gpus(config))]
     )
-    store = AdapterStore(place / "adapters", str(model))
+    older = config.orchestrator.max_staleness  # versions that replies may be of
+    for server in servers:
+        server.older = older
+    store = AdapterStore(place / "adapters", str(model), older)
     return VllmEngine(policy, servers, store, config.seq_len, config.inference.max_batch, place)
 
 
@@ -87,8 +90,8 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
         "--max-model-len": str(config.seq_len),
         "--max-num-seqs": str(config.inference.max_batch),
         "--max-lora-rank": str(rank),
-        "--max-loras": str(SERVED),
-        "--max-cpu-loras": str(2 * SERVED),
+        "--max-loras": str(SERVED + config.orchestrator.max_staleness),
+        "--max-cpu-loras": str(2 * SERVED + config.orchestrator.max_staleness),
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",  # nothing of the model's own ideas of sampling
         **({"--gpu-memory-utilization": str(_share(config))} if gpu is not None else {}),

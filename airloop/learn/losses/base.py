@@ -48,6 +48,7 @@ class LossSettings:
     importance_floor: float = 0.0
     kl_estimator: str = "k3"
     entropy_beta: float = 0.0
+    anchor: str = "trainer"
 
 
 Parts = dict[str, "Tensor"]
@@ -73,6 +74,11 @@ class LossSpec:
     supervised: bool = False  # of demonstrations: no sampler to correct for, no start to stay near
     formula: str = ""  # of a token, as docs/losses.md shows it
     source: str = ""
+
+    @property
+    def anchors(self) -> bool:
+        """Whether its clip can be one around the policy that sampled: of each token, on both sides."""
+        return self.clip_low is not None and self.clip_high is not None and not self.per_sequence
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -101,8 +107,11 @@ class LossSpec:
                 terms, kl = replace(terms, advantage=terms.advantage - settings.kl_beta * kl), None
         if settings.entropy_beta > 0:
             terms = replace(terms, advantage=terms.advantage + settings.entropy_beta * surprise(terms))
-        loss, own = self._tokens(terms, settings)
+        anchored = settings.anchor == "sampler"  # then the ratio is the correction, and its clip the trust region
+        loss, own = self._tokens(replace(terms, old=terms.sampler) if anchored else terms, settings)
         correction, cut = importance_weight(terms, settings)
+        if anchored:
+            correction, cut = correction.new_ones(correction.shape), own.get("clipped", cut)
         loss = loss * correction
         if kl is not None:
             loss = loss + settings.kl_beta * kl

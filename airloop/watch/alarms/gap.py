@@ -28,10 +28,11 @@ REPLIES, REPLY_TOKENS, PROMPTS, PROMPT_TOKENS = 16, 8, 4, 256
 MEASURE_S = 600.0
 
 
-async def judge_gap(parts: Components, rows: Sequence[Row], report: Report) -> dict[str, Any]:
+async def judge_gap(parts: Components, rows: Sequence[Row], report: Report, gap: float | None = None) -> dict[str, Any]:
     """After an update is published: `rounding` in the step's line, where its gap is suspicious; of all ranks that which
-    is farthest off. Nothing where it cannot be measured: the gap then speaks for itself."""
-    if report.metrics.get("logprob_gap_mean", 0.0) <= SUSPICIOUS:
+    is farthest off. Nothing where it cannot be measured: the gap then speaks for itself. `gap`: of tokens that the
+    policy itself has sampled, where a step has others, too."""
+    if (report.metrics.get("logprob_gap_mean", 0.0) if gap is None else gap) <= SUSPICIOUS or not rows:
         return {}
     own: Distances | None = None
     try:

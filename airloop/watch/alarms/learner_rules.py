@@ -10,6 +10,7 @@ from typing import Any
 
 from airloop.watch.alarms.gap import SUSPICIOUS
 from airloop.watch.alarms.rules import Sign, Step, watch
+from airloop.watch.metrics.ages import fresh_gap
 
 # Half the distance between two neighbouring numbers, relative to them: what rounding to bf16 hides.
 BF16_NOISE = 2.0**-9
@@ -31,6 +32,8 @@ GROWTH, BF16_GAP = 3.0, 0.01
 # A mean KL of 10 nats per token is another language; the healthy run with a KL term had 1.5, its worst token 132.
 # One token at 1e4 (the start gave it e^9 times the probability) makes the mean of a batch of a thousand by itself.
 KL_MEAN, KL_TOKEN = 10.0, 1e4
+# Of tokens of one age: more than a tenth outside the trust region, or worth less than half of their number.
+DRIFTED, FEW = 0.1, 0.5
 # Steps that a trend is compared with.
 FIRST = 3
 
@@ -125,10 +128,11 @@ def _growth(steps: Sequence[Mapping[str, float]], name: str, left: int) -> tuple
 
 @watch("F2", severity="stop")
 def engine_serves_another_policy(step: Step, before: Sequence[Step]) -> Sign | None:
-    found, gap = step.get("versions") or {}, step["learner"].get("logprob_gap_mean", 0.0)
+    found, gap = step.get("versions") or {}, gap_of_one_policy(step)
     wanted = found.get("wanted")
+    until = found.get("wanted_to", wanted)  # more than one where sampling goes on beside training
     served = found and found["served"] != found["policy"]
-    sampled = wanted is not None and (found["sampled_from"], found["sampled_to"]) != (wanted, wanted)
+    sampled = wanted is not None and not wanted <= found["sampled_from"] <= found["sampled_to"] <= until
     if not served and not sampled and (gap <= SUSPICIOUS or _is_rounding(step, gap)):
         return None
     seen = f"Engine and trainer differ by {gap:.3g} per token on average."
@@ -142,7 +146,8 @@ def engine_serves_another_policy(step: Step, before: Sequence[Step]) -> Sign | N
         seen = f"The trainer is at version {found['policy']}, the engine serves {found['served']}. {seen}"
     if sampled:
         low, high = found["sampled_from"], found["sampled_to"]
-        seen = f"The step was sampled from version {low}{f' to {high}' if high != low else ''}, not {wanted}. {seen}"
+        allowed = wanted if until == wanted else f"{wanted} to {until}"
+        seen = f"The step was sampled from version {low}{f' to {high}' if high != low else ''}, not {allowed}. {seen}"
     return Sign(
         seen + _worst(step, "gap"),
         "Episodes come from another policy than the one that is trained: the update does not reach the engine, or the "
@@ -150,6 +155,19 @@ def engine_serves_another_policy(step: Step, before: Sequence[Step]) -> Sign | N
         '`air doctor --only F2` moves the adapter and compares both sides; with trainer.model.impl = "hf" and '
         "inference.model.enforce_eager = true both run the plain layers.",
     )
+
+
+def gap_of_one_policy(step: Step) -> float:
+    """Between engine and trainer where both have the same weights. Of tokens that are older than the policy it says
+    nothing; where a step has no others, new replies were compared, if there was reason to."""
+    ages: Mapping[str, Mapping[str, float]] | None = step.get("ages")
+    if ages is None:
+        return float(step["learner"].get("logprob_gap_mean", 0.0))
+    if (gap := fresh_gap(ages)) is not None:
+        return gap
+    rounding: Mapping[str, float] = step.get("rounding") or {}
+    both = [rounding.get("engine", 0.0), rounding.get("trainer", 0.0)]
+    return sum(both) if any(not value <= rounding["most"] for value in both if rounding) else 0.0
 
 
 def _is_rounding(step: Step, gap: float) -> bool:
@@ -178,6 +196,8 @@ def kl_explodes(step: Step, before: Sequence[Step]) -> Sign | None:
 
 @watch("F7", patience=3)
 def logprob_gap_grows(step: Step, before: Sequence[Step]) -> Sign | None:
+    if "ages" in step:  # there a gap may be the policy's own, and policy_drifts tells of it
+        return None
     steps = [one["learner"] for one in (*before, step) if "logprob_gap_mean" in one["learner"]]
     if len(steps) < 2 * FIRST or "logprob_gap_mean" not in step["learner"]:
         return None
@@ -192,6 +212,28 @@ def logprob_gap_grows(step: Step, before: Sequence[Step]) -> Sign | None:
         f"p_trainer/p_sampler (mean weight {steps[-1].get('importance', 1.0):.3g}).",
         'trainer.loss.importance_mode = "mask" leaves such tokens out; model.dtype = "float32" shows whether it is '
         "rounding.",
+    )
+
+
+@watch("F7", patience=3)
+def policy_drifts(step: Step, before: Sequence[Step]) -> Sign | None:
+    """Sampling beside training: the gap is that between versions of the policy, not between engine and trainer."""
+    ages: Mapping[str, Mapping[str, float]] = step.get("ages") or {}
+    if not ages or gap_of_one_policy(step) > SUSPICIOUS:  # that is a fault, and F2 tells of it
+        return None
+    oldest = max(ages, key=int)
+    found = ages[oldest]
+    if found["cut"] <= DRIFTED and found["ess"] >= FEW:
+        return None
+    by_age = ", ".join(f"age {age}: gap {one['gap']:.2g}, cut {one['cut']:.1%}" for age, one in ages.items())
+    return Sign(
+        f"Tokens that are {oldest} updates old differ by {found['gap']:.3g} from what the trainer gives them; "
+        f"the trust region cuts {found['cut']:.1%} of them, and they are worth {found['ess']:.0%} of their number "
+        f"({by_age}).",
+        "The policy moves so far within orchestrator.max_staleness updates that old episodes teach little of it. "
+        "Engine and trainer agree where they have the same weights: this is drift, not a fault.",
+        "lower trainer.optim.lr or orchestrator.max_staleness; a wider trust region (trainer.loss.importance_cap) "
+        "keeps more tokens and a noisier gradient.",
     )
 
 

@@ -128,6 +128,18 @@ def _learner() -> Iterator[Name]:
         yield Name(f"train/rounding/{name}", "nats", f"{text} {where}")
 
 
+def _ages() -> Iterator[Name]:
+    of = "Of the trained tokens that were sampled so many updates ago (with orchestrator.max_staleness):"
+    rows = {
+        "tokens": ("tokens", "their number."),
+        "gap": ("nats", "mean of |log-probability by the trainer − by the sampler|: at age 0 a fault, growing drift."),
+        "cut": (SHARE, "those outside of the trust region around the policy that sampled them."),
+        "ess": (SHARE, "their effective sample size over their number: 1 if the policy has not moved."),
+    }
+    for name, (unit, text) in rows.items():
+        yield Name(f"train/ages/*/{name}", unit, f"{of} {text}")
+
+
 def _times() -> Iterator[Name]:
     yield Name("train/times/sampling", "s", "From the step's begin until its episodes are there, by the clock.")
     for part, (what, _) in PARTS.items():
@@ -164,6 +176,7 @@ def _machine() -> Iterator[Name]:
     yield Name("train/memory/gpu_peak", "MiB", "The most memory of the GPU in tensors so far (CUDA only).")
     yield Name("train/memory/gpu_available", "MiB", "Memory of the GPU that is still free to us (CUDA only).")
     yield Name("train/versions/wanted", "version", "The policy version that the step was to be sampled from.")
+    yield Name("train/versions/wanted_to", "version", "The newest, where sampling goes on beside training.")
     yield Name("train/versions/sampled_from", "version", "The oldest that a reply was sampled from.")
     yield Name("train/versions/sampled_to", "version", "The newest that a reply was sampled from.")
     yield Name("train/versions/policy", "version", "The trainer's version after the update.")
@@ -203,6 +216,7 @@ SECTIONS = {
     "A step": tuple(_step()),
     "Episodes": tuple(_rollout()),
     "The update": tuple(_learner()),
+    "Tokens by age": tuple(_ages()),
     "Time": tuple(_times()),
     "What became of the tokens": tuple(_ledger()),
     "Memory, versions, extremes, plan": tuple(_machine()),

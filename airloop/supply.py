@@ -1,0 +1,169 @@
+"""Where the learner of stream.py gets its groups from: sampled beside it, taken in order, written down."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Sequence, Set
+
+from airloop.assemble import Components, training_schedule
+from airloop.clocks import Clock, SimulatedClock, WallClock
+from airloop.rollout.collected import Collected, Place
+from airloop.rollout.feed import Admitted, Feed
+from airloop.rollout.producer import Producer
+from airloop.runs.admissions import Admissions, Taken
+from airloop.runs.run import Run
+from airloop.seeds import stable_hash
+from airloop.types import Group, Trajectory
+from airloop.waits import waiting
+
+# On the simulated clock an update takes as long as an episode does on average, and episodes are long-tailed, so that
+# groups end out of order.
+UPDATE, SPREAD = 1.0, 1.0
+
+
+class Supply:
+    """The groups of a run. `clock` is simulated with deterministic = true: a group is then sampled at its admission, by
+    the policy of that moment, and is there when the durations that are drawn for its episodes have passed."""
+
+    def __init__(self, parts: Components, run: Run) -> None:
+        config = parts.config
+        o = config.orchestrator
+        self._run, self._seed, self._rollouts = run, config.seed, o.rollouts_per_example
+        self._groups = o.batch_size // o.rollouts_per_example
+        self._longest_s = (o.retries + 2) * o.episode_timeout_s
+        self._schedule = training_schedule(config, parts.envs)
+        self._sampler = parts.sampler(run.save_trajectory, self._schedule)
+        self._admissions = Admissions(run.path)
+        self._past = self._admissions.resume(run.first_step)
+        self._left = _finished(run, self._past.lost)
+        self.clock: Clock = SimulatedClock() if config.deterministic else WallClock()
+        factor = o.oversampling_factor if o.buffer.online_difficulty_filtering else 1.0
+        feed = Feed(self._groups, int(factor * self._groups), o.max_staleness)
+        self._producer = Producer(
+            feed,
+            self._sample,
+            self.clock,
+            seats=o.max_concurrent,
+            rollouts=o.rollouts_per_example,
+            steps=lambda: run.config.max_steps,
+            note=lambda admitted: self._admissions.admitted(admitted.number, admitted.version),
+        )
+
+    async def start(self) -> None:
+        """Where the run was when its checkpoint was made. On the simulated clock all that has happened is passed over
+        again, without the work, so that the hands stand as they did."""
+        feed, past = self._producer.feed, self._past
+        if not isinstance(self.clock, SimulatedClock):
+            feed.version, feed.next = self._run.first_step, max(past.versions, default=-1) + 1
+            for number, version in past.open:
+                feed.admit_again(number, version)
+            self._producer.start()
+            return
+        self._producer.start()
+        for taken in past.before(self._run.first_step):
+            await self._producer.take()
+            await self.clock.spend(UPDATE)
+            self._over(taken.refused)
+
+    async def take(self, step: int) -> tuple[Taken, Collected]:
+        """The groups of the next update. One that was refused before the run was resumed is so again."""
+        while True:
+            began = time.perf_counter()
+            with waiting(f"the groups of step {step + 1}", "the sampler", self._longest_s):
+                groups = await self._producer.take()
+            await self.clock.spend(UPDATE)
+            taken = Taken(
+                step, tuple(g.number for g in groups), frozenset(g.number for g in groups if g.dropped), False
+            )
+            if taken.numbers not in self._past.refused:
+                break
+            self._over(refused=True)
+        self._bring_home(step, groups)
+        ended = [group.ended for group in groups if group.ended is not None]
+        return taken, Collected.joined(ended, seconds=time.perf_counter() - began)
+
+    def trained(self) -> None:
+        """The update is made and served: from now on groups are sampled by the new policy."""
+        self._over(refused=False)
+
+    def accepted(self, taken: Taken) -> None:
+        self._note(taken)
+
+    def refused(self, taken: Taken) -> None:
+        """What it sampled and made has been set aside."""
+        self._note(taken, refused=True)
+        self._over(refused=True)
+
+    async def close(self) -> None:
+        await self._producer.close()
+
+    def _note(self, taken: Taken, refused: bool = False) -> None:
+        kept = [number for number in taken.numbers if number not in taken.dropped]
+        self._admissions.taken(taken.step, kept, sorted(taken.dropped), refused=refused)
+
+    def _over(self, refused: bool) -> None:
+        if refused:
+            self._producer.refused()
+        else:
+            self._producer.trained()
+
+    async def _sample(self, producer: Producer, admitted: Admitted) -> Collected:
+        collected = await self._sampled(producer, admitted)
+        if not collected.groups:  # its place is another's from now on, also after a restart
+            self._admissions.lost(admitted.number)
+        return collected
+
+    async def _sampled(self, producer: Producer, admitted: Admitted) -> Collected:
+        number, version = admitted.number, admitted.version
+        home = number // self._groups  # the step that it is planned for: where groups are dropped, it comes sooner
+        plan = self._schedule.batch(home, self._groups)
+        left = self._left.pop(number, {})
+        sample = functools.partial(self._sampler.group, home, plan, number, version)
+        if not isinstance(self.clock, SimulatedClock):
+            return await sample(left, functools.partial(producer.seat, number))
+        if (taken := self._past.spent.get(number)) is not None:  # its episodes are not needed any more
+            group = Group(plan[number % self._groups], version, ())
+            collected = Collected(() if number in taken.dropped else (group,), (), {})
+        else:
+            collected = await sample(self._whole(home, left))
+        await producer.play(number, self._durations(number))
+        return collected
+
+    def _whole(self, home: int, left: dict[Place, Trajectory]) -> dict[Place, Trajectory]:
+        """All of a group or nothing: in lock-step the batch around an episode must be the same as in a run that was
+        never killed."""
+        if left and len(left) < self._rollouts:
+            self._run.move_episodes([t.id for t in left.values()], home, f"aside_{home:04d}_groups")
+            return {}
+        return left
+
+    def _durations(self, number: int) -> list[float]:
+        """Of mean 1."""
+        seeds = [stable_hash("duration", self._seed, number, sample) for sample in range(self._rollouts)]
+        return [random.Random(seed).lognormvariate(-(SPREAD**2) / 2, SPREAD) for seed in seeds]
+
+    def _bring_home(self, step: int, groups: Sequence[Admitted]) -> None:
+        """A step's episodes are in its folder, also those of groups that were planned for a later one."""
+        for admitted in groups:
+            home, ended = admitted.number // self._groups, admitted.ended
+            if home != step and ended is not None:
+                found = [*ended.groups, *(dropped.group for dropped in ended.dropped)]
+                episodes = [t for group in found for t in group.trajectories] + list(ended.spoilt)
+                self._run.move_episodes([t.id for t in episodes], home, f"step_{step:04d}")
+
+
+def _finished(run: Run, lost: Set[int]) -> dict[int, dict[Place, Trajectory]]:
+    """Episodes that a killed run has left, by the number of their group. What the machinery spoilt is tried again, but
+    not where the group was given up for it: others have its place."""
+    found: dict[int, dict[Place, Trajectory]] = {}
+    for path in sorted((run.path / "trajectories").glob("step_*")):
+        step = int(path.name.removeprefix("step_"))
+        if step < run.first_step:
+            continue
+        spoilt = run.finished(step, spoilt=True) if lost else {}
+        spoilt = {place: t for place, t in spoilt.items() if place[0] in lost}
+        for place, trajectory in (spoilt | run.finished(step)).items():
+            found.setdefault(place[0], {})[place] = trajectory
+    return found
