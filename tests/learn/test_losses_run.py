@@ -88,4 +88,6 @@ def test_the_losss_keys_reach_the_loss() -> None:
     }
     found = learner_settings(load_config([f"--trainer.loss.{key}={value}" for key, value in keys.items()]))
     assert (found.loss, found.passes) == (keys.pop("type"), keys.pop("passes"))
-    assert vars(found.loss_settings) == keys
+    assert vars(found.loss_settings) == {**keys, "anchor": "trainer"}
+    anchored = learner_settings(load_config(["--trainer.loss.anchor=sampler"]))  # which gspo does not have
+    assert anchored.loss_settings.anchor == "sampler"
