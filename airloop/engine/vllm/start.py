@@ -99,6 +99,9 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
     flags = ["--enable-scale-out", "--enable-lora", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     if config.inference.model.enforce_eager or gpu is None:
         flags.append("--enforce-eager")
+    if gpu is None:
+        # After a part of a prompt vLLM takes a seeded draw back, which a CPU's generator cannot: the engine dies of it.
+        flags.append("--no-enable-chunked-prefill")
     command = [interpreter(config), "-m", MODULE, *flags, *(word for option in options.items() for word in option)]
     env = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
