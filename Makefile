@@ -26,7 +26,7 @@ test-fast: for-dev
 # is skipped by name, with the reason.
 test-interop: for-dev
 	"$(BIN)/python" scripts/interop.py
-	"$(BIN)/python" -m pytest -n 2 --dist worksteal -m interop -rs tests/interop
+	"$(BIN)/python" -m pytest -n 2 --dist worksteal -m "interop and not soak" -rs tests/interop
 
 # What `make test-fast` leaves out: to be made anew, on an idle machine, when it has become slow.
 durations: for-dev

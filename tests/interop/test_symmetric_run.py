@@ -12,7 +12,7 @@ from support import warm_process
 from support.interop_world import ROOT, interpreter
 from support.rank_runs import FLAGS, same, started_from, the_run, words
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.soak]
 APART = ["unshare", "--pid", "--fork", "--mount-proc", "--net", "--mount", "--kill-child"]
 WAIT_S = 280
 

@@ -100,7 +100,9 @@ def test_a_server_of_vllm_does_what_every_engine_must_and_is_started_again_when_
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["in turns", "beside training"])
+@pytest.mark.parametrize(
+    "beside", [pytest.param(False, id="in turns"), pytest.param(True, id="beside training", marks=pytest.mark.soak)]
+)
 def test_a_policy_learns_through_vllm(tmp_path: Path, beside: bool) -> None:
     """A supervised start of all the weights, then RL of an adapter above it, proofs included."""
     tiny = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
