@@ -38,7 +38,7 @@ STEPS, WARM = 40, 10  # updates; the first are the fleet's start
 SAMPLERS = (8, 32, 128, 512)
 SPARES = (0.5, 1.0, 1.25, 2.0)
 KEPT = Collected((Group(Task("fleet", "1", "train"), 0, ()),), (), {})
-# What issue and docs promise at staleness 4.
+# What is asked for at staleness 4.
 MOST_IDLE, LEAST = 0.05, 0.90
 AMPLE = 1.25  # the learner is not to wait where samplers have a quarter more than it needs
 
