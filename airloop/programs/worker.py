@@ -144,7 +144,7 @@ class Server:
 
     def take(self) -> Running | None:
         while self.ready:
-            if not (one := self.ready.pop()).is_gone():
+            if not (one := self.ready.pop(0)).is_gone():
                 return one
         return None
 
