@@ -103,6 +103,15 @@ def gap_grows(line: Line, step: int) -> None:
     line["worst"] = {}
 
 
+def policy_moves(line: Line, step: int) -> None:
+    """Sampling goes on beside training, and old tokens are hardly the policy's any more."""
+    line["ages"] = {
+        "0": {"tokens": 100.0, "gap": 0.001, "cut": 0.0, "ess": 1.0},
+        "4": {"tokens": 100.0, "gap": 0.8, "cut": 0.5, "ess": 0.05},
+    }
+    line["worst"] = {}
+
+
 def attempts_fail(line: Line, step: int) -> None:
     line["rollout"] |= {"infra_errors": line["rollout"]["episodes"], "lost": line["rollout"]["episodes"]}
 
@@ -158,6 +167,7 @@ WRONG: dict[str, tuple[Callable[[Line, int], None], bool]] = {
     "kl_explodes": (kl_grows, False),
     "weights_do_not_change": (set_in("learner", weights_changed=0.0), False),
     "logprob_gap_grows": (gap_grows, False),
+    "policy_drifts": (policy_moves, False),
     "rollouts_fail": (attempts_fail, False),
     "all_rollouts_fail": (attempts_fail, False),
     "programs_crash": (set_in("metrics", crashed=0.95), False),

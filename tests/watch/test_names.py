@@ -31,6 +31,7 @@ ELSEWHERE = {
     "train/memory/gpu_available": "CUDA",
     "train/memory/gpu_peak": "CUDA",
     **{f"train/rounding/{side}": "a gap above 0.1" for side in ("engine", "trainer", "plain", "most")},
+    "train/versions/wanted_to": "sampling beside training",
     "step": "the axis at W&B",
     **{f"train/rollout/ended_{ending}": "one line per ending" for ending in get_args(Ending)},
 }
