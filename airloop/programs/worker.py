@@ -100,7 +100,8 @@ class Server:
         try:
             self.send({"ready": True, "forks": self.forks})
             while self.orders >= 0:
-                lacks = self.forks and len(self.ready) < min(self.most, MOST_READY)
+                # No more processes in all than there were at once before: a machine may allow few.
+                lacks = self.forks and len(self.ready) + len(self.running) < min(self.most, MOST_READY)
                 events = self.select.select(0 if lacks else None)
                 for key, _ in events:
                     if key.fd in self.select.get_map():  # not closed meanwhile
@@ -152,7 +153,7 @@ class Server:
         try:
             self.ready.append(self.start(None))
         except OSError:  # what is too much now may be there when it is needed
-            self.most = len(self.ready)
+            self.most = len(self.ready) + len(self.running)
 
     def start(self, order: dict[str, Any] | None) -> Running:
         """A process for an episode: of the `order`, or of the one that it will be given."""

@@ -73,6 +73,7 @@ class Link:
         os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork)
         self.broken = ""
         self.kept: dict[Any, bytes] = {}  # answers that are the same again, by their requests
+        self.asks_again = False  # every time, whatever is known
 
     def _before_fork(self) -> None:
         """Waits until no thread asks anything: from then on they, too, take turns with the other process."""
@@ -109,7 +110,7 @@ class Link:
     def _keep(self, request: bytes, form: tuple[Any, ...], answer: bytes | bytearray) -> None:
         """Who plays without chance and memory need not be asked twice: the worker says so of its own code, and could
         win nothing by a lie (the answer is its own)."""
-        kind = answer[HEAD.size] if len(answer) > HEAD.size else 0
+        kind = answer[HEAD.size] if len(answer) > HEAD.size and not self.asks_again else 0
         if kind in (REPEATED, CONSTANT) and len(request) + len(answer) <= LONGEST_KEPT and len(self.kept) < KEPT:
             self.kept[form if kind == CONSTANT and form else request] = bytes(answer)
 
@@ -297,7 +298,8 @@ class AgentModule(types.ModuleType):
         super().__setattr__(name, value)
 
 
-def stand_in(name: str) -> None:
+def stand_in(name: str, asks_again: bool = False) -> None:
     """Makes the module that is being imported one whose content is in the worker's world."""
+    link().asks_again = asks_again
     link().ask("import", name)
     sys.modules[name].__class__ = AgentModule

@@ -136,7 +136,8 @@ class Grader:
         """The agent's code in a world of its own, answering the evaluation's calls."""
         image = grader_image(spec, self.worlds)
         is_its = graders(spec)
-        proxies = stand_ins(await self._without_impostors(spec, submission, image))
+        modules = await self._without_impostors(spec, submission, image)
+        proxies = stand_ins(modules, is_timed="time" in spec.yardstick.metric.lower())
         kept = tuple(file for file in image.files if is_its(file[0]) or not file[0].endswith(".py"))
         async with contextlib.AsyncExitStack() as stack:
             wire = await stack.enter_async_context(self._wire(min(self.call_s, limit)))

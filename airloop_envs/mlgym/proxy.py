@@ -25,7 +25,7 @@ from airloop_envs.mlgym import agent_link
 MODULE = Path(agent_link.__file__)
 LINK = "agent_link.py"  # its name in the grader's workspace
 WORKER = Path(__file__).with_name("agent_worker.py")
-STAND_IN = "import agent_link\n\nagent_link.stand_in(__name__)\n"
+STAND_IN = "import agent_link\n\nagent_link.stand_in(__name__, asks_again={})\n"
 MODULE_ENDINGS = (".py", ".pyc", ".so", ".pyd")
 
 Role = Literal["grader", "worker"]
@@ -159,8 +159,9 @@ def _module(name: str) -> PurePosixPath:
     return path.with_name(path.name.split(".")[0] or path.name)
 
 
-def stand_ins(files: Iterable[str]) -> dict[str, bytes]:
+def stand_ins(files: Iterable[str], is_timed: bool = False) -> dict[str, bytes]:
     """What the grader's workspace gets in place of the agent's modules: all of them, whatever way they may be
-    imported; none of the agent's own text."""
-    modules = {name: STAND_IN.encode() for name in files if name.endswith(".py")}
+    imported; none of the agent's own text. Where the score is a time, every call is made, also one whose answer is
+    known."""
+    modules = {name: STAND_IN.format(is_timed).encode() for name in files if name.endswith(".py")}
     return modules | {LINK: MODULE.read_bytes()}

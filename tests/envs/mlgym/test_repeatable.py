@@ -13,6 +13,7 @@ import pytest
 from support.grading_lab import make_task, open_lab
 
 from airloop_envs.mlgym import agent_worker
+from airloop_envs.mlgym.spec import Yardstick
 
 
 def loaded(directory: Path, text: str) -> Any:
@@ -119,3 +120,12 @@ def test_what_repeats_is_asked_once_in_real_worlds_until_something_is_set(tmp_pa
         for code, expected in CASES.items():
             grade = lab.grade(task, lab.attempt(task, "true", {"strategy.py": code}))
             assert grade.scores is not None and grade.scores["Score"] == pytest.approx(expected), grade
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+def test_where_the_score_is_a_time_every_call_is_made(tmp_path: Path) -> None:
+    files = {"evaluate.py": EVALUATE.replace("Score", "Time"), "strategy.py": ""}
+    task = make_task(tmp_path, "PythonSubmissionTasks", files, yardstick=Yardstick("Time", "down", None, None))
+    with open_lab() as lab:
+        grade = lab.grade(task, lab.attempt(task, "true", {"strategy.py": next(iter(CASES))}))
+        assert grade.scores is not None and grade.scores["Time"] == 103_000.0  # of which none was kept
