@@ -19,6 +19,7 @@ from airloop.config import load_config
 from airloop.config.mistakes import Refused
 from airloop.files import read_lines
 from airloop.runs.run import Run
+from airloop.training import never_run
 
 BESIDE = {"orchestrator.max_staleness": "2", "trainer.loss.importance_mode": "mask"}
 FILTERED = {"orchestrator.buffer.online_difficulty_filtering": "true", "orchestrator.oversampling_factor": "2"}
@@ -146,3 +147,9 @@ def test_with_max_staleness_0_it_is_the_loop(tmp_path: Path, monkeypatch: pytest
 def test_what_cannot_be_is_refused_with_its_reason(words: list[str], told: str) -> None:
     with pytest.raises(Refused, match=told):
         load_config(["--orchestrator.max_staleness", "1", *words])
+
+
+def test_what_was_never_run_on_such_a_device_is_said() -> None:
+    beside = load_config(["arith", "--orchestrator.max_staleness", "1", "--trainer.loss.importance_mode", "mask"])
+    assert "max_staleness" in never_run(beside, "cuda") and not never_run(beside, "cpu")
+    assert not never_run(load_config(["arith"]), "cuda")
