@@ -106,7 +106,10 @@ def machines(runs: Iterable[Run]) -> str:
 
 def draw(recipe: str, runs: dict[int, Run], path: Path) -> None:
     """Success in training by step, and on held-out tasks with its interval."""
+    import matplotlib
     from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = recipe  # the same runs, the same file
 
     figure = Figure(figsize=(7, 3.6))
     axis = figure.subplots()

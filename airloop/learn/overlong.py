@@ -41,16 +41,21 @@ class Overlong:
 
 
 def shape_overlong(groups: Sequence[Group], overlong: Overlong) -> tuple[Group, ...]:
-    """The groups with the reward component "overlong" in every trajectory, added to its reward."""
-    return tuple(replace(g, trajectories=tuple(_shaped(t, overlong) for t in g.trajectories)) for g in groups)
+    """The groups with the reward component "overlong" in every trajectory, added to its reward where the task's own
+    rewards differ. A group that is wrong, or right, throughout would otherwise be trained on length alone: a model of
+    0.5B, wrong in most groups, so learned within three steps to answer in three tokens, without a thought."""
+    return tuple(
+        replace(g, trajectories=tuple(_shaped(t, overlong, counts=g.has_signal) for t in g.trajectories))
+        for g in groups
+    )
 
 
-def _shaped(trajectory: Trajectory, overlong: Overlong) -> Trajectory:
+def _shaped(trajectory: Trajectory, overlong: Overlong, counts: bool) -> Trajectory:
     if COMPONENT in trajectory.rewards or any(COMPONENT in turn for turn in trajectory.turn_rewards):
         raise AirError(
             f"Environment {trajectory.task.env!r} has a reward component {COMPONENT!r} of its own, and "
             "trainer.loss.overlong adds one of that name.",
             'set trainer.loss.overlong = "off", or give the environment\'s component another name.',
         )
-    reward = overlong.reward(trajectory)
+    reward = overlong.reward(trajectory) if counts else 0.0
     return replace(trajectory, rewards={**trajectory.rewards, COMPONENT: reward}, reward=trajectory.reward + reward)

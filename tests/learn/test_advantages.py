@@ -221,9 +221,18 @@ def test_what_was_cut_off_counts_as_the_limit() -> None:
 
 
 def test_shaped_groups_have_the_penalty_as_a_component_of_the_reward() -> None:
-    pair = group(spoke([90]), replace(spoke([10]), id="b"))
+    pair = group(spoke([90]), replace(spoke([10]), id="b", reward=0.0))
     (shaped,) = shape_overlong([pair], Overlong("reply", 100, 0.2, 1.0))
     assert [t.rewards for t in shaped.trajectories] == [{"overlong": pytest.approx(-0.5)}, {"overlong": 0.0}]
-    assert shaped.rewards == pytest.approx([0.5, 1.0]) and pair.rewards == [1.0, 1.0]
+    assert shaped.rewards == pytest.approx([0.5, 0.0]) and pair.rewards == [1.0, 0.0]
     with pytest.raises(AirError, match="component 'overlong' of its own"):
         shape_overlong([shaped], Overlong("reply", 100, 0.2, 1.0))
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_group_that_is_wrong_or_right_throughout_is_not_trained_on_length_alone(reward: float) -> None:
+    """A model of 0.5B that was wrong in most groups so unlearned to think, in three steps (docs/recipes.md)."""
+    alike = group(replace(spoke([100]), reward=reward), replace(spoke([3]), id="b", reward=reward))
+    (shaped,) = shape_overlong([alike], Overlong("reply", 100, 0.2, 1.0))
+    assert shaped.rewards == [reward, reward] and not shaped.has_signal
+    assert [t.rewards for t in shaped.trajectories] == [{"overlong": 0.0}] * 2

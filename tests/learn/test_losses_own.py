@@ -128,13 +128,16 @@ passes = 2
 overlong = "reply"
 overlong_share = 1.0
 """
+BITS = ["--orchestrator.env.0.args.max_number", "1", "--orchestrator.env.0.args.split_by", "none"]
+BITS += ["--orchestrator.env.0.args.demo_accuracy", "0.8", "--orchestrator.batch_size", "32"]
+BITS += ["--orchestrator.rollouts_per_example", "8", "--trainer.optim.lr", "1e-3"]
 
 
 def example_flags(directory: Path) -> list[str]:
     written(directory, example(), "my_loss.py")
-    # after a supervised start replies differ in length, and length has a price: rewards differ
-    extra = OWN + WARMSTART.replace("steps = 6", "steps = 12")
-    return ["@", str(write_config(directory, extra=extra)), "--orchestrator.sampling.max_tokens", "6"]
+    # after a supervised start replies differ, in length and in whether a sum of two bits is right: so do rewards
+    extra = OWN + WARMSTART.replace("steps = 6", "steps = 24")
+    return ["@", str(write_config(directory, extra=extra)), "--orchestrator.sampling.max_tokens", "6", *BITS]
 
 
 @pytest.mark.slow

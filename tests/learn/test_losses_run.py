@@ -31,6 +31,7 @@ max_tokens = 6
 num_examples = 1
 [[orchestrator.env]]
 id = "arith"
+args = { max_number = 1, split_by = "none" }
 [warmstart]
 steps = 12
 lr = 2e-2
