@@ -55,7 +55,7 @@ async def _train(
     schedule = training_schedule(parts.config, parts.envs)
     for line in run.metrics("train"):
         if line["step"] < run.first_step:
-            schedule.heard(line.get("task", {}))
+            schedule.heard(line)
 
     def save(trajectory: Trajectory, step: int) -> None:
         run.save_trajectory(trajectory, step)
@@ -102,7 +102,7 @@ async def _train(
             alarms.tell(found)
             raise Halted(found.worst, run.path, refusals)
         run.accept(step, made)
-        schedule.heard(made.metrics["task"])
+        schedule.heard(made.metrics)
         watcher.step(made.metrics)
         likeness.suspect(made.metrics)
         alarms.tell(found)

@@ -77,26 +77,31 @@ class Sampler:
         one among them that ended in infra_error is lost for good, as it was in the step that is repeated.
         `refusals`: how often the step has been sampled in vain; its seeds are others each time.
 
-        With online_difficulty_filtering a group without signal is replaced by one of a spare task, until
-        each planned group has signal or oversampling_factor times as many have been sampled.
+        With online_difficulty_filtering a group without signal is replaced by one of a spare task, until as many groups
+        as are planned have signal or oversampling_factor times as many have been sampled. As many as the last steps
+        needed begin at once with the others, since whoever waits for a group to end waits for its longest episode; if
+        more than planned then have signal, all are kept.
         """
         await start_engine(self._engine)
         settings = self._settings
         spares: list[Task] = []
+        begun = len(plan)
         if settings.online_difficulty_filtering and self._schedule:
-            count = int(settings.oversampling_factor * len(plan)) - len(plan)
-            spares = self._schedule.spares(step, len(plan), max(count, 0))
+            count = max(0, int(settings.oversampling_factor * len(plan)) - len(plan))
+            spares = self._schedule.spares(step, len(plan), count)
+            begun += min(count, self._schedule.expected_losses(step, len(plan)))
         seeds = _seeds([*plan, *spares], settings, step, refusals)
         round = _Collection(self, settings, step, version, [*plan, *spares], finished or {}, seeds)
-        replacements = iter(range(len(plan), len(plan) + len(spares)))
+        replacements = iter(range(begun, len(plan) + len(spares)))
         if self._ranks.size == 1:
             round.spare = replacements  # taken as soon as a group has ended
-        wanted: Sequence[int] = range(len(plan))
+            round.missing = len(plan) - begun
+        wanted: Sequence[int] = range(begun)
         while wanted:
             await round.run(self._ranks.mine(wanted))
             await self._pool(round, f"the episodes of step {step + 1}", wanted)
             # Several ranks replace together, round by round: which tasks are used must not depend on their number.
-            lost = sum(index in round.dropped for index in wanted)
+            lost = max(0, len(plan) - len(round.groups))
             wanted = list(itertools.islice(replacements, lost)) if self._ranks.size > 1 else []
         return round.collected()
 
@@ -204,6 +209,7 @@ class _Collection:
         self._clock = time.monotonic()
         self._door: Door | None = None
         self.spare = iter(range(0))
+        self.missing = 0  # planned groups for which none has signal or is under way; below 0, so many more are
         self.ended: dict[Place, Trajectory] = {}
         self.groups: dict[int, Group] = {}
         self.dropped: dict[int, Dropped] = {}
@@ -343,8 +349,9 @@ class _Collection:
         else:
             self.groups[index] = group
             return
-        replacement = next(self.spare, None)
-        if replacement is not None:
+        self.missing += 1
+        if self.missing > 0 and (replacement := next(self.spare, None)) is not None:
+            self.missing -= 1
             self._start(replacement)
 
     def collected(self) -> Collected:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import Any
 
 from airloop.envs.base import Environment
 from airloop.errors import AirError
@@ -18,6 +19,7 @@ from airloop.text.spelling import misspelt
 from airloop.types import Task
 
 MAX_NAMED = 6  # families named one by one
+RECENT = 4  # steps by which it is judged how many groups the next will lose
 
 
 class TaskStream:
@@ -69,6 +71,9 @@ class TaskSchedule:
             )
         self._all = TaskStream(self._tasks, seed)
         self._before: list[Figures] = []  # what came of the steps so far, by family
+        self._signals: list[
+            tuple[float, float]
+        ] = []  # of each: groups kept, groups without signal
         self._mixture: Mixture | None = None
         if ratios or families or curriculum:
             by_family = bool(families or curriculum)
@@ -84,9 +89,17 @@ class TaskSchedule:
         """How many examples each family of tasks has."""
         return Counter(task.curve for task in self._tasks)
 
-    def heard(self, figures: Figures) -> None:
-        """What came of the next step, by family: a curriculum goes by it."""
-        self._before.append(figures)
+    def heard(self, metrics: Mapping[str, Any]) -> None:
+        """What came of the next step: a curriculum goes by its families, dynamic sampling by its groups."""
+        self._before.append(metrics.get("task", {}))
+        sampled = metrics.get("rollout", {})
+        self._signals.append((sampled.get("groups", 0), sampled.get("dropped_no_signal", 0)))
+
+    def expected_losses(self, step: int, n: int) -> int:
+        """How many groups will lack a signal until n have one, as the last steps had it."""
+        recent = self._signals[max(0, step - RECENT) : step]
+        kept, dropped = (sum(column) for column in zip(*recent, strict=True)) if recent else (0, 0)
+        return round(n * dropped / kept) if kept else n if dropped else 0
 
     def describe(self, batch_size: int, rollouts: int, steps: int) -> str:
         """What a run of this schedule will see, in a person's words."""

@@ -83,11 +83,11 @@ def test_a_curriculum_follows_success() -> None:
     """Easy tasks first, since hard ones are never solved; when easy ones always are, hard ones, which are by then."""
     schedule = TaskSchedule({"e": Levels(easy=50, hard=50)}, "train", 0, curriculum=CURRICULUM)
     assert families(schedule.batch(0, 40)) == {"easy": 20, "hard": 20}, "nothing is known"
-    schedule.heard(figures(easy=0.5, hard=0.0))
+    schedule.heard({"task": figures(easy=0.5, hard=0.0)})
     assert families(schedule.batch(1, 110)) == {"easy": 100, "hard": 10}
     schedule = TaskSchedule({"e": Levels(easy=50, hard=50)}, "train", 0, curriculum=CURRICULUM)
     for line in (figures(easy=0.5, hard=0.0), figures(easy=1.0, hard=0.3)):
-        schedule.heard(line)
+        schedule.heard({"task": line})
     assert families(schedule.batch(2, 110)[-110:])["hard"] > 90
     assert families(schedule.spares(2, 40, 33)) == {"hard": 30, "easy": 3}
 
@@ -111,10 +111,10 @@ def test_a_resumed_schedule_goes_on_as_if_it_had_never_stopped(history: list[tup
     whole, drawn = TaskSchedule(envs, "train", 1, curriculum=CURRICULUM), []
     for step, line in enumerate(lines):
         drawn.append((whole.batch(step, n), whole.spares(step, n, 4)))
-        whole.heard(line)
+        whole.heard({"task": line})
     resumed = TaskSchedule(envs, "train", 1, curriculum=CURRICULUM)
     for line in lines[:-1]:
-        resumed.heard(line)
+        resumed.heard({"task": line})
     last = len(lines) - 1
     assert (resumed.batch(last, n), resumed.spares(last, n, 4)) == drawn[-1]
     for family in "abc":

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.rollout_world import Says, ScriptedEngine, StubEnv, chat_tokenizer, command
 
 from airloop.engine.base import Sampling
@@ -165,6 +167,42 @@ def test_groups_without_signal_are_replaced_until_there_are_enough() -> None:
     resumed = asyncio.run(_resume(world, finished))
     assert resumed.stats["reused"] == len(world.saved)
     assert [g.task.id for g in resumed.groups] == [g.task.id for g in collected.groups]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    fates=st.lists(st.booleans(), min_size=24, max_size=24),
+    heard=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), max_size=6),
+    at_once=st.integers(1, 40),
+    factor=st.sampled_from([1.0, 1.5, 2.0, 4.0]),
+)
+def test_who_begins_ahead_and_when_groups_end_changes_nothing_in_what_is_missing(
+    fates: list[bool], heard: list[tuple[int, int]], at_once: int, factor: float
+) -> None:
+    """As many groups as the last steps lost begin at once; more only while fewer than planned may have signal. So the
+    groups of a step follow from their tasks alone, whatever the order in which they end."""
+    env = StubEnv(
+        tasks=24,
+        finish=lambda s: Score({"solved": float(s.seed % 2) if fates[s.task.payload["i"]] else 0.0}),
+        act=lambda s: None,
+    )
+    env.reward_weights = {"solved": 1.0, "step": 0.0}
+    filtering = {"online_difficulty_filtering": True, "oversampling_factor": factor, "max_concurrent": at_once}
+    world = World(env, rollouts_per_example=6, **filtering)
+    for kept, dropped in heard:
+        world.schedule.heard({"rollout": {"groups": kept, "dropped_no_signal": dropped}})
+    n, step = 4, len(heard)
+    collected = world.collect(step=step, n=n)
+    kept, dropped = (sum(column[-4:]) for column in zip(*heard, strict=True)) if heard else (0, 0)
+    ahead = round(n * dropped / kept) if kept else n if dropped else 0
+    most = max(n, int(factor * n))
+    plan = [*world.schedule.batch(step, n), *world.schedule.spares(step, n, most - n)]
+    signal = {g.task.id for g in collected.groups}
+    sampled = [g.task.id for g in collected.groups] + [d.group.task.id for d in collected.dropped]
+    begun = min(most, n + ahead)
+    while begun < most and sum(task.id in signal for task in plan[:begun]) < n:
+        begun += 1
+    assert sorted(sampled) == sorted(task.id for task in plan[:begun])
 
 
 async def _resume(world: World, finished: dict[tuple[int, int], Trajectory]) -> Any:
