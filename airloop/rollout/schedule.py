@@ -71,9 +71,7 @@ class TaskSchedule:
             )
         self._all = TaskStream(self._tasks, seed)
         self._before: list[Figures] = []  # what came of the steps so far, by family
-        self._signals: list[
-            tuple[float, float]
-        ] = []  # of each: groups kept, groups without signal
+        self._signals: list[tuple[float, float]] = []  # of each: groups kept, groups without signal
         self._mixture: Mixture | None = None
         if ratios or families or curriculum:
             by_family = bool(families or curriculum)
