@@ -282,6 +282,8 @@ class Forest:
         The template is asked once more, with a stand-in for each reply: what it puts between the stand-ins
         stands between the replies. A reply that it has changed by more than outer whitespace is left out.
         """
+        if not own:
+            return []
         stand_ins: list[Message] = [
             {**message, "content": _STAND_IN.format(own[i])} if i in own else message
             for i, message in enumerate(messages)

@@ -8,8 +8,8 @@ cannot do is done here, in the form Hermes and Qwen models use, and told to the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ GIVE_TEMPLATE = 'give a template that can do this: chat_template = "file.jinja" 
 # Inside the text of a special token it means: these are only characters (U+FDD0 is a non-character, for a
 # program's own use). render() puts it there, encode() cuts the text at it and leaves it out.
 ONLY_TEXT = "\ufdd0"
+
+KEPT = 256  # texts whose ids are kept: at least the prompts of a step's groups
 
 # A word no template contains by chance.
 PROBE = "qzprobe"
@@ -83,7 +85,16 @@ class ChatTokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of the text as it stands: nothing is added, special tokens written in it are recognised, unless
         render() has marked them as being only text."""
-        return [i for piece in text.split(ONLY_TEXT) for i in self.hf.encode(piece, add_special_tokens=False)]
+        return list(self._encoded(text))
+
+    @cached_property
+    def _encoded(self) -> Callable[[str], tuple[int, ...]]:
+        """All episodes of a group begin with the same prompt: it is encoded once."""
+
+        def encode(text: str) -> tuple[int, ...]:
+            return tuple(i for piece in text.split(ONLY_TEXT) for i in self.hf.encode(piece, add_special_tokens=False))
+
+        return lru_cache(maxsize=KEPT)(encode)
 
     def decode(self, ids: Sequence[int], *, skip_stop: bool = False) -> str:
         """Text of the ids, special tokens included; `skip_stop` leaves out the stop tokens at the end."""

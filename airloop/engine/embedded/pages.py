@@ -65,12 +65,15 @@ class PageTree:
         node, at = self._root, 0
         while True:
             best, length = None, 0
-            for child in node.children:
-                if at >= len(tokens) or not child.tokens or child.tokens[0] != tokens[at]:
-                    continue
-                n = common_prefix(child.tokens, tokens[at : at + self.page_size])
-                if n > length:
-                    best, length = child, n
+            page = tokens[at : at + self.page_size]
+            for child in reversed(node.children):  # a group's members come one after the other: the last is theirs
+                if length == len(page):
+                    break
+                # Whoever matches further than the best so far has this token, too: of hundreds that is quickly said.
+                if length < len(child.tokens) and child.tokens[length] == page[length]:
+                    n = common_prefix(child.tokens, page)
+                    if n > length:
+                        best, length = child, n
             if best is None or length < self.page_size:
                 return path, best, length
             path.append(best)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from airloop.engine.base import Generation, Heard, Sampling
 from airloop.engine.embedded.pages import KeyValues, Node, PageTree
-from airloop.text.prefix import common_prefix
 
 
 @dataclass(eq=False)
@@ -200,8 +199,12 @@ class Scheduler:
     def _computing(self, tokens: Sequence[int], have: int) -> Request | None:
         """Who computes, just now, at least a page more of these tokens than we have."""
         worth = have + self.tree.page_size
+        if worth > len(tokens):
+            return None
+        wanted, last = tokens[:worth], tokens[worth - 1]  # of hundreds that run, few have this token at that place
         for r in self.running:
-            if r.computed < r.prompt_length and r.tokens[0] == tokens[0] and common_prefix(r.tokens, tokens) >= worth:
+            near = r.computed < r.prompt_length and len(r.tokens) >= worth and r.tokens[worth - 1] == last
+            if near and r.tokens[:worth] == wanted:
                 return r
         return None
 
