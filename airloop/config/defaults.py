@@ -26,6 +26,15 @@ def fill_loss(data: dict[str, Any]) -> dict[str, Any]:
     return filled | {key: value for key, value in data.items() if value is not None or key not in filled}
 
 
+def fill_backend(data: dict[str, Any]) -> dict[str, Any]:
+    """GPUs that sample and do not train have servers: no other engine has weights of its own."""
+    ids, inference = [data.get(key) for key in ("trainer_gpu_ids", "inference_gpu_ids")], data.get("inference", {})
+    if not all(isinstance(gpus, list) and gpus for gpus in ids) or not isinstance(inference, dict):
+        return data
+    apart = not any(gpu in ids[0] for gpu in ids[1])
+    return {**data, "inference": {"backend": "vllm", **inference}} if apart else data
+
+
 def fill_budget(data: dict[str, Any]) -> dict[str, Any]:
     """A run that is given minutes and no number of steps has as many as fit."""
     if isinstance(budget := data.get("budget"), dict) and budget.get("minutes") is not None:

@@ -35,6 +35,8 @@ _PRIME_DEFAULTS: dict[str, Any] = {
 }
 
 
+# Where earlier files have what is in [trainer.model] now, key for key.
+_OLD_PLACE: KeyPath = ("trainer", "model", "experimental")
 # Keys that no file of another trainer has.
 _OURS: tuple[str, ...] = (
     "budget",
@@ -61,14 +63,19 @@ def translate(settings: Settings, *, environments: bool) -> list[Mistake]:
     """`environments` is False for the config of a run, which leaves nothing out."""
     found = _flags(settings)
     said = copy.deepcopy(settings.tree)
+    moved = False
     for path, value in _foreign(said, ()):
         if _is_done(path, value, said):
             take_out(settings.tree, path)
         elif mistake := _answered(path, value, said, settings):
             settings.correct(mistake)
-            found.append(mistake)
+            here = path == _OLD_PLACE and not mistake.choice
+            moved = moved or here
+            found += [] if here else [mistake]
     if environments and settings.files and is_whole(said) and _is_prime_file(said):
-        found += _defaults(said, settings)
+        as_there = _defaults(said, settings)
+        # A file that needs no other correction is read as it stands, and what it leaves out is as it is there.
+        found += [mistake for mistake in as_there if mistake.choice or found or not moved]
     return found
 
 
@@ -94,13 +101,12 @@ def _is_done(path: KeyPath, value: Any, said: Mapping[str, Any]) -> bool:
 
 
 def _is_prime_file(said: Mapping[str, Any]) -> bool:
-    """By keys that only prime-rl has; or, without a key of ours, by an environment that is not here, GPUs apart, or a
-    header without keys, which switches something on there and says nothing here."""
+    """By keys that only prime-rl has; or, without a key of ours, by an environment that is not here, or a header
+    without keys, which switches something on there and says nothing here."""
     if any(is_prime(path) or path[:3] in _SOURCES + _EVALUATED for path, _ in _foreign(said, ())):
         return True
     if any(at(said, *key.split(".")) is not None for key in _OURS):
         return False
-    gpus = at(said, "inference_gpu_ids"), at(said, "trainer_gpu_ids")
     names = [env_id(entry) for entry in _entries(said, ("orchestrator", "env"))]
     strange = at(said, "model", "name") is not None and any(
         known_id(name) is None and misspelt(name, plugins("envs")) is None for name in names
@@ -110,7 +116,7 @@ def _is_prime_file(said: Mapping[str, Any]) -> bool:
         said.get("trainer"),
         said.get("ckpt"),
     )
-    return strange or bare or (all(gpus) and gpus[0] != gpus[1])
+    return strange or bare
 
 
 def is_whole(said: Mapping[str, Any]) -> bool:

@@ -78,12 +78,6 @@ def _weights(config: RunConfig) -> Iterator[Conflict]:
 
 def _places(config: RunConfig) -> Iterator[Conflict]:
     trainer, inference = config.trainer_gpu_ids, config.inference_gpu_ids
-    if config.trainer.processes not in (None, 1) or len(trainer or [0]) > 1:
-        yield Conflict(
-            ("trainer_gpu_ids" if trainer else "trainer.processes", BACKEND),
-            'several trainer processes with backend = "vllm" are not in this version: one trains, servers sample',
-            {"trainer_gpu_ids": trainer[:1]} if trainer else {"trainer.processes": 1},
-        )
     if config.inference.vllm.urls or config.model.device == "cpu":
         return
     if inference is None and trainer is not None:

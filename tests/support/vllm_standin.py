@@ -37,6 +37,7 @@ class StandIn:
         self.engines: dict[str, EmbeddedEngine] = {BASE: self._engine(None)}
         self.broken: dict[str, Any] = {}
         self.told = 0
+        self.asked: list[str] = []  # adapters that it was told to load, each time
 
     def _engine(self, adapter: Path | None) -> EmbeddedEngine:
         model = tiny_model(self.kind).model
@@ -47,6 +48,7 @@ class StandIn:
 
     async def load(self, request: Request) -> Response:
         asked = await request.json()
+        self.asked.append(asked["lora_name"])
         if self.broken.get("refuse"):
             return JSONResponse({"error": {"message": "no room"}}, 400)
         if asked["lora_name"] in self.engines:
@@ -105,8 +107,12 @@ class StandIn:
         async def models(request: Request) -> Response:
             return JSONResponse({"data": [{"id": BASE, "max_model_len": 256}]})
 
+        async def loads(request: Request) -> Response:
+            return JSONResponse(self.asked)
+
         return Starlette(
             routes=[
+                Route("/loads", loads),
                 Route("/health", health),
                 Route("/openapi.json", routes),
                 Route("/v1/models", models),
