@@ -96,7 +96,9 @@ def _buffer_type(given: Any, _: Mapping[str, Any]) -> Answer:
     return Answer(why, {"orchestrator.buffer.online_difficulty_filtering": online})
 
 
-_OLD_LORA = "the experimental section is gone; what was in it is in [trainer.model]"
+_OLD_LORA = (
+    "the experimental section is gone; what was in it is in [trainer.model], and its lora is read in both places"
+)
 _ADAMW = only(("adamw", "AdamW"), "the optimiser {}", "here it is AdamW")
 _WANDB = {
     "shared": drop("there is one process that logs"),

@@ -94,7 +94,8 @@ class VllmConfig(Section):
 
 class InferenceConfig(Section):
     backend: Literal["embedded", "vllm"] = Field(
-        default="embedded", description="The engine that samples: on the trainer's own weights, or servers of vLLM, as for GPUs apart."
+        default="embedded",
+        description="The engine that samples: on the trainer's own weights, or servers of vLLM, as for GPUs apart.",
     )
     gpu_memory_utilization: float | None = Field(
         default=None,

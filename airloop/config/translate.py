@@ -35,7 +35,7 @@ _PRIME_DEFAULTS: dict[str, Any] = {
 }
 
 
-# Where earlier files have what is in [trainer.model] now, key for key.
+# Where earlier files have [trainer.model.lora], key for key.
 _OLD_PLACE: KeyPath = ("trainer", "model", "experimental")
 # Keys that no file of another trainer has.
 _OURS: tuple[str, ...] = (
@@ -69,9 +69,9 @@ def translate(settings: Settings, *, environments: bool) -> list[Mistake]:
             take_out(settings.tree, path)
         elif mistake := _answered(path, value, said, settings):
             settings.correct(mistake)
-            here = path == _OLD_PLACE and not mistake.choice
-            moved = moved or here
-            found += [] if here else [mistake]
+            read = _is_read(path, value, mistake)
+            moved = moved or read
+            found += [] if read else [mistake]
     if environments and settings.files and is_whole(said) and _is_prime_file(said):
         as_there = _defaults(said, settings)
         # A file that needs no other correction is read as it stands, and what it leaves out is as it is there.
@@ -98,6 +98,13 @@ def _is_done(path: KeyPath, value: Any, said: Mapping[str, Any]) -> bool:
     """Whether a key that is settled here has the value that it is settled to."""
     alias = SETTLED.get(keys.dotted(*path))
     return alias is not None and alias.answer(value, said).done
+
+
+def _is_read(path: KeyPath, value: Any, mistake: Mistake) -> bool:
+    """Whether nothing is to be corrected but where it stands, and that is understood."""
+    whole = {"trainer.model.lora": value["lora"]} if isinstance(value, dict) and [*value] == ["lora"] else {}
+    same = bool(whole) and leaves(mistake.changes) == leaves(whole)
+    return path == _OLD_PLACE and same and not mistake.choice
 
 
 def _is_prime_file(said: Mapping[str, Any]) -> bool:

@@ -3,10 +3,12 @@ their own (tests/support/vllm_standin.py), the ranks real."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -68,3 +70,68 @@ def test_two_ranks_beside_servers_make_the_run_that_one_process_makes(
     assert len(list(two.path.glob("trajectories/*/*.json"))) == 60
     assert any(loss for _, loss, *_ in numbers(two))
     assert max(m["learner"]["logprob_gap_mean"] for m in two.metrics("train")) < 1e-4
+
+
+def test_a_server_that_dies_costs_no_rank_an_episode(
+    tmp_path: Path, start: dict[str, str], servers: list[StandInServer]
+) -> None:
+    httpx.post(f"{servers[0].url}/break", json={"after": 90})
+    done = warm_process.run(flags(start, servers, tmp_path, **{"trainer.processes": "2", "max_steps": "2"}))
+    assert done.returncode == 0, done.stderr
+    assert servers[0].ended() is not None and servers[1].ended() is None
+    run = the_run(tmp_path)
+    rollouts = [m["rollout"] for m in run.metrics("train")]
+    assert [(r["episodes"], r["infra_errors"]) for r in rollouts] == [(20, 0), (20, 0)]
+
+
+STARTED = """#!/bin/sh
+exec {python} -c 'import sys; from support.vllm_standin import main
+main(int(sys.argv[sys.argv.index("--port") + 1]), "llama")' "$@"
+"""
+
+
+def test_the_first_rank_starts_a_server_and_starts_it_again_when_it_is_killed(
+    tmp_path: Path, start: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks wait for it and go on, nothing is sampled twice, and it ends with the run."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("AIR_CACHE", str(tmp_path / "cache"))
+    script = tmp_path / "python"
+    script.write_text(STARTED.format(python=sys.executable))
+    script.chmod(0o755)
+    named = {"inference.vllm.python": str(script), "trainer.processes": "2", "output_dir": str(tmp_path / "out")}
+    process = warm_process.Process(["train", "--skip-proofs", *words({**SERVED, **start, **named})], stderr=True)
+    try:
+        until(lambda: len(list(tmp_path.glob("out/exp*/trajectories/*/*.json"))) > 8 or process.poll() is not None)
+        first = serving(script)
+        assert len(first) == 1, "one, for both ranks"
+        os.kill(first[0], signal.SIGKILL)
+        errors = process.communicate()[1]
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    run = the_run(tmp_path / "out")
+    assert [m["rollout"]["episodes"] for m in run.metrics("train")] == [20, 20, 20]
+    assert all(m["rollout"]["infra_errors"] == 0 for m in run.metrics("train")), "a reply that was cut off went on"
+    assert len(list(run.path.glob("trajectories/*/*.json"))) == 60
+    assert list(tmp_path.glob("cache/vllm/run-*/server-0.log")), "kept, because it was started twice"
+    until(lambda: not serving(script))
+    assert not any(alive(pid) for pid in ranks_of(tmp_path / "out").values())
+
+
+def until(there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 200
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def serving(script: Path) -> list[int]:
+    """Processes that are servers which this script has become: it is gone, but for the arguments that it was given."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().decode(errors="replace").split("\0")
+            if "support.vllm_standin" in " ".join(line) and str(script.parent / "cache") in " ".join(line):
+                found.append(int(path.parent.name))
+    return found
