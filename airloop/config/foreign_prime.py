@@ -137,7 +137,7 @@ PRIME: dict[str, Alias] = {
     "inference.env_vars.**": _EXPORT,
     "clean": drop("a run never writes over another"),
     "clean_output_dir": drop("a run never writes over another"),
-    "dry_run": drop("`air doctor` looks at a config without training"),
+    "dry_run": drop("`air train --dry-run` tries a config"),
     "bench": drop("`air plan` and `air doctor` measure before a run"),
     "resume.**": RESUME,
     "ckpt.resume_step": RESUME,

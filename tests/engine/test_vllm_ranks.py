@@ -31,6 +31,8 @@ def servers() -> Iterator[list[StandInServer]]:
     started = [stand_in(), stand_in()]
     for server in started:
         server.start()
+    for server in started:
+        until(lambda url=server.url: answers(url))  # type: ignore[misc]
     yield started
     for server in started:
         assert server.process is not None
@@ -41,6 +43,12 @@ def flags(start: dict[str, str], servers: list[StandInServer], directory: Path, 
     urls = str([server.url for server in servers]).replace("'", '"')
     named = {"inference.vllm.urls": urls, "output_dir": str(directory)}
     return ["train", "--skip-proofs", *words({**SERVED, **start, **named, **changes})]
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health").status_code == 200
+    return False
 
 
 def loads(server: StandInServer) -> list[str]:
