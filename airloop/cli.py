@@ -113,7 +113,7 @@ loaded, plays a few episodes and proves that training can work; its failures sto
   --resume RUN         go on with a run that was stopped or killed, or start a planned one, with its own config
   --continue           go on with the latest unfinished run of this very config, if there is one
   --skip-proofs        leave out the doctor's episodes and proofs; the run records it
-  --dry-run            try it on this CPU: the same processes and parts, two small steps of a tiny model; nothing is kept
+  --dry-run            try it on this CPU: the same processes and parts, two small steps of a tiny model, nothing kept
   --json               print the result as JSON
   --help [KEY]         this; of a section or a key alone (trainer.loss, lr): type, default and what it does
 

@@ -42,8 +42,8 @@ def dry_run(config: Config, display: Display) -> Tried:
     tiny = save_tiny(place / "model", hidden=HIDDEN, context=CONTEXT)
     small = shrunk(config, tiny, place)
     display.say(
-        f"dry run: {_what(small)}, with a tiny model in place of {config.model.name}: what that earns, and alarms about "
-        "it, mean nothing"
+        f"dry run: {_what(small)}, with a tiny model in place of {config.model.name}: "
+        "what that earns, and alarms about it, mean nothing"
     )
     try:
         run = start(small, display, skip_proofs=True).run
@@ -84,6 +84,7 @@ def shrunk(config: Config, model: Path, place: Path) -> Config:
         # Which layers it has is the model's own affair.
         "trainer.model.lora": type(lora)(rank=lora.rank, alpha=lora.alpha),
         "trainer.loss.entropy_beta": config.trainer.loss.entropy_beta or ENTROPY,
+        "orchestrator.env": [env.model_copy(update={"args": _without_gpus(env.args)}) for env in o.env],
         "orchestrator.rollouts_per_example": GROUP,
         "orchestrator.batch_size": GROUP * max(2, config.ranks),
         "orchestrator.sampling.max_tokens": min(o.sampling.max_tokens, REPLY),
@@ -99,6 +100,11 @@ def shrunk(config: Config, model: Path, place: Path) -> Config:
     return with_changes(config, changes)
 
 
+def _without_gpus(args: dict[str, Any]) -> dict[str, Any]:
+    """An environment's own: what agents run there runs on the CPU, as all else does."""
+    return {key: value for key, value in args.items() if key != "env_gpu"}
+
+
 def _what(small: Config) -> str:
     ranks = "1 process trains" if small.ranks == 1 else f"{small.ranks} processes train"
     served = ", a server of vLLM samples" if small.inference.backend == "vllm" else ""
@@ -109,6 +115,7 @@ def _told(config: Config, small: Config, facts: dict[str, Any]) -> str:
     lost = f", {facts['infra_errors']} of them at first spoilt by the machinery" if facts["infra_errors"] else ""
     return (
         f"dry run: {facts['steps']} steps with {facts['episodes']} episodes of {small.task}{lost} and "
-        f"{facts['tokens_trained']:,.0f} tokens trained, in {span(facts['seconds'])}: every part works with every other.\n"
+        f"{facts['tokens_trained']:,.0f} tokens trained, in {span(facts['seconds'])}: "
+        "every part works with every other.\n"
         f"Not tried: {config.model.name}, GPUs and their memory (`air plan`), and whether it learns (`air doctor`)."
     )

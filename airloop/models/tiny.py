@@ -56,9 +56,7 @@ def tiny_config(kind: str = "llama", *, hidden: int = 64, layers: int = 2, conte
     return CONFIG_MAPPING[settings.pop("model_type")](**settings)
 
 
-def tiny_settings(
-    kind: str = "llama", *, hidden: int = 64, layers: int = 2, context: int = CONTEXT
-) -> dict[str, Any]:
+def tiny_settings(kind: str = "llama", *, hidden: int = 64, layers: int = 2, context: int = CONTEXT) -> dict[str, Any]:
     """What its config.json says."""
     if kind not in KINDS:
         raise AirError(f"there is no tiny model {kind!r}", f"use one of {', '.join('tiny:' + k for k in KINDS)}")

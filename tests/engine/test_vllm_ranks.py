@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import httpx
 import pytest
 from support import warm_process
 from support.rank_runs import FLAGS, alive, numbers, ranks_of, started_from, the_run, weights, what_happened, words
-from support.vllm_standin import StandInServer, stand_in
+from support.vllm_standin import StandInServer, interpreter, stand_in
 
 pytestmark = pytest.mark.slow
 SERVED = {**FLAGS, "deterministic": "false", "inference.backend": "vllm", "orchestrator.max_concurrent": "8"}
@@ -92,21 +91,12 @@ def test_a_server_that_dies_costs_no_rank_an_episode(
     assert [(r["episodes"], r["infra_errors"]) for r in rollouts] == [(20, 0), (20, 0)]
 
 
-STARTED = """#!/bin/sh
-exec {python} -c 'import sys; from support.vllm_standin import main
-main(int(sys.argv[sys.argv.index("--port") + 1]), "llama")' "$@"
-"""
-
-
 def test_the_first_rank_starts_a_server_and_starts_it_again_when_it_is_killed(
     tmp_path: Path, start: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks wait for it and go on, nothing is sampled twice, and it ends with the run."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     monkeypatch.setenv("AIR_CACHE", str(tmp_path / "cache"))
-    script = tmp_path / "python"
-    script.write_text(STARTED.format(python=sys.executable))
-    script.chmod(0o755)
+    script = interpreter(tmp_path)
     named = {"inference.vllm.python": str(script), "trainer.processes": "2", "output_dir": str(tmp_path / "out")}
     process = warm_process.Process(["train", "--skip-proofs", *words({**SERVED, **start, **named})], stderr=True)
     try:
