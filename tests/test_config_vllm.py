@@ -49,6 +49,17 @@ def test_some_gpus_train_and_others_serve() -> None:
     assert served.inference.vllm.urls
 
 
+def test_several_trainer_processes_sample_beside_training_with_servers_only() -> None:
+    beside = ["--orchestrator.max_staleness", "2", "--trainer.loss.anchor", "sampler"]
+    several = ["--trainer_gpu_ids", "[0, 3]"]
+    assert load_config([*VLLM, *several, *beside]).ranks == 2
+    with pytest.raises(Refused, match="2 trainer processes needs servers of vLLM"):
+        load_config([*several, *beside])
+    apart = ["--trainer_gpu_ids", "[0, 3]", "--inference_gpu_ids", "[1]", "--orchestrator.max_async_level", "2"]
+    with pytest.raises(Refused, match=r"--orchestrator.max_staleness 2"):
+        load_config(apart)
+
+
 def test_a_gpu_is_counted_among_those_that_may_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert _device(1) == "1"

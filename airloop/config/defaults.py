@@ -28,10 +28,10 @@ def fill_loss(data: dict[str, Any]) -> dict[str, Any]:
 
 def fill_backend(data: dict[str, Any]) -> dict[str, Any]:
     """GPUs that sample and do not train have servers: no other engine has weights of its own."""
-    ids, inference = [data.get(key) for key in ("trainer_gpu_ids", "inference_gpu_ids")], data.get("inference", {})
-    if not all(isinstance(gpus, list) and gpus for gpus in ids) or not isinstance(inference, dict):
+    trained, sampled, inference = data.get("trainer_gpu_ids"), data.get("inference_gpu_ids"), data.get("inference", {})
+    if not isinstance(trained, list) or not isinstance(sampled, list) or not isinstance(inference, dict):
         return data
-    apart = not any(gpu in ids[0] for gpu in ids[1])
+    apart = trained and sampled and not any(gpu in trained for gpu in sampled)
     return {**data, "inference": {"backend": "vllm", **inference}} if apart else data
 
 

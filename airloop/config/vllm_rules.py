@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 BACKEND = "inference.backend"
 HOTTEST = 2.0  # vLLM refuses higher temperatures
+MEMORY = 0.9  # of a GPU that does nothing else
+SERVED = 2  # adapters at once: the newest, and the one that replies under way were begun with
 
 
 def vllm_conflicts(config: RunConfig) -> Iterator[Conflict]:

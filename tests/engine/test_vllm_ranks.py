@@ -4,6 +4,7 @@ their own (tests/support/vllm_standin.py), the ranks real."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -133,3 +134,34 @@ def serving(script: Path) -> list[int]:
             if "support.vllm_standin" in " ".join(line) and str(script.parent / "cache") in " ".join(line):
                 found.append(int(path.parent.name))
     return found
+
+
+BESIDE = {"orchestrator.max_staleness": "2", "trainer.loss.importance_mode": "mask", "trainer.processes": "2"}
+
+
+def test_two_ranks_train_while_servers_sample(
+    tmp_path: Path, start: dict[str, str], servers: list[StandInServer]
+) -> None:
+    """Killed on the way: every group is trained once, in the order of admission, within the bound."""
+    argv = flags(start, servers, tmp_path, **BESIDE, **{"max_steps": "8", "ckpt.interval": "2"})
+    process = warm_process.Process(argv, stderr=True)
+    try:
+        until(lambda: process.poll() is not None or len(list(tmp_path.glob("exp*/checkpoints/step_2"))) > 0)
+        assert process.poll() is None, process.communicate()[1]
+        os.kill(ranks_of(tmp_path)[1], signal.SIGKILL)
+        assert "Rank 1 of 2 was killed by SIGKILL" in process.communicate()[1]
+    finally:
+        process.kill()
+    again = warm_process.run(["train", "--skip-proofs", "--resume", str(the_run(tmp_path).path)])
+    assert again.returncode == 0 and "after step 0" not in again.stderr, again.stderr
+    run = the_run(tmp_path)
+    lines = run.metrics("train")
+    assert [line["step"] for line in lines] == list(range(8))
+    ages = {int(age) for line in lines for age in line["ages"]}
+    assert max(ages) in (1, 2), "sampling went on beside training, and within the bound"
+    assert max(line["ages"]["0"]["gap"] for line in lines if "0" in line["ages"]) < 1e-4
+    told = [json.loads(line) for line in (run.path / "stream.jsonl").read_text().splitlines()]
+    trained = [number for line in told for number in line.get("trained", ())]
+    assert trained == list(range(40)), "each once, in the order of admission"
+    assert [line["admitted"] for line in told if "admitted" in line] == trained
+    assert len(list(run.path.glob("trajectories/step_*/*.json"))) == 160

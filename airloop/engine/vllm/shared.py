@@ -53,8 +53,9 @@ class SharedEngine(VllmEngine):
         return Served(servers, str(self._store.root), self._name)
 
     def _hear(self, served: Served) -> None:
-        has = {"context": self.context, "shared": True, "_adapters": [served.name]}
-        self.servers = [VllmServer(*where, **has) for where in served.servers]
+        self.servers = [
+            VllmServer(*where, context=self.context, shared=True, _adapters=[served.name]) for where in served.servers
+        ]
         self._store = AdapterStore(Path(served.adapters), "")
         self._name = served.name
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airloop.config import Config
+from airloop.config.vllm_rules import MEMORY, SERVED
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.server import BASE, MODULE, VllmServer, free_port
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from airloop.models.loaded import Loaded
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM keeps room for
-SERVED = 2  # adapters at once: the newest, and the one that replies under way were begun with
-MEMORY = 0.9  # of a GPU that does nothing else
 CPU_KV_GIB = 1
 
 
