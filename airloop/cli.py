@@ -113,6 +113,7 @@ loaded, plays a few episodes and proves that training can work; its failures sto
   --resume RUN         go on with a run that was stopped or killed, or start a planned one, with its own config
   --continue           go on with the latest unfinished run of this very config, if there is one
   --skip-proofs        leave out the doctor's episodes and proofs; the run records it
+  --dry-run            try it on this CPU: the same processes and parts, two small steps of a tiny model, nothing kept
   --json               print the result as JSON
   --help [KEY]         this; of a section or a key alone (trainer.loss, lr): type, default and what it does
 
@@ -125,6 +126,7 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with a stopped run, or start a planned one.")] = None,
     go_on: Annotated[bool, typer.Option("--continue", help="Go on with an unfinished run of the same config.")] = False,
     skip_proofs: SkipProofs = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Try it on this CPU with a tiny model.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train: air train @ config.toml [--key value …] or air train --resume RUN."""
@@ -136,6 +138,8 @@ def train(
         )
     if resume is not None and go_on:
         raise AirError("--resume names a run and --continue looks for one.", "give one of them.")
+    if dry and (resume is not None or go_on):
+        raise AirError("--dry-run tries a config, and --resume and --continue go on with a run.", "give one of them.")
     if resume is None:
         _check_environments(config)
         resume = _unfinished(config) if go_on else None
@@ -144,6 +148,12 @@ def train(
     with Display(quiet=as_json) as display:
         what = f"going on with {resume}" if resume else f"{config.model.name} learns {config.task}"
         begin(display, f"air train: {what}")
+        if dry:
+            from airloop.dry_run import dry_run
+
+            tried = dry_run(config, display)
+            print_json(tried.facts) if as_json else print(tried.text)
+            return
         from airloop.training import start
 
         finished = start(config, display, resume, skip_proofs, BEGAN)

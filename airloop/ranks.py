@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# In the environment of a rank, which sees its own GPU only: CUDA_VISIBLE_DEVICES of who started it.
+ALL_GPUS = "AIR_ALL_GPUS"
+
 # A rank that others wait for, and that has made no progress for so long, is lost. One that goes on, however slowly, is
 # waited for.
 MEET_S = 1800.0

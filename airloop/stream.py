@@ -5,6 +5,9 @@ at the same time depends on the engine. Servers of vLLM sample while the learner
 copy of the weights and one device: replies under way are finished before an update begins, and what goes on beside it
 is whatever episodes wait for, tools and graders.
 
+On several ranks, beside servers, the first samples for all: each gets the groups of an update and trains its share of
+their rows, as in loop.py.
+
 With deterministic = true both go by a simulated clock: a group is sampled at its admission, by the policy of that
 moment, and is there when the durations that are drawn for its episodes have passed.
 """
@@ -18,7 +21,7 @@ from typing import Any, TypeVar
 
 from airloop.assemble import Components
 from airloop.clocks import SimulatedClock
-from airloop.engine.base import update_served
+from airloop.engine.base import start_engine, update_served
 from airloop.events import Watcher
 from airloop.learn.advantages import Batch
 from airloop.learn.optimiser import NotFinite
@@ -36,7 +39,7 @@ from airloop.step import (
     lr_of,
     shaped,
 )
-from airloop.supply import Supply
+from airloop.supply import SharedSupply, Supply, make_supply
 from airloop.waits import waiting
 from airloop.watch.alarms.gap import judge_gap
 from airloop.watch.alarms.likeness import Likeness
@@ -64,7 +67,8 @@ async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, 
     config, evaluation = parts.config, parts.config.orchestrator.eval
     before = run.evaluation("before") if run.first_step else []
     before = before or await evaluate(parts, run, watcher, 0, "before", evaluation.test_split)
-    supply = Supply(parts, run)
+    await start_engine(parts.engine)  # where ranks meet: not among the groups that are sampled beside
+    supply = make_supply(parts, run)
     try:
         await supply.start()
         for step in run.remaining_steps():
@@ -81,8 +85,10 @@ async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, 
             except NotFinite as error:
                 run.refuse(step, error.problem, later=False)
                 supply.refused(taken)
+                await parts.ranks.meet("what a step sampled that was refused is set aside")
                 check_refusal(run, step, run.refusals(step), error)
-                alarms.refused(step, error.problem, run.refusals(step))
+                if parts.ranks.first:
+                    alarms.refused(step, error.problem, run.refusals(step))
                 continue
             clock.trained()
             supply.trained()
@@ -96,6 +102,7 @@ async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, 
                 await supply.close()
                 run.refuse(step, found.worst.seen, made)
                 supply.refused(taken)
+                await parts.ranks.meet("what a step sampled that was refused is set aside")
                 alarms.tell(found)
                 raise Halted(found.worst, run.path, run.refusals(step))
             supply.accepted(taken)
@@ -117,7 +124,7 @@ async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, 
     return Outcome(before, after)
 
 
-async def _update(parts: Components, run: Run, supply: Supply, batch: Batch, lr: float) -> Report:
+async def _update(parts: Components, run: Run, supply: Supply | SharedSupply, batch: Batch, lr: float) -> Report:
     """In a thread of its own, so that episodes go on meanwhile; not on the simulated clock, where nobody else moves."""
     update = functools.partial(parts.learner.update, batch, lr)
 

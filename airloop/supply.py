@@ -6,9 +6,11 @@ import functools
 import random
 import time
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from airloop.assemble import Components, training_schedule
 from airloop.clocks import Clock, SimulatedClock, WallClock
+from airloop.ranks import MEET_S, Ranks
 from airloop.rollout.collected import Collected, Place
 from airloop.rollout.feed import Admitted, Feed
 from airloop.rollout.producer import Producer
@@ -152,6 +154,48 @@ class Supply:
                 found = [*ended.groups, *(dropped.group for dropped in ended.dropped)]
                 episodes = [t for group in found for t in group.trajectories] + list(ended.spoilt)
                 self._run.move_episodes([t.id for t in episodes], home, f"step_{step:04d}")
+
+
+class SharedSupply:
+    """Of several ranks beside servers: the first has all groups sampled, as if it were alone, and every rank is told
+    which an update takes. So what is admitted, kept and resumed does not depend on their number."""
+
+    def __init__(self, parts: Components, run: Run) -> None:
+        o = parts.config.orchestrator
+        self._ranks = parts.ranks
+        self._first = Supply(replace(parts, ranks=Ranks()), run) if parts.ranks.first else None
+        self._longest_s = max(MEET_S, (o.retries + 2) * o.episode_timeout_s)
+        self.clock: Clock = WallClock()
+
+    async def start(self) -> None:
+        if self._first:
+            await self._first.start()
+
+    async def take(self, step: int) -> tuple[Taken, Collected]:
+        own = await self._first.take(step) if self._first else None
+        found = (await self._ranks.gather(own, f"the groups of step {step + 1}", self._longest_s))[0]
+        assert found is not None
+        return found
+
+    def trained(self) -> None:
+        if self._first:
+            self._first.trained()
+
+    def accepted(self, taken: Taken) -> None:
+        if self._first:
+            self._first.accepted(taken)
+
+    def refused(self, taken: Taken) -> None:
+        if self._first:
+            self._first.refused(taken)
+
+    async def close(self) -> None:
+        if self._first:
+            await self._first.close()
+
+
+def make_supply(parts: Components, run: Run) -> Supply | SharedSupply:
+    return Supply(parts, run) if parts.ranks.size == 1 else SharedSupply(parts, run)
 
 
 def _finished(run: Run, lost: Set[int]) -> dict[int, dict[Place, Trajectory]]:

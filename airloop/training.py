@@ -81,6 +81,7 @@ def start(
         if config.cluster.nodes > 1:
             check_extra("cluster", "Training on several machines")
         check_parent(config.logbook.parent, Path(config.output_dir))
+        check_servers(config)
         preflight.look(config, display)  # what is refused here leaves no empty run behind
         run = Run.create(config, config.task, since=began)
     else:
@@ -121,6 +122,14 @@ def _plot(run: Run, outcome: Outcome) -> str:
     if missing("plot"):
         return f"left out, it needs matplotlib ({install_line('plot')})"
     return str(plot(run, outcome.before, outcome.after, run.path / "learning.png"))
+
+
+def check_servers(config: Config) -> None:
+    """Whether there is something to start servers with, before anything else is started."""
+    if config.inference.backend == "vllm" and not config.inference.vllm.urls:
+        from airloop.engine.vllm.start import interpreter
+
+        interpreter(config)
 
 
 def refuse_faulty(run: Run) -> None:

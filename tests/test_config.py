@@ -74,25 +74,16 @@ def test_the_single_gpu_toml_of_the_seeds_loads_unchanged(tmp_path: Path):
     assert 'id = "soup"' in to_toml(config)
 
 
-def test_the_two_gpu_toml_of_the_seeds_is_refused_with_both_corrections(tmp_path: Path):
-    text = """\
-max_steps = 1000
-inference_gpu_ids = [0]
-trainer_gpu_ids = [1]
-
-[trainer.model.experimental.lora]
-rank = 8
-alpha = 32
-
-[orchestrator]
-batch_size = 128        # 7B model allows larger batches
-rollouts_per_example = 8
-seq_len = 8192
-"""
-    answer = refusal("@", write(tmp_path, "v8.toml", text), "--wandb.project", "beautiful-soup-env")
-    assert answer.startswith("2 mistakes")
-    assert "v8.toml:5: " in answer and "[trainer.model.lora]\n    rank = 8\n    alpha = 32" in answer
-    assert "v8.toml:2" in answer and "inference_gpu_ids = [0, 1]\n    trainer_gpu_ids = [0, 1]" in answer
+@pytest.mark.parametrize(("sampling", "training"), [([0], [1]), ([0], [2, 3, 4, 5, 6]), ([4, 5], [0, 1, 2])])
+def test_gpus_apart_have_servers_of_vllm_without_being_told(tmp_path: Path, sampling: list[int], training: list[int]):
+    text = f"inference_gpu_ids = {sampling}\ntrainer_gpu_ids = {training}\nmax_steps = 10\n"
+    text += "[orchestrator]\nbatch_size = 8\nrollouts_per_example = 4\n[[orchestrator.env]]\nid = 'air_mlgym'\n"
+    text += 'args = { env_gpu = "7", task_configs = ["titanic.yaml"], max_turns = 10, num_examples_per_task = 10 }\n'
+    config = load_config(["@", write(tmp_path, "apart.toml", text)])
+    assert (config.inference.backend, config.inference_gpu_ids) == ("vllm", sampling)
+    assert (config.gpus, config.ranks) == (training, len(training))
+    again = load_config(["@", write(tmp_path, "resolved.toml", to_toml(config))])
+    assert again == config
 
 
 def test_nothing_given_is_the_default():
@@ -232,12 +223,12 @@ def test_refusals_of_flags(argv: list[str], words: list[str]):
     ("text", "problem", "corrected"),
     [
         (
-            "inference_gpu_ids = [0]\ntrainer_gpu_ids = [1]",
+            "inference_gpu_ids = [0]\ntrainer_gpu_ids = [0, 1]",
             "different GPUs",
             "inference_gpu_ids = [0, 1]\n    trainer_gpu_ids = [0, 1]",
         ),
         (
-            "inference_gpu_ids = [0, 1, 2]\ntrainer_gpu_ids = [3]",
+            "inference_gpu_ids = [0, 1, 2]\ntrainer_gpu_ids = [3]\ninference.backend = 'embedded'",
             "different GPUs",
             "inference_gpu_ids = [0, 1, 2, 3]\n    trainer_gpu_ids = [0, 1, 2, 3]",
         ),

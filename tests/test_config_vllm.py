@@ -9,6 +9,9 @@ from airloop.config.mistakes import Refused
 from airloop.config.vllm_rules import BACKEND
 from airloop.engine.vllm.start import _device, _share, interpreter
 from airloop.errors import AirError
+from airloop.launch.base import Order
+from airloop.launch.local import _surroundings
+from airloop.launch.monitor import config_for_rank
 
 VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_gpu_ids", "[1, 2]"]
 
@@ -21,7 +24,6 @@ VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_
         (["--orchestrator.sampling.top_k", "50"], "log-probs of what is left"),
         (["--orchestrator.sampling.temperature", "2.5"], "vLLM samples at 2 at most"),
         (["--deterministic", "true"], "follow from the clock"),
-        (["--trainer_gpu_ids", "[0, 3]"], "one trains, servers sample"),
         (["--inference_gpu_ids", "[0, 1]"], "share a GPU"),
         (["--orchestrator.eval.temperature", "3"], "vLLM samples at 2 at most"),
         (["--inference.kv_tokens", "4096"], "kv_tokens has no effect"),
@@ -34,13 +36,28 @@ def test_what_cannot_be_is_refused_with_its_correction(flags: list[str], told: s
         load_config([*VLLM, *flags])
 
 
-def test_disjoint_gpus_are_taken_and_trained_by_one_process() -> None:
+def test_some_gpus_train_and_others_serve() -> None:
     config = load_config(VLLM)
     assert (config.ranks, config.gpus, config.inference_gpu_ids) == (1, [0], [1, 2])
+    several = load_config([*VLLM, "--trainer_gpu_ids", "[0, 3]"])
+    assert (several.ranks, several.gpus, several.inference_gpu_ids) == (2, [0, 3], [1, 2])
+    rank = config_for_rank(several, "cuda")
+    assert (rank.ranks, rank.gpus, rank.inference_gpu_ids) == (1, [0], [1, 2])
     with pytest.raises(Refused, match="a server on each of inference_gpu_ids, and none is named"):
         load_config(["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]"])
     served = load_config(["--inference.backend", "vllm", "--inference.vllm.urls", '["http://127.0.0.1:8000"]'])
     assert served.inference.vllm.urls
+
+
+def test_several_trainer_processes_sample_beside_training_with_servers_only() -> None:
+    beside = ["--orchestrator.max_staleness", "2", "--trainer.loss.anchor", "sampler"]
+    several = ["--trainer_gpu_ids", "[0, 3]"]
+    assert load_config([*VLLM, *several, *beside]).ranks == 2
+    with pytest.raises(Refused, match="2 trainer processes needs servers of vLLM"):
+        load_config([*several, *beside])
+    apart = ["--trainer_gpu_ids", "[0, 3]", "--inference_gpu_ids", "[1]", "--orchestrator.max_async_level", "2"]
+    with pytest.raises(Refused, match=r"--orchestrator.max_staleness 2"):
+        load_config(apart)
 
 
 def test_a_gpu_is_counted_among_those_that_may_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +67,11 @@ def test_a_gpu_is_counted_among_those_that_may_be_seen(monkeypatch: pytest.Monke
     assert _device(1) == "GPU-7"
     with pytest.raises(AirError, match="only 2 may be seen"):
         _device(2)
+    rank = _surroundings(Order("run", 1, 2, "folder", "cuda", False, gpu="4"))
+    assert rank["CUDA_VISIBLE_DEVICES"] == "4"
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
+    assert _device(1) == "GPU-7", "as who started the ranks counts them"
     assert _share(load_config(VLLM)) == 0.9
     assert _share(load_config([*VLLM, "--inference.gpu_memory_utilization", "0.5"])) == 0.5
 

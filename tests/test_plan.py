@@ -29,6 +29,8 @@ from airloop.plan.advice import advise, advise_gpus, apply
 from airloop.plan.counted import count
 from airloop.plan.gpu import gpu_memory, parse_size
 from airloop.plan.model_shape import built
+from airloop.plan.report import make_report
+from airloop.plan.servers import WORKSPACE
 from airloop.policy import Policy
 
 GIB = 1 << 30
@@ -428,3 +430,18 @@ def test_what_config_json_alone_does_not_decide_is_asked_of_the_model(change: di
 def test_rotary_types_that_we_know_are_counted() -> None:
     scaled = {**config_json("135m"), "num_hidden_layers": 2, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     assert count(scaled) == built(scaled)
+
+
+def test_servers_have_gpus_of_their_own() -> None:
+    """What trains needs no room for keys and values, and a server none for training."""
+    shape = shape_of(config_json("7b"))
+    ids = {"trainer_gpu_ids": [1, 2], "inference_gpu_ids": [0], "trainer": {"model": {"ac": {"freq": 1}}}}
+    alone = plan(Config(**{**ids, "inference_gpu_ids": [1, 2]}), shape, 24 * GIB)
+    report = make_report(Config(**ids), shape, 24 * GIB)
+    assert report["fits"] and report["kv_tokens"] == 0 and report["sampling_peak"] < alone.sampling_peak
+    assert report["servers"]["weights"] == 2 * shape.parameters and "A server of vLLM" in report["text"]
+    # Weights and what else a server needs, then as many tokens as are left.
+    room = report["servers"]["share"] - report["servers"]["weights"] - report["servers"]["adapters"] - WORKSPACE
+    assert report["servers"]["kv_tokens"] == room // (2 * shape.kv_values) > 2048
+    narrow = make_report(Config(**ids, inference={"gpu_memory_utilization": 0.65}), shape, 24 * GIB)
+    assert not narrow["fits"] and not narrow["servers"]["fits"] and "It does not fit there" in narrow["text"]

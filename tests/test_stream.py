@@ -134,7 +134,7 @@ def test_with_max_staleness_0_it_is_the_loop(tmp_path: Path, monkeypatch: pytest
         (["--trainer.loss.importance_mode", "mask", "--budget.minutes", "5"], "budget.minutes is not in this version"),
         (
             ["--trainer.loss.anchor", "sampler", "--trainer.processes", "2"],
-            "2 trainer processes is not in this version",
+            "2 trainer processes needs servers of vLLM",
         ),
         (["--trainer.loss.anchor", "sampler", "--orchestrator.curriculum.low", "0.1"], "curriculum.* is not in this"),
         (["--trainer.loss.anchor", "sampler", "--trainer.loss.type", "gspo"], 'does not go with type = "gspo"'),

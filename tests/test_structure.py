@@ -47,7 +47,7 @@ FLOORS = (
     ("step", "supply"),
     ("doctor", "loop", "stream"),
     ("eval", "training"),
-    ("api", "export", "logbook", "rank"),
+    ("api", "dry_run", "export", "logbook", "rank"),
     ("commands",),
     ("cli",),
     ("__main__",),

@@ -72,7 +72,7 @@ def _idle_gpu(config: RunConfig) -> Iterator[Caution]:
 
 def _uneven(config: RunConfig) -> Iterator[Caution]:
     groups, size = divmod(config.orchestrator.batch_size, config.orchestrator.rollouts_per_example)[0], config.ranks
-    if groups % size:
+    if groups % size and not config.orchestrator.max_staleness:  # beside training the first samples for all
         even = -(-groups // size) * size * config.orchestrator.rollouts_per_example
         yield Caution(
             "A5",

@@ -26,6 +26,15 @@ def fill_loss(data: dict[str, Any]) -> dict[str, Any]:
     return filled | {key: value for key, value in data.items() if value is not None or key not in filled}
 
 
+def fill_backend(data: dict[str, Any]) -> dict[str, Any]:
+    """GPUs that sample and do not train have servers: no other engine has weights of its own."""
+    trained, sampled, inference = data.get("trainer_gpu_ids"), data.get("inference_gpu_ids"), data.get("inference", {})
+    if not isinstance(trained, list) or not isinstance(sampled, list) or not isinstance(inference, dict):
+        return data
+    apart = trained and sampled and not any(gpu in trained for gpu in sampled)
+    return {**data, "inference": {"backend": "vllm", **inference}} if apart else data
+
+
 def fill_budget(data: dict[str, Any]) -> dict[str, Any]:
     """A run that is given minutes and no number of steps has as many as fit."""
     if isinstance(budget := data.get("budget"), dict) and budget.get("minutes") is not None:

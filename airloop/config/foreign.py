@@ -304,12 +304,13 @@ AMBIGUOUS = {"beta", "epsilon", "delta", "model", "optim", "datasets", "entity",
 
 
 def _async_level(given: Any, tree: Mapping[str, Any]) -> Answer:
-    """Where it can be had: with several trainer processes, sampling and training take turns."""
-    gpus = {gpu for key in ("trainer_gpu_ids", "inference_gpu_ids") for gpu in tree.get(key) or ()}
+    """Where it can be had: with several trainer processes and no servers, sampling and training take turns."""
+    training, sampling = ({*(tree.get(key) or ())} for key in ("trainer_gpu_ids", "inference_gpu_ids"))
+    apart = training and sampling and not training & sampling
     level = number(given)
     if level is None or level < 1:
         return Answer("sampling and training take turns here unless orchestrator.max_staleness says otherwise")
-    if len(gpus) > 1:
+    if len(training | sampling) > 1 and not apart:
         return Answer("with several trainer processes sampling is strictly on-policy, from the newest weights")
     loss = tree.get("trainer", {}).get("loss", {}) if isinstance(tree.get("trainer"), Mapping) else {}
     region = {} if "importance_mode" in loss or "anchor" in loss else {"trainer.loss.importance_mode": "mask"}

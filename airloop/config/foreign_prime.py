@@ -96,7 +96,9 @@ def _buffer_type(given: Any, _: Mapping[str, Any]) -> Answer:
     return Answer(why, {"orchestrator.buffer.online_difficulty_filtering": online})
 
 
-_OLD_LORA = "the experimental section is gone; what was in it is in [trainer.model]"
+_OLD_LORA = (
+    "the experimental section is gone; what was in it is in [trainer.model], and its lora is read in both places"
+)
 _ADAMW = only(("adamw", "AdamW"), "the optimiser {}", "here it is AdamW")
 _WANDB = {
     "shared": drop("there is one process that logs"),
@@ -135,7 +137,7 @@ PRIME: dict[str, Alias] = {
     "inference.env_vars.**": _EXPORT,
     "clean": drop("a run never writes over another"),
     "clean_output_dir": drop("a run never writes over another"),
-    "dry_run": drop("`air doctor` looks at a config without training"),
+    "dry_run": drop("`air train --dry-run` tries a config"),
     "bench": drop("`air plan` and `air doctor` measure before a run"),
     "resume.**": RESUME,
     "ckpt.resume_step": RESUME,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from airloop.config.defaults import fill_budget
+from airloop.config.defaults import fill_backend, fill_budget
 from airloop.config.orchestrator import OrchestratorConfig
 from airloop.config.section import Section
 from airloop.config.trainer import TrainerConfig
@@ -94,7 +94,8 @@ class VllmConfig(Section):
 
 class InferenceConfig(Section):
     backend: Literal["embedded", "vllm"] = Field(
-        default="embedded", description="The engine that samples: on the trainer's own weights, or servers of vLLM."
+        default="embedded",
+        description="The engine that samples: on the trainer's own weights, or servers of vLLM, as for GPUs apart.",
     )
     gpu_memory_utilization: float | None = Field(
         default=None,
@@ -181,10 +182,10 @@ class RunConfig(Section):
     inference_gpu_ids: list[int] | None = Field(
         default=None,
         min_length=1,
-        description="With backend = vllm, a server on each of them; else the same as trainer_gpu_ids.",
+        description="If they are none of trainer_gpu_ids, a server of vLLM on each of them; else the same as those.",
     )
     trainer_gpu_ids: list[int] | None = Field(
-        default=None, min_length=1, description="The GPUs to use, as in [0]; on each, a process samples and trains."
+        default=None, min_length=1, description="The GPUs to use, as in [0]; on each, a process that trains."
     )
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="For several machines.")
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
@@ -245,7 +246,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, data: Any) -> Any:
-        return fill_budget(data) if isinstance(data, dict) else data
+        return fill_backend(fill_budget(data)) if isinstance(data, dict) else data
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -26,12 +26,12 @@ def stream_conflicts(config: RunConfig) -> Iterator[Conflict]:
             "clips by the sampler's log-probs",
             {"trainer.loss.importance_mode": "mask"},
         )
-    if config.ranks > 1:
+    if config.ranks > 1 and config.inference.backend == "embedded":
         several = "trainer.processes" if config.trainer.processes else "trainer_gpu_ids"
         yield Conflict(
             (KEY, several),
-            f"max_staleness = {staleness} with {config.ranks} trainer processes is not in this version: one process "
-            "admits groups and trains them",
+            f"max_staleness = {staleness} with {config.ranks} trainer processes needs servers of vLLM: without them "
+            "each samples on its own weights, and all would stop for every update",
             {KEY: 0},
         )
     if config.budget.minutes is not None:

@@ -35,6 +35,8 @@ _PRIME_DEFAULTS: dict[str, Any] = {
 }
 
 
+# Where earlier files have [trainer.model.lora], key for key.
+_OLD_PLACE: KeyPath = ("trainer", "model", "experimental")
 # Keys that no file of another trainer has.
 _OURS: tuple[str, ...] = (
     "budget",
@@ -61,14 +63,19 @@ def translate(settings: Settings, *, environments: bool) -> list[Mistake]:
     """`environments` is False for the config of a run, which leaves nothing out."""
     found = _flags(settings)
     said = copy.deepcopy(settings.tree)
+    moved = False
     for path, value in _foreign(said, ()):
         if _is_done(path, value, said):
             take_out(settings.tree, path)
         elif mistake := _answered(path, value, said, settings):
             settings.correct(mistake)
-            found.append(mistake)
+            read = _is_read(path, value, mistake)
+            moved = moved or read
+            found += [] if read else [mistake]
     if environments and settings.files and is_whole(said) and _is_prime_file(said):
-        found += _defaults(said, settings)
+        as_there = _defaults(said, settings)
+        # A file that needs no other correction is read as it stands, and what it leaves out is as it is there.
+        found += [mistake for mistake in as_there if mistake.choice or found or not moved]
     return found
 
 
@@ -93,14 +100,20 @@ def _is_done(path: KeyPath, value: Any, said: Mapping[str, Any]) -> bool:
     return alias is not None and alias.answer(value, said).done
 
 
+def _is_read(path: KeyPath, value: Any, mistake: Mistake) -> bool:
+    """Whether nothing is to be corrected but where it stands, and that is understood."""
+    whole = {"trainer.model.lora": value["lora"]} if isinstance(value, dict) and [*value] == ["lora"] else {}
+    same = bool(whole) and leaves(mistake.changes) == leaves(whole)
+    return path == _OLD_PLACE and same and not mistake.choice
+
+
 def _is_prime_file(said: Mapping[str, Any]) -> bool:
-    """By keys that only prime-rl has; or, without a key of ours, by an environment that is not here, GPUs apart, or a
-    header without keys, which switches something on there and says nothing here."""
+    """By keys that only prime-rl has; or, without a key of ours, by an environment that is not here, or a header
+    without keys, which switches something on there and says nothing here."""
     if any(is_prime(path) or path[:3] in _SOURCES + _EVALUATED for path, _ in _foreign(said, ())):
         return True
     if any(at(said, *key.split(".")) is not None for key in _OURS):
         return False
-    gpus = at(said, "inference_gpu_ids"), at(said, "trainer_gpu_ids")
     names = [env_id(entry) for entry in _entries(said, ("orchestrator", "env"))]
     strange = at(said, "model", "name") is not None and any(
         known_id(name) is None and misspelt(name, plugins("envs")) is None for name in names
@@ -110,7 +123,7 @@ def _is_prime_file(said: Mapping[str, Any]) -> bool:
         said.get("trainer"),
         said.get("ckpt"),
     )
-    return strange or bare or (all(gpus) and gpus[0] != gpus[1])
+    return strange or bare
 
 
 def is_whole(said: Mapping[str, Any]) -> bool:

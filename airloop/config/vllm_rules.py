@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 BACKEND = "inference.backend"
 HOTTEST = 2.0  # vLLM refuses higher temperatures
+MEMORY = 0.9  # of a GPU that does nothing else
+SERVED = 2  # adapters at once: the newest, and the one that replies under way were begun with
 
 
 def vllm_conflicts(config: RunConfig) -> Iterator[Conflict]:
@@ -78,12 +80,6 @@ def _weights(config: RunConfig) -> Iterator[Conflict]:
 
 def _places(config: RunConfig) -> Iterator[Conflict]:
     trainer, inference = config.trainer_gpu_ids, config.inference_gpu_ids
-    if config.trainer.processes not in (None, 1) or len(trainer or [0]) > 1:
-        yield Conflict(
-            ("trainer_gpu_ids" if trainer else "trainer.processes", BACKEND),
-            'several trainer processes with backend = "vllm" are not in this version: one trains, servers sample',
-            {"trainer_gpu_ids": trainer[:1]} if trainer else {"trainer.processes": 1},
-        )
     if config.inference.vllm.urls or config.model.device == "cpu":
         return
     if inference is None and trainer is not None:

@@ -87,11 +87,27 @@ def memory_fits(case: Case) -> Finding:
         f"largest part is {part.replace('_', ' ')}, {largest / GIB:.1f} GiB"
     )
     report = make_report(case.config, case.shape, size)
+    if made.fits and not report["fits"]:
+        return _server_is_narrow(report)
     if made.fits and (lack := _lacks_host_memory(case)):
         return lack
     if made.fits:
         return passed(seen, report["text"])
     return _does_not_fit(case, seen, report, sampling=made.sampling_peak > made.available)
+
+
+def _server_is_narrow(report: dict[str, Any]) -> Finding:
+    """A warning: it is vLLM that knows, and says so when it starts."""
+    server = report["servers"]
+    return Finding(
+        "warn",
+        f"a server of vLLM has {server['weights'] / GIB:.1f} GiB of weights in {server['share'] / GIB:.1f} GiB, and "
+        f"room for about {server['kv_tokens']:,} tokens, where an episode may have {server['context']:,}",
+        "vLLM does not start where an episode of full length does not fit",
+        "raise inference.gpu_memory_utilization, lower seq_len, or choose a smaller model or a larger GPU.",
+        ids=("C1",),
+        detail=report["text"],
+    )
 
 
 def _lacks_host_memory(case: Case) -> Finding | None:

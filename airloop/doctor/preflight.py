@@ -97,7 +97,8 @@ def skip(run: Run, watcher: Watcher) -> None:
 def _for_one(config: Config) -> Config:
     trainer = config.trainer.model_copy(update={"processes": None})
     ids = [config.gpu] if config.gpu is not None else None
-    alone = {"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer, "cluster": ClusterConfig()}
+    served = config.inference_gpu_ids if config.inference.backend == "vllm" else None
+    alone = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer, "cluster": ClusterConfig()}
     return config.model_copy(update=alone)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from airloop.config import Config
 from airloop.engine.base import Engine
 from airloop.policy import Policy
+from airloop.ranks import Ranks
 
 if TYPE_CHECKING:
     from airloop.models.loaded import Loaded
@@ -16,6 +17,7 @@ def make_engine(
     config: Config,
     policy: Policy,
     loaded: Loaded,
+    ranks: Ranks,
     *,
     kv_tokens: int | None = None,
     lend: bool = False,
@@ -26,7 +28,7 @@ def make_engine(
     if config.inference.backend == "vllm":
         from airloop.engine.vllm.start import make_vllm_engine
 
-        return make_vllm_engine(config, policy, loaded)
+        return make_vllm_engine(config, policy, loaded, ranks)
     from airloop.engine.embedded import EmbeddedEngine
 
     return EmbeddedEngine(

@@ -17,6 +17,7 @@ from airloop.config import Config
 from airloop.errors import AirError
 from airloop.forkserver import CannotFork, Forked, ForkServer
 from airloop.launch.base import Order, Tell
+from airloop.ranks import ALL_GPUS
 
 if TYPE_CHECKING:
     from airloop.runs.run import Run
@@ -123,6 +124,7 @@ def _surroundings(order: Order) -> dict[str, str]:
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if order.address else ("GLOO_SOCKET_IFNAME",)
     here = {name: os.environ.get(name, order.interface) for name in names if order.interface}
     if order.device == "cuda":
-        return {**here, "CUDA_VISIBLE_DEVICES": order.gpu}
+        seen = {} if order.address else {ALL_GPUS: os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+        return {**here, **seen, "CUDA_VISIBLE_DEVICES": order.gpu}
     share = max(1, (os.cpu_count() or 1) // order.here)
     return {**here, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}

@@ -76,10 +76,11 @@ def run_ranks(run: Run, display: Display, resuming: bool, launcher: Launcher) ->
 
 
 def config_for_rank(config: Config, device: str) -> Config:
-    """A rank sees one GPU, its own, as number 0."""
+    """A rank sees one GPU, its own, as number 0. Those of servers are counted as they are by who started the run."""
     ids = [0] if device == "cuda" else None
     trainer = config.trainer.model_copy(update={"processes": None})
-    alone = {"trainer_gpu_ids": ids, "inference_gpu_ids": None, "trainer": trainer, "cluster": ClusterConfig()}
+    served = config.inference_gpu_ids if config.inference.backend == "vllm" else None
+    alone = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer, "cluster": ClusterConfig()}
     return config.model_copy(update=alone)
 
 

@@ -49,14 +49,14 @@ def _byte_characters() -> dict[int, str]:
     return stand_ins
 
 
-def tiny_config(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> Any:
+def tiny_config(kind: str = "llama", *, hidden: int = 64, layers: int = 2, context: int = CONTEXT) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    settings = tiny_settings(kind, hidden=hidden, layers=layers)
+    settings = tiny_settings(kind, hidden=hidden, layers=layers, context=context)
     return CONFIG_MAPPING[settings.pop("model_type")](**settings)
 
 
-def tiny_settings(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> dict[str, Any]:
+def tiny_settings(kind: str = "llama", *, hidden: int = 64, layers: int = 2, context: int = CONTEXT) -> dict[str, Any]:
     """What its config.json says."""
     if kind not in KINDS:
         raise AirError(f"there is no tiny model {kind!r}", f"use one of {', '.join('tiny:' + k for k in KINDS)}")
@@ -69,7 +69,7 @@ def tiny_settings(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> 
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": hidden // 4,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "bos_token_id": None,
         "eos_token_id": 257,
         "pad_token_id": 258,
@@ -87,6 +87,7 @@ def tiny_model(
     seed: int = 0,
     hidden: int = 64,
     layers: int = 2,
+    context: int = CONTEXT,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Loaded:
@@ -96,7 +97,7 @@ def tiny_model(
 
     from airloop.models.loaded import Loaded
 
-    config = tiny_config(kind, hidden=hidden, layers=layers)
+    config = tiny_config(kind, hidden=hidden, layers=layers, context=context)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(

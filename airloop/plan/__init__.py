@@ -84,13 +84,18 @@ def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None)
     """The plan of `config` for GPUs of `gpu_bytes` each. Every GPU has the same: replicas and shards are equal.
     `ranks`: how many processes there really are, by default as many as the config says."""
     sizes = read_sizes(config, shape, ranks or config.ranks)
-    outside = memory.outside(0 if config.inference.model.enforce_eager else memory.graph_count(sizes.batch))
+    served = config.inference.backend == "vllm"  # on other GPUs
+    graphs = 0 if served or config.inference.model.enforce_eager else memory.graph_count(sizes.batch)
+    outside = memory.outside(graphs)
     available = int(gpu_bytes * (1 - memory.SLACK)) - outside
     sampling = memory.sampling(sizes)
+    if served:
+        sampling = replace(sampling, activations=0, logits=0)
     training = (memory.log_probs(sizes), memory.backward(sizes), memory.update(sizes))
     kv_tokens = _kv_tokens(config, sizes, available - sampling.total)
     page = config.inference.page_size
-    kv = (-(-kv_tokens // page) + 1) * page * shape.kv_values * sizes.item  # one page is nobody's: padding writes there
+    pages = 0 if served else -(-kv_tokens // page) + 1  # one page is nobody's: padding writes there
+    kv = pages * page * shape.kv_values * sizes.item
     keep = max(moment.total for moment in training) + kv <= available
     log_probs, backward, update = (replace(moment, key_values=kv if keep else 0) for moment in training)
     sampling = replace(sampling, key_values=kv)

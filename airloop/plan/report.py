@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from airloop.config import Config
@@ -10,6 +10,7 @@ from airloop.config.mistakes import correction
 from airloop.plan import MOMENTS, Memory, MemoryPlan, Shape, plan
 from airloop.plan.advice import Advice, advise, advise_gpus
 from airloop.plan.memory import SLACK
+from airloop.plan.servers import ServerPlan, plan_servers
 
 GIB = 1 << 30
 TITLES = {"sampling": "sampling", "log_probs": "log-probs", "backward": "backward", "update": "update"}
@@ -23,9 +24,13 @@ def make_report(config: Config, shape: Shape, gpu_bytes: int) -> dict[str, Any]:
     for name, found in (("advice", advice), ("more_gpus", more_gpus)):
         if found is not None:
             report[name] = {"changes": found.changes, "fits": found.plan.fits, "peak": found.plan.peak}
+    servers = plan_servers(config, shape, gpu_bytes)
     lines = [_head(config, shape, made), "", *_table(made), "", *_about(config, made), _verdict(made)]
     if advice is not None:
         lines += _advised(made, advice, more_gpus)
+    if servers is not None:
+        report |= {"servers": {**asdict(servers), "fits": servers.fits}, "fits": made.fits and servers.fits}
+        lines += _served(servers)
     return {**report, "text": "\n".join(lines)}
 
 
@@ -49,8 +54,9 @@ def _table(made: MemoryPlan) -> list[str]:
 
 def _about(config: Config, made: MemoryPlan) -> list[str]:
     stays = "kept while training" if made.keep_kv else "given back before training and taken again after"
+    embedded = config.inference.backend == "embedded"
     lines = [
-        f"Keys and values: room for {made.kv_tokens:,} tokens, {stays}.",
+        *([f"Keys and values: room for {made.kv_tokens:,} tokens, {stays}."] if embedded else []),
         f"Largest micro-batch: {made.tokens:,} tokens.",
         f"CUDA context and graphs, which torch's figures leave out: {gib(made.outside)} GiB.",
     ]
@@ -58,6 +64,22 @@ def _about(config: Config, made: MemoryPlan) -> list[str]:
         lines.append("While sampling, every GPU holds all the weights besides its share of them.")
     if config.model.device == "cpu":
         lines.append('The config says model.device = "cpu"; this is the plan for a GPU.')
+    return lines
+
+
+def _served(servers: ServerPlan) -> list[str]:
+    """Beside what trains."""
+    what = f"{servers.gpus} servers of vLLM, each" if servers.gpus > 1 else "A server of vLLM,"
+    room = f"room for about {servers.kv_tokens:,} tokens of keys and values"
+    lines = [
+        f"{what} on a GPU of its own: {gib(servers.share)} GiB of it, with {gib(servers.weights)} GiB of weights "
+        f"and {room}, {servers.kv_tokens / servers.context:.1f} episodes of full length."
+    ]
+    if not servers.fits:
+        lines.append(
+            f"It does not fit there: an episode may have {servers.context:,} tokens. Raise "
+            "inference.gpu_memory_utilization, lower seq_len, or choose a smaller model or a larger GPU."
+        )
     return lines
 
 

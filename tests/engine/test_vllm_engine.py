@@ -25,11 +25,13 @@ from airloop.engine.vllm import engine as engines
 from airloop.engine.vllm.adapters import KEPT, AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.server import KEEPER, VllmServer
+from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
 from airloop.learn.lora import attach_lora, use_fp32_adapters
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
+from airloop.ranks import Ranks
 
 Check = Callable[[Any, Policy], Awaitable[None]]
 pytestmark = pytest.mark.slow
@@ -151,6 +153,32 @@ def test_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere(
         assert all(len(r.token_ids) == 120 and agrees(policy, [i], r) for i, r in enumerate(replies, 1))
 
     served(tmp_path, work, count=2)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_server_that_hangs_while_only_other_ranks_ask_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 1.0), ("ANSWER_S", 1.0)):
+        monkeypatch.setattr(engines, name, seconds)
+
+    async def work() -> None:
+        policy, server, store = make_policy(), stand_in(), AdapterStore(tmp_path, "tiny")
+        made = (policy, [server], store, 256, 8)
+        engine = SharedEngine(Ranks(), *made) if shared else VllmEngine(*made)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(engine.close)
+            await engine.start()
+            assert server.process
+            os.kill(server.process.pid, signal.SIGSTOP)
+            await asyncio.sleep(4.0)
+            while shared and (server.starts == 1 or server.lost):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            assert server.starts == (2 if shared else 1), "alone, nobody has asked it for anything"
+            if shared:
+                assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
+
+    asyncio.run(asyncio.wait_for(work(), 120))
 
 
 def test_a_version_that_cannot_be_loaded_takes_its_server_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

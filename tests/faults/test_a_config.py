@@ -93,10 +93,14 @@ def test_A2_nothing_near_lists_the_keys(refuse):
     assert "[trainer.optim] has lr, weight_decay, max_norm" in refuse("[trainer.optim]\nzzzz = 1\n")
 
 
-def test_A2_old_place_of_lora(refuse):
-    answer = refuse("[trainer.model.experimental.lora]\nrank = 8\nalpha = 32\n")
-    assert answer.startswith("run.toml:1:")
-    assert "[trainer.model.lora]\n    rank = 8\n    alpha = 32" in answer
+def test_A2_old_place_of_lora(refuse, tmp_path: Path):
+    (tmp_path / "old.toml").write_text("[trainer.model.experimental.lora]\nrank = 4\nalpha = 32\n")
+    lora = load_config(["@", str(tmp_path / "old.toml")]).trainer.model.lora
+    assert (lora.rank, lora.alpha) == (4, 32)
+    answer = refuse("[trainer.model.experimental.lora]\nrnak = 8\n")
+    assert answer.startswith("run.toml:1:") and "[trainer.model.lora]\n    rank = 8" in answer
+    answer = refuse("[trainer.model.experimental]\nlora = { rank = 8 }\nfused = true\n")
+    assert "the experimental section is gone" in answer and "fused: there is no such key" in answer
 
 
 @pytest.mark.parametrize("section", ["model", "trainer.model"])
@@ -247,7 +251,7 @@ def test_A11_no_key_is_silently_ignored(section: str, key: str, value: object):
     ("text", "corrected", "never"),
     [
         (
-            "inference_gpu_ids = [0, 1, 2]\ntrainer_gpu_ids = [3]\n",
+            "inference_gpu_ids = [0, 1, 2]\ntrainer_gpu_ids = [2, 3]\n",
             "inference_gpu_ids = [0, 1, 2, 3]\n    trainer_gpu_ids = [0, 1, 2, 3]",
             "= [3]\n",
         ),

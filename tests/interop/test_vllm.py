@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import warm_process
 from support.engine_conformance import CHECKS, PROMPT, agrees
 from support.interop_world import interpreter
 
@@ -117,3 +119,26 @@ def test_a_policy_learns_through_vllm(tmp_path: Path, beside: bool) -> None:
         gaps = [line["ages"]["0"]["gap"] for line in lines if "0" in line["ages"]]
         assert max(int(age) for line in lines for age in line["ages"]) in range(1, 5)
     assert gaps and max(gaps) < 1e-4, "what was trained is what was sampled"
+
+
+APART = """
+max_steps = 200
+inference_gpu_ids = [0]
+trainer_gpu_ids = [2, 3]
+[orchestrator]
+batch_size = 128
+rollouts_per_example = 8
+[[orchestrator.env]]
+id = "arith"
+"""
+
+
+def test_a_config_with_gpus_apart_is_tried_by_ranks_on_the_cpu_and_a_server(tmp_path: Path) -> None:
+    """As a person tries it, before the GPUs are there."""
+    (tmp_path / "apart.toml").write_text(APART)
+    words = ["train", "@", str(tmp_path / "apart.toml"), "--dry-run", "--json", "--inference.vllm.python"]
+    done = warm_process.run([*words, interpreter("vllm")], timeout=600)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["processes"], facts["backend"], facts["episodes"], facts["infra_errors"]) == (2, "vllm", 8, 0)
+    assert facts["tokens_trained"] > 0

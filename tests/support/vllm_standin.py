@@ -1,9 +1,10 @@
 """A server that speaks as vLLM does, above our own engine, in a process of its own: for tests that break servers.
 
-Its model is a tiny one, its adapters are read from their files, its tokens and log-probs are real. What a test wants of
-it beside that comes with POST /break: {"after": tokens} ends the process in the middle of a reply, {"refuse": true}
-lets it load no adapter, {"stale": true} lets it go on with the adapter it has, {"forget": true} takes its adapters
-away, {"mute": true} leaves log-probs out of what adapters say.
+Its model is a tiny one, or that of a directory, its adapters are read from their files, its tokens and log-probs are
+real. What a test wants of it beside that comes with POST /break: {"after": tokens} ends the process in the middle of a
+reply, {"refuse": true} lets it load no adapter, {"stale": true} lets it go on with the adapter it has, {"forget": true}
+takes its adapters away, {"mute": true} leaves log-probs out of what adapters say. GET /loads has what it was told to
+load, each time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +29,30 @@ from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.vllm.server import BASE, ROUTES, VllmServer, free_port
 from airloop.learn.lora import load_lora, use_fp32_adapters
 from airloop.models.head import logits_head
-from airloop.models.tiny import tiny_model
+from airloop.models.loading import load
+from airloop.models.tiny import KINDS, tiny_model
 from airloop.policy import Policy
 
 
 class StandIn:
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, context: int) -> None:
+        self.kind, self.context = kind, context
         self.engines: dict[str, EmbeddedEngine] = {BASE: self._engine(None)}
         self.broken: dict[str, Any] = {}
         self.told = 0
+        self.asked: list[str] = []  # adapters that it was told to load, each time
 
     def _engine(self, adapter: Path | None) -> EmbeddedEngine:
-        model = tiny_model(self.kind).model
+        model = (tiny_model(self.kind) if self.kind in KINDS else load(self.kind, device="cpu", dtype="float32")).model
         peft = load_lora(model, adapter) if adapter else None
         if adapter:
             use_fp32_adapters(model)
-        return EmbeddedEngine(Policy(model, logits_head(model), peft), context=256, page_size=8)
+        room = {"context": self.context, "kv_tokens": max(2 * self.context, 16384), "page_size": 8}
+        return EmbeddedEngine(Policy(model, logits_head(model), peft), **room)
 
     async def load(self, request: Request) -> Response:
         asked = await request.json()
+        self.asked.append(asked["lora_name"])
         if self.broken.get("refuse"):
             return JSONResponse({"error": {"message": "no room"}}, 400)
         if asked["lora_name"] in self.engines:
@@ -103,10 +109,14 @@ class StandIn:
             return JSONResponse({"paths": {route: {} for route in ROUTES}})
 
         async def models(request: Request) -> Response:
-            return JSONResponse({"data": [{"id": BASE, "max_model_len": 256}]})
+            return JSONResponse({"data": [{"id": BASE, "max_model_len": self.context}]})
+
+        async def loads(request: Request) -> Response:
+            return JSONResponse(self.asked)
 
         return Starlette(
             routes=[
+                Route("/loads", loads),
                 Route("/health", health),
                 Route("/openapi.json", routes),
                 Route("/v1/models", models),
@@ -118,8 +128,24 @@ class StandIn:
         )
 
 
-def main(port: int, kind: str) -> None:
-    uvicorn.run(StandIn(kind).app(), host="127.0.0.1", port=port, log_level="warning")
+def main(port: int, kind: str, context: int = 256) -> None:
+    uvicorn.run(StandIn(kind, context).app(), host="127.0.0.1", port=port, log_level="warning")
+
+
+def main_as_vllm(words: Sequence[str]) -> None:
+    """With the words that vLLM is started with."""
+    given = {name: words[place + 1] for place, name in enumerate(words[:-1])}
+    main(int(given["--port"]), given["--model"], int(given["--max-model-len"]))
+
+
+def interpreter(folder: Path) -> Path:
+    """A program in the place of one that has vLLM: what it starts is a stand-in."""
+    script = folder / "python"
+    code = "import sys; from support.vllm_standin import main_as_vllm; main_as_vllm(sys.argv)"
+    tests = Path(__file__).parent.parent
+    script.write_text(f"#!/bin/sh\nexport PYTHONPATH={tests}\nexec {sys.executable} -c '{code}' \"$@\"\n")
+    script.chmod(0o755)
+    return script
 
 
 class StandInServer(VllmServer):

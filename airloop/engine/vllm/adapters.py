@@ -24,7 +24,6 @@ class AdapterStore:
         self._kept = KEPT + older
         self._owner = secrets.token_hex(4)  # several runs may use one server
         self._names: list[str] = []
-        root.mkdir(parents=True, exist_ok=True)
 
     def put(self, policy: Policy, version: int) -> str:
         """The name under which servers know it: of the version and of what is in it."""

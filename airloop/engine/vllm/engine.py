@@ -237,12 +237,15 @@ class VllmEngine:
     async def _look_at(self, server: VllmServer) -> None:
         if not server.lost and (code := server.ended()) is not None:
             server.lost = f"it ended with exit code {code}"
-        if not server.lost and server.busy and time.monotonic() - server.heard > IDLE_S:
+        if not server.lost and self._is_asked(server) and time.monotonic() - server.heard > IDLE_S:
             server.lost = "" if await self._answers(server) else f"no word for {IDLE_S:.0f} s"
             if server.lost:
                 await server.end()
         if server.lost and not server.returning:
             self._bring_back(server)
+
+    def _is_asked(self, server: VllmServer) -> bool:
+        return server.busy > 0
 
     def _bring_back(self, server: VllmServer) -> None:
         if server.ended() is not None:

@@ -62,6 +62,7 @@ class VllmServer:
     heard: float = 0.0  # when it last said something
     starts: int = 0
     returning: bool = False  # it is being looked at again
+    shared: bool = False  # another rank has told us of it, and sees to what it holds
     older: int = 0  # versions more than KEPT that replies under way may be of
     lost: str = "it is being started"  # why it is asked for no replies
     _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
@@ -195,7 +196,7 @@ class VllmServer:
                 await asyncio.to_thread(self._process.wait, 30.0)
 
     async def close(self) -> None:
-        if not self.command:  # it goes on without us
+        if not self.command and not self.shared:  # it goes on without us
             for name in self._adapters:
                 with contextlib.suppress(ServerLost, Refused):
                     await self._told("/v1/unload_lora_adapter", {"lora_name": name})

@@ -12,25 +12,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airloop.config import Config
+from airloop.config.vllm_rules import MEMORY, SERVED
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.server import BASE, MODULE, VllmServer, free_port
+from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
 from airloop.files import cache_directory
 from airloop.policy import Policy
+from airloop.ranks import ALL_GPUS, Ranks
 
 if TYPE_CHECKING:
     from airloop.models.loaded import Loaded
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM keeps room for
-SERVED = 2  # adapters at once: the newest, and the one that replies under way were begun with
-MEMORY = 0.9  # of a GPU that does nothing else
 CPU_KV_GIB = 1
 
 
-def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded) -> VllmEngine:
+def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Ranks) -> VllmEngine:
     """Its servers are started by whoever asks for the first reply: a supervised start needs none."""
     assert policy.peft is not None  # the rules of configs have seen to it
+    size = (config.seq_len, config.inference.max_batch)
+    if not ranks.first:
+        return SharedEngine(ranks, policy, (), AdapterStore(Path(), ""), *size)
     if policy.device.type == "cuda" and not (config.inference.vllm.urls or config.inference_gpu_ids):
         raise AirError(
             'backend = "vllm" starts a server on each of inference_gpu_ids, and none is named.',
@@ -56,7 +60,8 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded) -> VllmEngi
     for server in servers:
         server.older = older
     store = AdapterStore(place / "adapters", str(model), older)
-    return VllmEngine(policy, servers, store, config.seq_len, config.inference.max_batch, place)
+    made = (policy, servers, store, *size, place)
+    return VllmEngine(*made) if ranks.size == 1 else SharedEngine(ranks, *made)
 
 
 def _home() -> Path:
@@ -119,8 +124,9 @@ def _share(config: Config) -> float:
 
 
 def _device(gpu: int) -> str:
-    """As CUDA knows it: a config's numbers count what this process may see."""
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    """As CUDA knows it: a config's numbers count what may be seen by who started the run; a rank sees less."""
+    seen = os.environ.get(ALL_GPUS, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    visible = [name for name in seen.split(",") if name]
     if visible and gpu >= len(visible):
         raise AirError(
             f"inference_gpu_ids names GPU {gpu}, but only {len(visible)} may be seen here.",

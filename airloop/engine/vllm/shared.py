@@ -1,0 +1,68 @@
+"""The same servers for several ranks. The first rank starts them, watches and ends them, and publishes; the others are
+told where they are and what they serve. Each asks them for the replies of its own episodes.
+
+Ranks meet twice: where servers are there, and where a version is. Both come at the same places of every rank's loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airloop.engine.vllm.adapters import AdapterStore
+from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.server import VllmServer
+from airloop.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the first rank tells the others."""
+
+    servers: tuple[tuple[str, str, str], ...]  # address, key and where that comes from
+    adapters: str  # the directory that has them
+    name: str  # of the newest
+
+
+class SharedEngine(VllmEngine):
+    """Of one of several ranks; one that is not the first is made without servers."""
+
+    def __init__(self, ranks: Ranks, *given: Any) -> None:
+        super().__init__(*given)
+        self._ranks = ranks
+
+    async def _start(self) -> None:
+        if self._ranks.first:
+            await super()._start()
+        served = await self._ranks.gather(self._served(), "the servers of vLLM, which the first rank starts")
+        if not self._ranks.first:
+            self._hear(served[0])
+            await super()._start()
+
+    async def publish(self, version: int) -> None:
+        """Once, by the first rank: all have made the same update, so its adapter is everybody's."""
+        await self.start()
+        if self._ranks.first:
+            await super().publish(version)
+        served = await self._ranks.gather(self._served(), "the new adapter, which the first rank publishes")
+        self._name, self._version = served[0].name, version
+
+    def _served(self) -> Served:
+        servers = tuple((server.url, server.key, server.key_name) for server in self.servers)
+        return Served(servers, str(self._store.root), self._name)
+
+    def _hear(self, served: Served) -> None:
+        self.servers = [
+            VllmServer(*where, context=self.context, shared=True, _adapters=[served.name]) for where in served.servers
+        ]
+        self._store = AdapterStore(Path(served.adapters), "")
+        self._name = served.name
+
+    def _is_asked(self, server: VllmServer) -> bool:
+        """By other ranks, perhaps: whoever can start it again has to know that it has stopped."""
+        return self._ranks.first or super()._is_asked(server)
+
+    def _may_return(self, server: VllmServer) -> bool:
+        """The first rank knows, and ends the run where none does."""
+        return super()._may_return(server) if self._ranks.first else True
