@@ -1,7 +1,8 @@
 """What an episode costs the process around the model: rendering, encoding, admission, scoring, bookkeeping.
 
-A step of `--episodes` one-turn episodes in groups of 8 with a tiny model and replies of two tokens, so that little else is
-left; processor time of the whole process per episode, the tiny model's own included. On a GPU the model waits for it.
+A step of `--episodes` one-turn episodes in groups of 8 with a tiny model and replies of two tokens, so that little
+else is left; processor time of the whole process per episode, the tiny model's own included. On a GPU the model waits
+for it.
 
     python bench/host.py
     python bench/host.py --profile        # where it goes
