@@ -1,5 +1,5 @@
-"""Ranks without the seconds in which each launcher's own server imports torch: one for all launchers of a process, and for what
-support/warm_process.py starts."""
+"""Ranks without the seconds in which each launcher's own server imports torch: for all launchers of a process, and for
+what support/warm_process.py starts, there is one."""
 
 from __future__ import annotations
 
