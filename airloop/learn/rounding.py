@@ -159,8 +159,8 @@ class _Causal:
         self.trained = torch.tensor([train for row in rows for train in row.train], device=device).nonzero()[:, 0]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        each = zip(*(x.split(self._lengths) for x in (query, key, value)), strict=True)
-        return torch.cat([_attend(*row, scale) for row in each])
+        queries, keys, values = (x.split(self._lengths) for x in (query, key, value))
+        return torch.cat([_attend(q, k, v, scale) for q, k, v in zip(queries, keys, values, strict=True)])
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
