@@ -18,3 +18,9 @@ def _found(kind: str, _: tuple[str, ...]) -> dict[str, EntryPoint]:
     """Every installed package is looked at for it, which is done once for a path of imports."""
     old = {p.name: p for p in entry_points(group=f"air.{kind}") if not p.value.startswith("air.")}
     return old | {p.name: p for p in entry_points(group=f"airloop.{kind}")}
+
+
+@cache
+def package_of(point: EntryPoint) -> str:
+    """The distribution that adds it, empty where that is not known. Its metadata, some ten pages, is parsed once."""
+    return point.dist.name if point.dist else ""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
@@ -66,9 +68,16 @@ def about(name: str) -> str:
 
 
 def _files() -> dict[str, Path]:
-    """By name. No other package's takes the place of one of ours."""
+    """By name."""
+    others = (point.value for _, point in sorted(plugins("configs").items()))
+    return dict(_found((OWN, *others), tuple(sys.path)))
+
+
+@cache
+def _found(packages: tuple[str, ...], _: tuple[str, ...]) -> dict[str, Path]:
+    """No other package's takes the place of one of ours. Folders are gone through once for a path of imports."""
     found: dict[str, Path] = {}
-    for package in (OWN, *(point.value for _, point in sorted(plugins("configs").items()))):
+    for package in packages:
         for folder in _folders(package):
             here = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.toml")}
             found = here | found

@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -292,27 +292,27 @@ def computed_tokens(config: Config, rows: Sequence[Trajectory]) -> float:
 
     assert config.warmstart is not None
     size = config.warmstart.batch_size
-    first = demonstration_batch(demonstration_order(rows, size, 1, config.seed)[0])
+    first = demonstration_batch(next(demonstration_order(rows, size, config.seed)))
     return sum(part.computed_tokens for part in micro_batches(first.rows, config.trainer.token_budget)) / size
 
 
-def demonstration_order(
-    trajectories: Sequence[Trajectory], batch: int, steps: int, seed: int
-) -> list[list[Trajectory]]:
+def demonstration_order(trajectories: Sequence[Trajectory], batch: int, seed: int) -> Iterator[list[Trajectory]]:
     """Batches that hold several demonstrations of each of a few tasks, in a seeded order, epoch after epoch."""
     by_task: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         by_task.setdefault(trajectory.task.id, []).append(trajectory)
     rng = random.Random(seed)
     stream: list[Trajectory] = []
-    while len(stream) < batch * steps:
-        pieces = []
-        for members in by_task.values():
-            shuffled = rng.sample(members, len(members))
-            pieces += [shuffled[i : i + SAME_TASK] for i in range(0, len(shuffled), SAME_TASK)]
-        rng.shuffle(pieces)
-        stream += [t for piece in pieces for t in piece]
-    return [stream[i * batch : (i + 1) * batch] for i in range(steps)]
+    while True:
+        while len(stream) < batch:
+            pieces = []
+            for members in by_task.values():
+                shuffled = rng.sample(members, len(members))
+                pieces += [shuffled[i : i + SAME_TASK] for i in range(0, len(shuffled), SAME_TASK)]
+            rng.shuffle(pieces)
+            stream += [t for piece in pieces for t in piece]
+        yield stream[:batch]
+        del stream[:batch]
 
 
 async def fit_demonstrations(
@@ -332,12 +332,12 @@ async def fit_demonstrations(
     metrics: list[dict[str, Any]] = []
     seconds: list[float] = []
     steps, changes = settings.steps, {}
+    order = demonstration_order(rows, settings.batch_size, parts.config.seed)  # the same, however many steps there are
     watcher.phase("supervised start", steps)
     async with parts.engine.paused():
         while len(metrics) < steps:
             began, step = time.monotonic(), len(metrics)
-            # However many steps there will be, these are the first of the same stream.
-            batch = demonstration_order(rows, settings.batch_size, step + 1, parts.config.seed)[step]
+            batch = next(order)
             with waiting("a supervised update", "the learner", UPDATE_S, here=True):
                 report = parts.learner.update(demonstration_batch(batch))
             metrics.append({"kind": "sft", "step": step, **report.metrics})

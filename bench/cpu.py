@@ -60,7 +60,7 @@ def rows_of(config: Config, parts: Components, demonstrations: Sequence[Trajecto
     """The rows of the first supervised step."""
     assert config.warmstart is not None
     made = [as_transcript(t, parts.loaded.tokenizer) for t in demonstrations]
-    return list(demonstration_batch(demonstration_order(made, config.warmstart.batch_size, 1, 0)[0]).rows)
+    return list(demonstration_batch(next(demonstration_order(made, config.warmstart.batch_size, 0))).rows)
 
 
 async def look(config: Config, demonstrations: Sequence[Trajectory], layers: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -102,6 +103,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         left_out = set(slow)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """A million objects of torch and transformers stay to the end: whoever collects garbage, as each run does after its
+    supervised start, need not go through them each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries say at the end that they have leaked
 
 
 # --- `make test-fast`: what is known to be quick ----------------------------------------------------------

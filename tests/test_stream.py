@@ -80,7 +80,7 @@ def test_groups_without_signal_give_their_place_back(tmp_path: Path, filtered: d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("when", "more"), [(0, {}), (1, {}), (2, FILTERED)])
+@pytest.mark.parametrize(("when", "more"), [(0, {}), pytest.param(1, {}, marks=pytest.mark.soak), (2, FILTERED)])
 def test_killed_at_any_moment_it_resumes_to_the_same_end(
     tmp_path: Path, uninterrupted: dict[str, Any], filtered: dict[str, Any], when: int, more: dict[str, str]
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,8 @@ def test_best_first_takes_turns_between_tasks() -> None:
 
 def test_batches_are_seeded_and_every_demonstration_comes_once_an_epoch() -> None:
     pool = [demonstration(f"t{i % 4}", float(i), []) for i in range(16)]
-    one, two = (demonstration_order(pool, 4, 8, seed=3) for _ in range(2))
-    assert one == two and one != demonstration_order(pool, 4, 8, seed=4)
+    one, two, other = ([*islice(demonstration_order(pool, 4, seed), 8)] for seed in (3, 3, 4))
+    assert one == two != other
     assert sorted(t.reward for batch in one[:4] for t in batch) == sorted(t.reward for t in pool)
 
 

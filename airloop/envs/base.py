@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from airloop.envs.files import VERIFIERS, check_file, find_class, is_file_id, names_function, title
 from airloop.errors import AirError, Lack, Trouble
 from airloop.extras import OURS, check_extra
-from airloop.plugins import plugins
+from airloop.plugins import package_of, plugins
 from airloop.text.spelling import misspelt, shortened
 from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
@@ -298,7 +298,7 @@ def find_environment(env_id: str) -> Callable[[], type[Environment]]:
         )
     found = registered[env_id]
     for extra in found.extras:
-        check_extra(extra, f"The environment {env_id!r}", found.dist.name if found.dist else OURS)
+        check_extra(extra, f"The environment {env_id!r}", package_of(found) or OURS)
     return found.load
 
 

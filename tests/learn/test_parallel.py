@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,8 +34,9 @@ from airloop.models.wide_products import are_slow, widen_products
 from airloop.ranks import DistributedRanks, RankLost, Ranks
 
 WAIT_S = 240.0
-# Imported once, by the process that every rank is forked from.
+# Imported once, by the process that every rank is forked from; this module too, or each would import pytest.
 PRELOADED = [
+    __name__,
     "airloop.engine.embedded",
     "airloop.learn.checkpoints",
     "airloop.learn.lora",
@@ -67,7 +69,9 @@ def on_ranks(size: int, directory: Path, work: Callable[..., Any], *args: Any, a
     for rank in range(size):
         ours, theirs = context.Pipe()
         process = context.Process(target=_rank, args=(rank, size, folder, address, theirs, work, args), daemon=True)
-        process.start()
+        with pytest.MonkeyPatch.context() as patch:  # the first one starts that process
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+            process.start()
         theirs.close()
         pipes.append(ours)
         processes.append(process)
@@ -183,7 +187,7 @@ def close(one: Any, two: Any, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_several_ranks_learn_what_one_learns(tmp_path: Path, alone: list[Any], size: int) -> None:
     """fp32: only the order of sums differs, also in the weights after three updates at lr 1e-3."""
     found = on_ranks(size, tmp_path, all_cases)

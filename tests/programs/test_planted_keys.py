@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import warm_process
 from support.program_runs import program_run
 
 from airloop_view.server import Options, Viewer, serving
@@ -64,13 +64,13 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
     (folder / "tasks.jsonl").write_text("\n".join(json.dumps({"row": i}) for i in range(60)))
     (folder / "run.toml").write_text(CONFIG)
     noted = tmp_path_factory.mktemp("noted") / "keys.txt"
-    command = [sys.executable, "-m", "airloop", "train", "@", "run.toml"]
     env = {**os.environ, **PLANTED, "NOTED": str(noted), "AIR_CACHE": str(folder / "cache"), "WANDB_MODE": "offline"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=600)
+    with contextlib.chdir(folder):
+        done = warm_process.run(["train", "@", "run.toml"], env=env, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     episodes = dict.fromkeys(noted.read_text().split())
     keys = {**PLANTED, **{f"episode {i}": key for i, key in enumerate(episodes)}}
-    return folder, keys, done.stdout + done.stderr
+    return folder, keys, (done.stdout + done.stderr).encode()
 
 
 def found_in(text: bytes, keys: dict[str, str]) -> list[str]:

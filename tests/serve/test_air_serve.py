@@ -5,28 +5,27 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.endpoint_world import user
+from support.warm_process import Process
 
 from airloop.errors import AirError
 from airloop.serve.server import bound
 
 
 @pytest.mark.slow
-def test_air_serve_answers_over_http_and_ends_with_ctrl_c(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "airloop", "serve", "--agent", "tiny:llama", "--port", "0", "--seq_len", "256"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def test_air_serve_answers_over_http_and_ends_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    process = Process(["serve", "--agent", "tiny:llama", "--port", "0", "--seq_len", "256"], stderr=True)
     try:
-        assert process.stdout is not None
+        assert process.stderr is not None
         said = ""
         while "/v1 (Ctrl-C" not in said:
-            line = process.stdout.readline()
+            line = process.stderr.readline()
             assert line, said
             said += line
         url = re.search(r"http://127\.0\.0\.1:\d+/v1", said.replace("\n", ""))
@@ -42,7 +41,8 @@ def test_air_serve_answers_over_http_and_ends_with_ctrl_c(tmp_path: Path) -> Non
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
 @pytest.mark.parametrize(

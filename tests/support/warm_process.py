@@ -41,7 +41,9 @@ class Process:
         pipes = [os.pipe() if wanted else None for wanted in (stdout, stderr)]
         nowhere = os.open(os.devnull, os.O_RDWR)
         files = [nowhere, *(pipe[1] if pipe else nowhere for pipe in pipes)]
-        self._process = (server or _server()).start(target, given, files, os.environ if env is None else env, interrupt)
+        self._process = (server or warm_server()).start(
+            target, given, files, os.environ if env is None else env, interrupt
+        )
         for fd in {*files}:
             os.close(fd)
         self.stdout, self.stderr = (os.fdopen(pipe[0], encoding="utf-8") if pipe else None for pipe in pipes)
@@ -84,7 +86,7 @@ def run(words: Sequence[object], timeout: float = WAIT_S, **given: Any) -> subpr
 
 
 @functools.cache
-def _server() -> ForkServer:
+def warm_server() -> ForkServer:
     return server_of(sys.executable)
 
 

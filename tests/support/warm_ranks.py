@@ -1,13 +1,14 @@
-"""Ranks without the seconds in which each launcher's own server imports torch: one for all launchers of a process."""
+"""Ranks without the seconds in which each launcher's own server imports torch: for all launchers of a process, and for
+what support/warm_process.py starts, there is one."""
 
 from __future__ import annotations
 
-import functools
 import threading
 from typing import Any
 
-from airloop.forkserver import Forked, ForkServer, SharedForked
-from airloop.launch.local import PRELOADED
+from support import warm_process
+
+from airloop.forkserver import Forked, SharedForked
 
 _lock = threading.RLock()
 
@@ -20,7 +21,7 @@ class WarmServer:
 
     def start(self, *given: Any) -> WarmForked:
         with _lock:
-            return WarmForked(_server().start(*given))
+            return WarmForked(warm_process.warm_server().start(*given))
 
     def close(self) -> None:
         pass
@@ -33,8 +34,3 @@ class WarmForked(SharedForked):
     def send_signal(self, number: int) -> None:
         with _lock:
             self._process.send_signal(number)
-
-
-@functools.cache
-def _server() -> ForkServer:
-    return ForkServer(PRELOADED)

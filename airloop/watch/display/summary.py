@@ -166,8 +166,11 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
     one, two = paired(before, after)
     shown = common_name(steps)
     widths = [3, 3, 2] if shown else [3, 2]
-    figure = Figure(figsize=(4 + 3.5 * (len(widths) - 1), 4))
-    axes = figure.subplots(1, len(widths), width_ratios=widths)
+    wide = 4 + 3.5 * (len(widths) - 1)
+    figure = Figure(figsize=(wide, 4))
+    # Room for numbers of seven signs: to find what each needs, matplotlib would draw everything twice more.
+    room = {"left": 0.65 / wide, "right": 1 - 0.15 / wide, "bottom": 0.13, "top": 0.83}
+    axes = figure.subplots(1, len(widths), width_ratios=widths, gridspec_kw={**room, "wspace": 0.25})
     if shown:
         known = [(m["step"] + 1, found[1]) for m in steps if (found := step_success(m))]
         rows = [[v for v in m.get("successes", ()) if v is not None] for m in steps]
@@ -195,6 +198,5 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
     for axis in axes[:-1]:
         axis.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(run.name)
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
     return path
