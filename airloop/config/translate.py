@@ -7,7 +7,8 @@ is answered at its line. What is answered is taken out of the settings, and what
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from airloop.config.toml import toml_value
 from airloop.learn.losses import POLICY_LOSSES
 from airloop.plugins import plugins
 from airloop.text.spelling import misspelt
+
+log = logging.getLogger(__name__)
 
 _SOURCES: tuple[KeyPath, ...] = (("orchestrator", "train", "source"), ("orchestrator", "train", "env"))
 _EVALUATED: tuple[KeyPath, ...] = (("orchestrator", "eval", "source"), ("orchestrator", "eval", "env"))
@@ -74,8 +77,10 @@ def translate(settings: Settings, *, environments: bool) -> list[Mistake]:
             found += [] if read else [mistake]
     if environments and settings.files and is_whole(said) and _is_prime_file(said):
         as_there = _defaults(said, settings)
-        # A file that needs no other correction is read as it stands, and what it leaves out is as it is there.
-        found += [mistake for mistake in as_there if mistake.choice or found or not moved]
+        if found or not moved or any(mistake.choice for mistake in as_there):
+            found += as_there
+        else:
+            _tell_defaults(as_there, settings)
     return found
 
 
@@ -92,6 +97,13 @@ def _flags(settings: Settings) -> list[Mistake]:
             found.append(_mistake(path, value, answer, settings, as_flags=True))
             settings.correct(found[-1])
     return found
+
+
+def _tell_defaults(as_there: Sequence[Mistake], settings: Settings) -> None:
+    """Of a file that needs no correction and is read as it stands: what it leaves out is as it is there, and said."""
+    for mistake in as_there:
+        said = ", ".join(f"{key} = {toml_value(value)}" for key, value in mistake.changes.items())
+        log.warning("%s: a file of prime-rl: what it leaves out is as it is there: %s", settings.files[-1], said)
 
 
 def _is_done(path: KeyPath, value: Any, said: Mapping[str, Any]) -> bool:

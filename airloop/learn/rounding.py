@@ -123,50 +123,30 @@ def exact(learner: Learner, rows: Sequence[Row]) -> dict[str, list[float]]:
 
 @torch.no_grad()
 def reference(learner: Learner, rows: Sequence[Row]) -> dict[str, list[float]]:
-    """By transformers' layers, each token seeing all before it in its row: neither the engine's pages nor the trainer's
-    packing, nor the kernels of either."""
+    """By transformers' layers, row by row, each token seeing all before it: neither the engine's pages nor the
+    trainer's packing, nor the kernels of either."""
     policy, temperature = learner.policy, learner.settings.temperature
     vocabulary = policy.model.config.vocab_size
     found: dict[str, list[float]] = {}
-    for part in _parts(rows):
-        plan = _Causal(part, policy.device)
-        hidden = policy.hidden(plan).index_select(0, plan.trained - 1)
-        every = token_logprobs(policy.head, hidden, plan.tokens[plan.trained], temperature, vocabulary)[0]
-        counts = [sum(row.train) for row in part]
-        found |= {row.key: own.tolist() for row, own in zip(part, every.split(counts), strict=True)}
+    for row in rows:
+        plan = _Causal(row, policy.device)
+        places = torch.tensor([i for i, train in enumerate(row.train) if train], device=policy.device)
+        hidden = policy.hidden(plan).index_select(0, places - 1)
+        found[row.key] = token_logprobs(policy.head, hidden, plan.tokens[places], temperature, vocabulary)[0].tolist()
     return found
 
 
-def _parts(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """As many at a time as are not more than one long row: modules are called once for all of them."""
-    part: list[Row] = []
-    for row in rows:
-        if part and sum(len(r.tokens) for r in (*part, row)) > ROW_TOKENS:
-            yield part
-            part = []
-        part.append(row)
-    if part:
-        yield part
-
-
 class _Causal:
-    """Implements policy.ForwardPlan for some rows, of which none sees another."""
+    """Implements policy.ForwardPlan for one row."""
 
-    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
-        self._lengths = [len(row.tokens) for row in rows]
-        self.tokens = torch.tensor([token for row in rows for token in row.tokens], device=device)
-        self.positions = torch.cat([torch.arange(length, device=device) for length in self._lengths])
-        self.trained = torch.tensor([train for row in rows for train in row.train], device=device).nonzero()[:, 0]
+    def __init__(self, row: Row, device: torch.device) -> None:
+        self.tokens = torch.tensor(row.tokens, device=device)
+        self.positions = torch.arange(len(row.tokens), device=device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        queries, keys, values = (x.split(self._lengths) for x in (query, key, value))
-        return torch.cat([_attend(q, k, v, scale) for q, k, v in zip(queries, keys, values, strict=True)])
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    heads = query.shape[1] // key.shape[1]
-    q, k, v = (x.transpose(0, 1)[None] for x in (query, *(x.repeat_interleave(heads, 1) for x in (key, value))))
-    return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
+        heads = query.shape[1] // key.shape[1]
+        q, k, v = (x.transpose(0, 1)[None] for x in (query, *(x.repeat_interleave(heads, 1) for x in (key, value))))
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
 
 
 @contextlib.contextmanager

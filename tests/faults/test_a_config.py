@@ -93,10 +93,16 @@ def test_A2_nothing_near_lists_the_keys(refuse):
     assert "[trainer.optim] has lr, weight_decay, max_norm" in refuse("[trainer.optim]\nzzzz = 1\n")
 
 
-def test_A2_old_place_of_lora(refuse, tmp_path: Path):
+def test_A2_old_place_of_lora(refuse, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "old.toml").write_text("[trainer.model.experimental.lora]\nrank = 4\nalpha = 32\n")
     lora = load_config(["@", str(tmp_path / "old.toml")]).trainer.model.lora
     assert (lora.rank, lora.alpha) == (4, 32)
+    (tmp_path / "whole.toml").write_text(
+        "max_steps = 9\n[trainer.model.experimental.lora]\nrank = 4\nalpha = 32\n"
+        "[orchestrator]\nbatch_size = 8\nrollouts_per_example = 4\n[[orchestrator.env]]\nid = 'arith'\n"
+    )
+    assert load_config(["@", str(tmp_path / "whole.toml")]).trainer.optim.lr == 1e-6
+    assert "what it leaves out is as it is there: " in caplog.text and "trainer.optim.lr = 1e-6" in caplog.text
     answer = refuse("[trainer.model.experimental.lora]\nrnak = 8\n")
     assert answer.startswith("run.toml:1:") and "[trainer.model.lora]\n    rank = 8" in answer
     answer = refuse("[trainer.model.experimental]\nlora = { rank = 8 }\nfused = true\n")
