@@ -45,8 +45,8 @@ def deep_case(
 
     original, deep = tiny.tiny_settings, layers
 
-    def settings(kind: str = "llama", *, hidden: int = 64, layers: int = 2) -> dict[str, Any]:
-        return {**original(kind, hidden=hidden, layers=deep), "initializer_range": wild * hidden**-0.5}
+    def settings(kind: str = "llama", *, hidden: int = 64, layers: int = 2, **more: Any) -> dict[str, Any]:
+        return {**original(kind, hidden=hidden, layers=deep, **more), "initializer_range": wild * hidden**-0.5}
 
     flags = {"trainer.model.lora.rank": rank, "trainer.model.lora.alpha": alpha, "model.dtype": dtype}
     with pytest.MonkeyPatch.context() as patch:
