@@ -25,7 +25,8 @@ class SamplingConfig(Section):
 class BufferConfig(Section):
     online_difficulty_filtering: bool = Field(
         default=False,
-        description="Leave out groups whose rewards are all equal; oversampling_factor > 1 samples others instead.",
+        description="Leave out groups whose rewards are all equal; oversampling_factor > 1 samples others instead, and "
+        "all that have signal are trained on.",
     )
 
 

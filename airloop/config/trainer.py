@@ -139,7 +139,8 @@ class LossConfig(Section):
         default=None, gt=0, lt=1, description="With mask: tokens with a weight below this are left out too."
     )
     overlong: Literal["off", "reply", "episode"] = Field(
-        default="off", description="Penalise replies near max_tokens, or episodes near the context's end."
+        default="off",
+        description="Penalise replies near max_tokens, or episodes near the context's end, in groups that have signal.",
     )
     overlong_share: float | None = Field(
         default=None, gt=0, le=1, description="The last share of the limit, where the penalty grows; by default 0.2."

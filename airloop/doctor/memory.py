@@ -87,10 +87,10 @@ def memory_fits(case: Case) -> Finding:
         f"largest part is {part.replace('_', ' ')}, {largest / GIB:.1f} GiB"
     )
     report = make_report(case.config, case.shape, size)
-    if made.fits and not report["fits"]:
-        return _server_is_narrow(report)
     if made.fits and (lack := _lacks_host_memory(case)):
         return lack
+    if made.fits and not report["fits"]:
+        return _server_is_narrow(report)
     if made.fits:
         return passed(seen, report["text"])
     return _does_not_fit(case, seen, report, sampling=made.sampling_peak > made.available)

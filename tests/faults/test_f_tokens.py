@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -190,34 +189,23 @@ def test_F2_half_an_adapter_is_caught(arith: Case, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.soak
-def test_F1_F2_the_famous_ones_are_caught_on_the_default_model_as_fast_as_nothing_is_found(
+def test_F1_F2_the_famous_ones_are_caught_on_the_default_model_within_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each from the loaded model to the finding, in seconds of the processor, as others may use it too; with AMX, for
-    which that was promised, within a minute."""
+    """Each from the loaded model to the finding; in seconds of the processor, as others may use it too."""
     flags = {**TUNE, "model.name": "HuggingFaceTB/SmolLM2-135M-Instruct", "seq_len": "768"}
     with case_of(flags) as case:
         _ = case.parts
-        healthy, _ = timed(case, "context_is_seen", "pass")
         with blindfold():
-            found, _ = timed(case, "context_is_seen", "fail")
-        assert found < min(1.5 * healthy, promised())
+            began = time.process_time()
+            assert ask(case, "context_is_seen")[0].verdict == "fail"
+            assert time.process_time() - began < 60
         case.parts.engine = engine_of(case.parts, case.parts.policy, own_forward=True)
-        healthy, _ = timed(case, "adapter_arrives", "pass")
+        assert ask(case, "adapter_arrives")[0].verdict == "pass"
         monkeypatch.setattr(Forward, "refresh", lambda self: None)
-        found, why = timed(case, "adapter_arrives", "fail")
-        assert found < min(1.5 * healthy, promised()) and "goes on serving the old weights" in why
-
-
-def timed(case: Case, check: str, verdict: str) -> tuple[float, str]:
-    began = time.process_time()
-    (finding,) = ask(case, check)
-    assert finding.verdict == verdict
-    return time.process_time() - began, finding.why
-
-
-def promised() -> float:
-    return 60.0 if torch.cpu._is_amx_tile_supported() else math.inf
+        began = time.process_time()
+        assert "goes on serving the old weights" in ask(case, "adapter_arrives")[0].why
+        assert time.process_time() - began < 60
 
 
 # --- F3 -----------------------------------------------------------------------------------------------

@@ -100,14 +100,18 @@ class VllmServer:
         while True:
             if (code := self.ended()) is not None:
                 raise AirError(f"vLLM did not start (exit code {code}):\n{self.tail()}", _start_fix(self.tail()))
-            with contextlib.suppress(httpx.HTTPError):
-                if (await self.client.get("/health", timeout=5.0)).status_code == 200:
-                    break
+            if await self.is_healthy(5.0):
+                break
             if asyncio.get_running_loop().time() > deadline:
                 what = f"\n{self.tail()}" if self.command else ""
                 raise AirError(f"No vLLM answers at {self.url}.{what}", "start it, or correct inference.vllm.urls.")
             await asyncio.sleep(LOOK_S)
         await self._check_routes()
+
+    async def is_healthy(self, timeout_s: float) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return (await self.client.get("/health", timeout=timeout_s)).status_code == 200
+        return False
 
     async def _check_routes(self) -> None:
         try:
@@ -173,7 +177,7 @@ class VllmServer:
         if not known and not await self._told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):
             raise Refused(f"{path} is not there for {self.url}: its machine must see the same files.")
         self._adapters = [*(other for other in self._adapters if other != name), name]
-        while len(self._adapters) > KEPT + self.older:
+        while not self.shared and len(self._adapters) > KEPT + self.older:
             await self._told("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)})
 
     async def _told(self, route: str, body: Mapping[str, str]) -> bool:

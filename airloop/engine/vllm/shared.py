@@ -12,7 +12,7 @@ from typing import Any
 
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
-from airloop.engine.vllm.server import VllmServer
+from airloop.engine.vllm.server import ANSWER_S, VllmServer
 from airloop.ranks import Ranks
 
 
@@ -62,6 +62,10 @@ class SharedEngine(VllmEngine):
     def _is_asked(self, server: VllmServer) -> bool:
         """By other ranks, perhaps: whoever can start it again has to know that it has stopped."""
         return self._ranks.first or super()._is_asked(server)
+
+    async def _answers(self, server: VllmServer) -> bool:
+        """A token of ours would wait behind all replies of others: where only they ask, it is enough that it speaks."""
+        return await super()._answers(server) if server.busy else await server.is_healthy(ANSWER_S)
 
     def _may_return(self, server: VllmServer) -> bool:
         """The first rank knows, and ends the run where none does."""

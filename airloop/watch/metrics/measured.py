@@ -84,5 +84,8 @@ OWN: dict[str, tuple[str, str]] = {
     "calculator_calls": ("count", "calls of the calculator."),
     "tool_errors": ("count", "tool calls that were refused."),
     # of training itself
-    "overlong": ("", "what length near its limit costs (trainer.loss.overlong): 0 or less."),
+    "overlong": (
+        "",
+        "what length near its limit costs (trainer.loss.overlong): 0 or less; 0 in groups without signal.",
+    ),
 }
