@@ -66,7 +66,7 @@ class PageTree:
         while True:
             best, length = None, 0
             page = tokens[at : at + self.page_size]
-            for child in reversed(node.children):  # a group's members come one after the other: the last is theirs
+            for child in node.children:
                 if length == len(page):
                     break
                 # Whoever matches further than the best so far has this token, too: of hundreds that is quickly said.
