@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from made_runs import episode, save, start_run
-from support import warm_process
 
 from airloop.runs.trajectory_file import to_json
 from airloop_view.episode import Unreadable, load, load_head
@@ -85,8 +86,13 @@ def test_what_a_file_would_grow_to_is_not_read(tmp_path: Path, name: str) -> Non
     path.parent.mkdir(exist_ok=True)
     size = SIZES.get(name, SIZE)
     path.write_bytes(first + piece * (size // len(piece)) + last)
-    folders, env = [tmp_path / "light", tmp_path / "heavy"], {**os.environ, "AIR_CACHE": str(tmp_path / "cache")}
-    ran = warm_process.run(folders, code=LOOK, env=env, timeout=600)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOOK, str(tmp_path / "light"), str(tmp_path / "heavy")],
+        env={**os.environ, "AIR_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout)
     assert found["grown"] < MOST_BYTES * size >> 20
