@@ -22,6 +22,7 @@ from support.vllm_standin import StandInServer, stand_in
 from airloop.engine.base import EngineFailed, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.vllm import engine as engines
+from airloop.engine.vllm import shared as shared_engines
 from airloop.engine.vllm.adapters import KEPT, AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.server import KEEPER, VllmServer
@@ -161,6 +162,7 @@ def test_a_server_that_hangs_while_only_other_ranks_ask_it_is_started_again(
 ) -> None:
     for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 1.0), ("ANSWER_S", 1.0)):
         monkeypatch.setattr(engines, name, seconds)
+    monkeypatch.setattr(shared_engines, "ANSWER_S", 1.0)
 
     async def work() -> None:
         policy, server, store = make_policy(), stand_in(), AdapterStore(tmp_path, "tiny")
