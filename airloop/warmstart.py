@@ -34,6 +34,7 @@ from airloop.errors import AirError
 from airloop.events import Watcher
 from airloop.files import append_line, read_object, whole_directory, write_json
 from airloop.learn.advantages import demonstration_batch
+from airloop.learn.schedules import scheduled_lr
 from airloop.own_code import is_file_id, split_id
 from airloop.rollout.sampler import Sampler
 from airloop.runs.run import read_trajectories
@@ -42,7 +43,7 @@ from airloop.types import Sampled, Task, Trajectory
 from airloop.waits import waiting
 
 # Keys that earlier versions did not have: at their defaults they must not change the name of what was made then.
-LATER_KEYS = ("last_layers",)
+LATER_KEYS = ("last_layers", "schedule")
 # Demonstrations that are looked at to see how long an episode is.
 SIZED = 64
 # Demonstrations of one task that go into a batch together: their prompt is computed once.
@@ -339,7 +340,8 @@ async def fit_demonstrations(
             began, step = time.monotonic(), len(metrics)
             batch = next(order)
             with waiting("a supervised update", "the learner", UPDATE_S, here=True):
-                report = parts.learner.update(demonstration_batch(batch))
+                lr = scheduled_lr(settings.schedule, settings.lr, step, steps, warmup_steps=warmup)
+                report = parts.learner.update(demonstration_batch(batch), lr)
             metrics.append({"kind": "sft", "step": step, **report.metrics})
             seconds.append(time.monotonic() - began)
             watcher.advance(f"loss {report.metrics['loss']:.2f}")

@@ -79,6 +79,12 @@ def test_scripted_demonstrations_are_learned_kept_and_reused(tmp_path: Path) -> 
     assert start(tmp_path, **{"warmstart.lr": "2e-2"}) != directory  # other settings, another start
 
 
+def test_its_rate_may_fall(tmp_path: Path) -> None:
+    directory = start(tmp_path, **{"warmstart.schedule": "linear", "warmstart.steps": "10"})
+    rates = [json.loads(line)["lr"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert rates == pytest.approx([5e-3, *(1e-2 * (10 - i) / 9 for i in range(1, 10))])
+
+
 def test_a_demonstration_trains_its_replies_and_their_stop_tokens_only() -> None:
     tokenizer = tiny_model("llama").tokenizer
     (branch,) = as_transcript(demonstration("t", 1.0, ["yes", "no"]), tokenizer).branches

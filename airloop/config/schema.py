@@ -131,6 +131,9 @@ class WarmstartConfig(Section):
     steps: int = Field(default=30, ge=1, description="Supervised steps.")
     batch_size: int = Field(default=16, ge=1, description="Demonstrations per supervised step.")
     lr: float = Field(default=5e-4, gt=0, description="Learning rate of the supervised start.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="How lr falls after the warm-up, towards the last of these steps."
+    )
     episodes: int = Field(default=256, ge=1, description="Demonstrations to collect.")
     min_reward: float | None = Field(default=None, description="Demonstrations that score less are left out.")
     source: str = Field(

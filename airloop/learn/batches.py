@@ -78,7 +78,8 @@ class PackedPlan:
         starts = [s.start for s in batch.segments]
         nodes = nodes_of(starts, self._lengths, [s.ancestors for s in batch.segments])
         self._tree = Tree(nodes, device) if device.type == "cuda" else None
-        self._masks = [] if device.type == "cuda" else [self._mask(s, device) for s in batch.segments]
+        self._masks = [] if device.type == "cuda" else self._make_masks()
+        self._shapes: _Shapes | None = None
         self._float_masks: dict[tuple[int, int], Tensor] = {}
         places = np.repeat([s.place - s.start for s in batch.segments], self._lengths)
         sources, targets, owners = _trained(batch)
@@ -99,14 +100,22 @@ class PackedPlan:
         places = torch.arange(segment.place, segment.place + n, device=device)
         return torch.arange(segment.place + n, device=device)[None] <= places[:, None]
 
-    def _float_mask(self, segment: int, repeat: int, dtype: torch.dtype) -> Tensor:
+    def _make_masks(self) -> list[Tensor]:
+        """Segments of one shape have the same one."""
+        known = {_shape(s): s for s in self._segments}
+        made = {shape: self._mask(segment, self._device) for shape, segment in known.items()}
+        return [made[_shape(s)] for s in self._segments]
+
+    def _float_mask(self, group: list[int], repeat: int, dtype: torch.dtype) -> Tensor:
         """Made at the first layer, used by all: torch would turn a boolean mask into this one at every call."""
-        key = (segment, repeat)
+        key = (group[0], repeat)
         if not self._masks:  # on CUDA, for a type or a head size that the flash kernels do not take
-            self._masks = [self._mask(s, self._device) for s in self._segments]
+            self._masks = self._make_masks()
         if key not in self._float_masks:
-            mask = self._masks[segment].repeat(repeat, 1)
-            self._float_masks[key] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))[None, None]
+            masks = {id(self._masks[i]): self._masks[i] for i in group}
+            own = [*masks.values()] if len(masks) == 1 else [self._masks[i] for i in group]
+            mask = torch.stack(own)[:, None].repeat(1, 1, repeat, 1)
+            self._float_masks[key] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
         return self._float_masks[key]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -127,22 +136,46 @@ class PackedPlan:
         return None if kernel is None or self._tree is None else self._tree.forward(query, key, value, scale, kernel)
 
     def _masked(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """One call for all segments of one shape: of a small model, calls take longer than what they compute."""
+        shapes = self._shapes = self._shapes or _Shapes(self._segments, self._device)
         heads, dim = query.shape[1:]
         kv_heads = key.shape[1]
         per_kv = heads // kv_heads
         # split, not slices: its backward is one concatenation instead of a full-sized zero tensor per piece
-        queries, keys, values = (x.split(self._lengths) for x in (query, key, value))
+        queries = query.index_select(0, shapes.own).split(shapes.owned)
+        keys, values = (x.index_select(0, shapes.seen).split(shapes.saw) for x in (key, value))
         outs = []
-        for i, segment in enumerate(self._segments):
-            n = self._lengths[i]
-            path = (*segment.ancestors, i)
-            k = torch.cat([keys[s] for s in path]).transpose(0, 1)
-            v = torch.cat([values[s] for s in path]).transpose(0, 1)
-            q = queries[i].view(n, kv_heads, per_kv, dim).permute(1, 2, 0, 3).reshape(kv_heads, per_kv * n, dim)
-            mask = self._float_mask(i, per_kv, query.dtype)
-            out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
-            outs.append(out.view(kv_heads, per_kv, n, dim).permute(2, 0, 1, 3).reshape(n, heads, dim))
-        return torch.cat(outs)
+        for group, q, k, v in zip(shapes.groups, queries, keys, values, strict=True):
+            many = len(group)
+            k, v = (x.view(many, -1, kv_heads, dim).transpose(1, 2) for x in (k, v))
+            q = q.view(many, -1, kv_heads, per_kv, dim).permute(0, 2, 3, 1, 4).reshape(many, kv_heads, -1, dim)
+            mask = self._float_mask(group, per_kv, query.dtype)
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+            outs.append(out.view(many, kv_heads, per_kv, -1, dim).permute(0, 3, 1, 2, 4).reshape(-1, heads, dim))
+        return torch.cat(outs).index_select(0, shapes.back)
+
+
+def _shape(segment: Segment) -> tuple[int, int]:
+    """Its queries and its keys: all that its mask depends on."""
+    return len(segment.tokens), segment.place
+
+
+class _Shapes:
+    """The segments of a micro-batch by their shape, and where their queries and keys lie in the flat order."""
+
+    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+        by_shape: dict[tuple[int, int], list[int]] = {}
+        for i, segment in enumerate(segments):
+            by_shape.setdefault(_shape(segment), []).append(i)
+        self.groups = [*by_shape.values()]
+        self.owned = [len(group) * n for (n, _), group in by_shape.items()]
+        self.saw = [len(group) * (n + place) for (n, place), group in by_shape.items()]
+        flat = [np.arange(s.start, s.start + len(s.tokens)) for s in segments]
+        own = np.concatenate([flat[i] for group in self.groups for i in group])
+        paths = [(*segments[i].ancestors, i) for group in self.groups for i in group]
+        seen = np.concatenate([flat[i] for path in paths for i in path])
+        sizes = [len(own), len(seen), len(own)]
+        self.own, self.seen, self.back = to_device(np.concatenate([own, seen, np.argsort(own)]), device).split(sizes)
 
 
 def _trained(batch: MicroBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
