@@ -7,11 +7,13 @@ import pytest
 from airloop.config import load_config
 from airloop.config.mistakes import Refused
 from airloop.config.vllm_rules import BACKEND
-from airloop.engine.vllm.start import _device, _share, interpreter
+from airloop.engine.vllm.plugin.adapters import KEY
+from airloop.engine.vllm.start import _device, _share, adapters_key, interpreter
 from airloop.errors import AirError
 from airloop.launch.base import Order
 from airloop.launch.local import _surroundings
 from airloop.launch.monitor import config_for_rank
+from airloop.training import check_servers
 
 VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_gpu_ids", "[1, 2]"]
 
@@ -29,6 +31,9 @@ VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_
         (["--inference.kv_tokens", "4096"], "kv_tokens has no effect"),
         (["--inference.page_size", "16"], "page_size has no effect"),
         (["--inference.vllm.urls", '["http://127.0.0.1:8000"]'], "inference_gpu_ids has no effect"),
+        (["--inference.vllm.adapters_port", "8700"], 'no effect with adapters = "files"'),
+        (["--inference.vllm.adapters_host", "10.0.0.5"], 'no effect with adapters = "files"'),
+        (["--inference.vllm.adapters", "http", "--inference.vllm.adapters_host", "0.0.0.0"], "is where to listen"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_correction(flags: list[str], told: str) -> None:
@@ -80,6 +85,21 @@ def test_its_keys_have_no_effect_without_it() -> None:
     with pytest.raises(Refused, match='has no effect with backend = "embedded"') as told:
         load_config(["--inference.vllm.urls", '["http://127.0.0.1:8000"]'])
     assert BACKEND.rpartition(".")[2] in str(told.value)
+
+
+def test_servers_elsewhere_pull_adapters_only_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = ["--inference.backend", "vllm", "--inference.vllm.urls", '["http://127.0.0.1:8000"]']
+    config = load_config([*elsewhere, "--inference.vllm.adapters", "http"])
+    for key, told in (("", "is not set"), ("short", "is too short")):
+        monkeypatch.setenv(KEY, key)
+        with pytest.raises(AirError, match=told) as refused:
+            check_servers(config)
+        assert KEY in refused.value.fix
+    monkeypatch.setenv(KEY, "0123456789abcdef")
+    check_servers(config)
+    assert adapters_key(config) == "0123456789abcdef"
+    ours = load_config([*VLLM, "--inference.vllm.adapters", "http"])
+    assert adapters_key(ours) != adapters_key(ours), "those that we start need nobody's"
 
 
 def test_an_interpreter_without_vllm_is_told_before_anything_is_loaded() -> None:

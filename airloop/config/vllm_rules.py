@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 BACKEND = "inference.backend"
 HOTTEST = 2.0  # vLLM refuses higher temperatures
+EVERYWHERE = ("0.0.0.0", "::")
 MEMORY = 0.9  # of a GPU that does nothing else
 SERVED = 2  # adapters at once: the newest, and the one that replies under way were begun with
 
@@ -58,6 +59,21 @@ def _unused(config: RunConfig) -> Iterator[Conflict]:
         "inference.model.enforce_eager": bool(urls) and inference.model.enforce_eager is not None,
         "inference_gpu_ids": bool(urls) and config.inference_gpu_ids is not None,
     }
+    pulled = inference.vllm.adapters == "http"
+    for key in ("adapters_host", "adapters_port"):
+        if not pulled and getattr(inference.vllm, key) != VllmConfig.model_fields[key].default:
+            yield Conflict(
+                (f"inference.vllm.{key}", "inference.vllm.adapters"),
+                f'inference.vllm.{key} has no effect with adapters = "files"',
+                {"inference.vllm.adapters": "http"},
+            )
+    if pulled and inference.vllm.adapters_host.strip("[]") in EVERYWHERE:
+        yield Conflict(
+            ("inference.vllm.adapters_host",),
+            f"inference.vllm.adapters_host = {inference.vllm.adapters_host!r} is where to listen, and no address that "
+            "a server reaches: name the one of this machine that it does",
+            {},
+        )
     for key in (key for key, given in said.items() if given):
         where = "inference.vllm.urls, whose servers run already" if urls else 'backend = "vllm"'
         yield Conflict((key, BACKEND), f"{key} has no effect with {where}: leave it out", {})

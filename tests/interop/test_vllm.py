@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from support import warm_process
-from support.engine_conformance import CHECKS, PROMPT, agrees
+from support.engine_conformance import CHECKS, PROMPT, agrees, change, check_versions
 from support.interop_world import interpreter
 
 from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
 from airloop.engine.base import Sampling
 from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.server import Refused
 from airloop.models.tiny import save_tiny
 from airloop.stats.intervals import difference
 from airloop.training import start
@@ -94,6 +95,44 @@ def test_a_server_of_vllm_does_what_every_engine_must_and_is_started_again_when_
 
     async def main() -> None:
         parts = assemble(config_of(tmp_path, save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)), lambda text: None)
+        try:
+            await asyncio.wait_for(whole(parts), 900)
+        finally:
+            await parts.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_of_vllm_pulls_adapters_over_http_and_refuses_what_is_altered(tmp_path: Path) -> None:
+    """Started as one on another machine: with our plugin's folder and a key, and without a word of where files are."""
+
+    async def whole(parts: Components) -> None:
+        engine: Any = parts.engine
+        await check_versions(engine, parts.policy)
+        (server,), store = engine.servers, engine._store
+        names = {model["id"]: model["root"] for model in (await server.client.get("/v1/models")).json()["data"]}
+        assert engine._name in names and not Path(names[engine._name]).is_relative_to(store.root)
+        gone = [Path(names[engine._name]).parent / old for old in store.names[:-3]]
+        assert not any(path.exists() for path in gone), "what the run has no more the server has not, either"
+        change(parts.policy, 99)
+        name = store.put(parts.policy, 99)
+        weights = store.root / name / "adapter_model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:-100])
+        with pytest.raises(Refused, match="has the digest"):
+            await server.load(name, weights.parent)
+        forged = name[:-1] + ("0" if name[-1] != "0" else "1")
+        with pytest.raises(Refused, match="is not the one that the adapter's name was signed with"):
+            await server.load(forged, weights.parent)
+        before = await engine.generate(PROMPT, Sampling(4))
+        assert before.version == engine.version, "it goes on with what it has"
+        weights.write_bytes(whole)
+        await engine.publish(99)
+        assert agrees(parts.policy, PROMPT, await engine.generate(PROMPT, Sampling(16)))
+
+    async def main() -> None:
+        model = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
+        parts = assemble(config_of(tmp_path, model, "--inference.vllm.adapters", "http"), lambda text: None)
         try:
             await asyncio.wait_for(whole(parts), 900)
         finally:

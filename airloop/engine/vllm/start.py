@@ -8,13 +8,17 @@ import secrets
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airloop.config import Config
 from airloop.config.vllm_rules import MEMORY, SERVED
 from airloop.engine.vllm.adapters import AdapterStore
+from airloop.engine.vllm.depot import ServedStore
 from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
+from airloop.engine.vllm.plugin_folder import write_plugin
 from airloop.engine.vllm.server import BASE, MODULE, VllmServer, free_port
 from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM keeps room for
 CPU_KV_GIB = 1
+SHORTEST = 16  # letters of a key
 
 
 def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Ranks) -> VllmEngine:
@@ -40,28 +45,50 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
             'backend = "vllm" starts a server on each of inference_gpu_ids, and none is named.',
             "name GPUs that do not train: trainer_gpu_ids = [0], inference_gpu_ids = [1].",
         )
+    pulled = adapters_key(config) if config.inference.vllm.adapters == "http" else ""
     place = Path(tempfile.mkdtemp(prefix="run-", dir=_home()))
     model = base_directory(loaded, place)
     told = config.inference.vllm
+    key = os.environ.get(told.api_key_env, "")
     servers = (
-        [
-            VllmServer(
-                url.rstrip("/").removesuffix("/v1"),
-                os.environ.get(told.api_key_env, ""),
-                told.api_key_env,
-                config.seq_len,
-            )
-            for url in told.urls
-        ]
+        [VllmServer(url.rstrip("/").removesuffix("/v1"), key, told.api_key_env, config.seq_len) for url in told.urls]
         if told.urls
         else [_server(config, policy, model, place, number, gpu) for number, gpu in enumerate(_gpus(config))]
     )
-    older = config.orchestrator.max_staleness  # versions that replies may be of
-    for server in servers:
-        server.older = older
-    store = AdapterStore(place / "adapters", str(model), older)
+    store = _store(config, place, str(model), servers, pulled)
     made = (policy, servers, store, *size, place)
     return VllmEngine(*made) if ranks.size == 1 else SharedEngine(ranks, *made)
+
+
+def _store(config: Config, place: Path, model: str, servers: Sequence[VllmServer], key: str) -> AdapterStore:
+    """Where adapters are for these servers, which pull them if there is a key; those of ours are started with what they
+    need to."""
+    told, older = config.inference.vllm, config.orchestrator.max_staleness  # versions that replies may be of
+    for server in servers:
+        server.older, server.pulls = older, bool(key)
+    where = (place / "adapters", model, older)
+    if not key:
+        return AdapterStore(*where)
+    if not told.urls:
+        write_plugin(place / "plugin")
+        path = os.pathsep.join(filter(None, (str(place / "plugin"), os.environ.get("PYTHONPATH", ""))))
+        for server in servers:
+            server.env = {**server.env, "PYTHONPATH": path, KEY: key, FOLDER: str(place)}
+    return ServedStore(*where, key, told.adapters_host, told.adapters_port)
+
+
+def adapters_key(config: Config) -> str:
+    """That servers and this run know each other by; those that we start get one of their own."""
+    if not config.inference.vllm.urls:
+        return secrets.token_urlsafe(24)
+    key = os.environ.get(KEY, "")
+    if len(key) < SHORTEST:
+        raise AirError(
+            f'inference.vllm.adapters = "http", but {KEY} is {"too short" if key else "not set"}: servers at '
+            "inference.vllm.urls pull adapters from this run only if both have the same key.",
+            f"set it to {SHORTEST} letters or more, here and for the servers: export {KEY}=$(openssl rand -hex 24)",
+        )
+    return key
 
 
 def _home() -> Path:
