@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from airloop.config import load_config
 from airloop.config.mistakes import Refused
 from airloop.config.vllm_rules import BACKEND
 from airloop.engine.vllm.plugin.adapters import KEY
-from airloop.engine.vllm.start import _device, _share, adapters_key, interpreter
+from airloop.engine.vllm.start import _device, _share, adapters_key, interpreter, make_vllm_engine
 from airloop.errors import AirError
 from airloop.launch.base import Order
 from airloop.launch.local import _surroundings
 from airloop.launch.monitor import config_for_rank
+from airloop.ranks import Ranks
 from airloop.training import check_servers
 
 VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_gpu_ids", "[1, 2]"]
@@ -39,6 +44,31 @@ VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_
 def test_what_cannot_be_is_refused_with_its_correction(flags: list[str], told: str) -> None:
     with pytest.raises(Refused, match=told):
         load_config([*VLLM, *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--trainer.processes", "2"], "each has a shard of the weights"),
+        (["--inference.vllm.urls", '["http://127.0.0.1:8000"]'], "ask for no key"),
+        (["--inference.vllm.adapters", "http"], "ask for no key"),
+        (
+            ["--orchestrator.max_staleness", "1", "--trainer.loss.anchor", "sampler"],
+            "replies under way were begun with",
+        ),
+    ],
+)
+def test_all_the_weights_are_for_one_process_on_a_cpu_that_takes_turns_with_its_servers(
+    flags: list[str], told: str
+) -> None:
+    full = ["--inference.backend", "vllm", "--trainer.model.train", "full", "--model.device", "cpu"]
+    config = load_config(full)
+    with pytest.raises(Refused, match=told):
+        load_config([*full, *flags])
+    on_gpu: Any = SimpleNamespace(peft=None, device=torch.device("cuda"))
+    config = config.model_copy(update={"inference_gpu_ids": [1]})  # as where the device is found, not said
+    with pytest.raises(AirError, match="is for CPUs in this version"):
+        make_vllm_engine(config, on_gpu, on_gpu, Ranks())
 
 
 def test_some_gpus_train_and_others_serve() -> None:

@@ -190,8 +190,9 @@ def test_the_folder_is_a_plugin_of_vllm_that_needs_nothing_of_ours(tmp_path: Pat
     again = air("vllm", "plugin", "--out", str(tmp_path / "plugin"))
     assert again[0] == 1 and "not empty" in again[2]
     code_there = (
-        "from importlib.metadata import entry_points; (p,) = entry_points(group='vllm.general_plugins'); "
-        "p.load()(); import sys; print(p.name, 'airloop' in sys.modules)"
+        "from importlib.metadata import entry_points; points = entry_points(group='vllm.general_plugins'); "
+        "found = {p.name: p.load() for p in points}; found['air_adapters'](); "
+        "import sys; print(*sorted(found), 'airloop' in sys.modules)"
     )
     found = subprocess.run(
         [sys.executable, "-S", "-c", code_there],  # without anything that is installed
@@ -201,7 +202,7 @@ def test_the_folder_is_a_plugin_of_vllm_that_needs_nothing_of_ours(tmp_path: Pat
         text=True,
         check=True,
     )
-    assert found.stdout == "air_adapters False\n"
+    assert found.stdout == "air_adapters air_weights False\n"
 
 
 Check = Callable[[Any, Policy], Awaitable[None]]

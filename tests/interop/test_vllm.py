@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 from support import warm_process
 from support.engine_conformance import CHECKS, PROMPT, agrees, change, check_versions
 from support.interop_world import interpreter
@@ -18,8 +19,11 @@ from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
 from airloop.engine.base import Sampling
 from airloop.engine.vllm.engine import VllmEngine
-from airloop.engine.vllm.server import Refused
+from airloop.engine.vllm.full import FullEngine, FullServer
+from airloop.engine.vllm.plugin.weights import FILE, file_digest
+from airloop.engine.vllm.server import Refused, ServerLost
 from airloop.models.tiny import save_tiny
+from airloop.policy import Policy
 from airloop.stats.intervals import difference
 from airloop.training import start
 from airloop.warmstart import warmstart
@@ -133,6 +137,47 @@ def test_a_server_of_vllm_pulls_adapters_over_http_and_refuses_what_is_altered(t
     async def main() -> None:
         model = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
         parts = assemble(config_of(tmp_path, model, "--inference.vllm.adapters", "http"), lambda text: None)
+        try:
+            await asyncio.wait_for(whole(parts), 900)
+        finally:
+            await parts.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_of_vllm_gets_all_the_weights_and_is_repaired_after_half_an_update(tmp_path: Path) -> None:
+    async def whole(parts: Components) -> None:
+        engine: Any = parts.engine
+        assert isinstance(engine, FullEngine)
+        await check_versions(engine, parts.policy)
+        (server,), version = engine.servers, engine.version + 1
+        change(parts.policy, 99, size=0.02)
+        await half_updated(server, tmp_path / "half", parts.policy)
+        assert await server.is_healthy(60.0), f"it is well by its own words\n{server.tail()}"
+        await engine.publish(version)
+        assert agrees(parts.policy, PROMPT, await engine.generate(PROMPT, Sampling(16)))
+        await server._step("/start_weight_update")
+        (tmp_path / "half" / FILE).write_bytes((tmp_path / "half" / FILE).read_bytes()[:-10])
+        with pytest.raises(ServerLost, match="the file of weights has the digest"):
+            what = {"path": str(tmp_path / "half" / FILE), "digest": engine._name.rpartition("-")[2]}
+            await server._step("/update_weights", {"update_info": what})
+        assert agrees(parts.policy, PROMPT, await engine.generate(PROMPT, Sampling(16))), "nothing was touched"
+        assert server.starts == 1 and not server.lost
+
+    async def half_updated(server: FullServer, folder: Path, policy: Policy) -> None:
+        """Some of the weights are there, then comes one that does not fit."""
+        folder.mkdir()
+        weights = dict(policy.model.state_dict())
+        last = sorted(weights)[-1]
+        weights[last] = weights[last][:1].clone()
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / FILE)
+        await server._step("/pause?mode=wait&clear_cache=true")
+        with pytest.raises(ServerLost, match="Attempted to load weight"):
+            await server._update(f"half-{file_digest(folder / FILE)}", folder)
+
+    async def main() -> None:
+        model = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
+        parts = assemble(config_of(tmp_path, model, "--trainer.model.train", "full"), lambda text: None)
         try:
             await asyncio.wait_for(whole(parts), 900)
         finally:

@@ -95,12 +95,15 @@ class StandIn:
             self._pieces(asked), media_type="text/event-stream"
         )
 
+    def engine_of(self, asked: dict[str, Any]) -> EmbeddedEngine:
+        return self.engines[asked["model"]]
+
     async def _pieces(self, asked: dict[str, Any]) -> AsyncIterator[bytes]:
-        given = asked["sampling_params"]
+        given, engine = asked["sampling_params"], self.engine_of(asked)
         ids: list[int] = list(asked["token_ids"])
         for place in range(given["max_tokens"]):  # one by one, as a server that is busy does
             sampling = Sampling(1, given.get("temperature", 1.0), seed=given.get("seed", 0) + place)
-            reply = await self.engines[asked["model"]].generate(ids, sampling)
+            reply = await engine.generate(ids, sampling)
             ids += reply.token_ids
             self.told += 1
             if 0 < self.broken.get("after", 0) <= self.told:

@@ -27,15 +27,10 @@ class AdapterStore:
 
     def put(self, policy: Policy, version: int) -> str:
         """The name under which servers know it: of the version and of what is in it."""
-        assert policy.peft is not None
         scratch = self.root / f".{self._owner}-{version}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
-        policy.peft.save_pretrained(str(scratch))
-        (scratch / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-        path = scratch / "adapter_config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**config, "base_model_name_or_path": self._base}), encoding="utf-8")
-        name = self._called(f"air-{self._owner}-v{version}-{digest(scratch)}")
+        self._write(policy, scratch)
+        name = self._called(f"air-{self._owner}-v{version}-{self._digest(scratch)}")
         if (self.root / name).is_dir():  # the same again: a server may be reading it
             shutil.rmtree(scratch)
         else:
@@ -45,6 +40,17 @@ class AdapterStore:
             shutil.rmtree(self.root / old, ignore_errors=True)
         self.names = self.names[-self._kept :]
         return name
+
+    def _write(self, policy: Policy, folder: Path) -> None:
+        assert policy.peft is not None
+        policy.peft.save_pretrained(str(folder))
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        path = folder / "adapter_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**config, "base_model_name_or_path": self._base}), encoding="utf-8")
+
+    def _digest(self, folder: Path) -> str:
+        return digest(folder)
 
     def _called(self, name: str) -> str:
         return name

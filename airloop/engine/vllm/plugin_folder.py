@@ -11,6 +11,7 @@ SOURCE = Path(__file__).with_name("plugin")
 MODULE = "airloop_vllm"
 POINTS = f"""[vllm.general_plugins]
 air_adapters = {MODULE}.adapters:register
+air_weights = {MODULE}.weights:register
 """
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -80,6 +80,7 @@ class VllmServer:
     pulls: bool = False  # adapters over HTTP, by our plugin: it does not see our files
     older: int = 0  # versions more than KEPT that replies under way may be of
     lost: str = "it is being started"  # why it is asked for no replies
+    routes: ClassVar[Mapping[str, str]] = ROUTES
     _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _client: httpx.AsyncClient | None = field(default=None, repr=False)
@@ -137,7 +138,7 @@ class VllmServer:
             models = answer.json()["data"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise AirError(f"What answers at {self.url} is no vLLM: {error!r}.", "correct the address.") from None
-        for route, how in ROUTES.items():
+        for route, how in self.routes.items():
             if route not in found:
                 raise AirError(f"The vLLM at {self.url} does not have {route}.", f"start it with {how}.")
         base = next(m for m in models if not m.get("parent"))
@@ -208,10 +209,15 @@ class VllmServer:
         if not known:
             raise Refused(f"{self.url} has nothing to pull adapters with.", PLUGIN_FIX)
 
-    async def _told(self, route: str, body: Mapping[str, str]) -> bool:
+    def forget(self) -> None:
+        """What it has: it is given all anew."""
+        self._adapters.clear()
+
+    async def _told(self, route: str, body: Mapping[str, Any]) -> bool:
         """False where what the body names is not there."""
         try:
-            answer = await self.client.post(route, json=dict(body))
+            # A server that fails at it hangs up after its answer, and who comes next would find a line that is dead.
+            answer = await self.client.post(route, json=dict(body), headers={"Connection": "close"})
         except httpx.HTTPError as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
         if answer.status_code == 400 and "already been loaded" in answer.text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import secrets
 import shutil
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airloop.config import Config
-from airloop.config.vllm_rules import MEMORY, SERVED
+from airloop.config.vllm_rules import MEMORY, ON_GPUS, SERVED
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.depot import ServedStore
 from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.full import FullEngine, FullServer, FullStore
 from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
+from airloop.engine.vllm.plugin.weights import BACKEND
 from airloop.engine.vllm.plugin_folder import write_plugin
 from airloop.engine.vllm.server import BASE, MODULE, VllmServer, free_port
 from airloop.engine.vllm.shared import SharedEngine
@@ -36,7 +39,7 @@ SHORTEST = 16  # letters of a key
 
 def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Ranks) -> VllmEngine:
     """Its servers are started by whoever asks for the first reply: a supervised start needs none."""
-    assert policy.peft is not None  # the rules of configs have seen to it
+    full = policy.peft is None
     size = (config.seq_len, config.inference.max_batch)
     if not ranks.first:
         return SharedEngine(ranks, policy, (), AdapterStore(Path(), ""), *size)
@@ -45,6 +48,8 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
             'backend = "vllm" starts a server on each of inference_gpu_ids, and none is named.',
             "name GPUs that do not train: trainer_gpu_ids = [0], inference_gpu_ids = [1].",
         )
+    if policy.device.type == "cuda" and full:
+        raise AirError(ON_GPUS, 'set trainer.model.train = "lora", or inference.backend = "embedded".')
     pulled = adapters_key(config) if config.inference.vllm.adapters == "http" else ""
     place = Path(tempfile.mkdtemp(prefix="run-", dir=_home()))
     model = base_directory(loaded, place)
@@ -55,6 +60,8 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
         if told.urls
         else [_server(config, policy, model, place, number, gpu) for number, gpu in enumerate(_gpus(config))]
     )
+    if full:
+        return FullEngine(policy, servers, FullStore(place / "weights", ""), *size, place)
     store = _store(config, place, str(model), servers, pulled)
     made = (policy, servers, store, *size, place)
     return VllmEngine(*made) if ranks.size == 1 else SharedEngine(ranks, *made)
@@ -70,11 +77,15 @@ def _store(config: Config, place: Path, model: str, servers: Sequence[VllmServer
     if not key:
         return AdapterStore(*where)
     if not told.urls:
-        write_plugin(place / "plugin")
-        path = os.pathsep.join(filter(None, (str(place / "plugin"), os.environ.get("PYTHONPATH", ""))))
         for server in servers:
-            server.env = {**server.env, "PYTHONPATH": path, KEY: key, FOLDER: str(place)}
+            server.env = {**server.env, **_with_plugin(place), KEY: key, FOLDER: str(place)}
     return ServedStore(*where, key, told.adapters_host, told.adapters_port)
+
+
+def _with_plugin(place: Path) -> dict[str, str]:
+    if not (place / "plugin").is_dir():
+        write_plugin(place / "plugin")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(place / "plugin"), os.environ.get("PYTHONPATH", ""))))}
 
 
 def adapters_key(config: Config) -> str:
@@ -112,7 +123,7 @@ def _gpus(config: Config) -> list[int | None]:
 
 def _server(config: Config, policy: Policy, model: Path, place: Path, number: int, gpu: int | None) -> VllmServer:
     port, key = free_port(), secrets.token_urlsafe(24)
-    rank = next((size for size in RANKS if size >= config.trainer.model.lora.rank), RANKS[-1])
+    full = policy.peft is None
     options = {
         "--model": str(model),
         "--served-model-name": BASE,
@@ -121,14 +132,13 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
         "--dtype": str(policy.dtype).removeprefix("torch."),
         "--max-model-len": str(config.seq_len),
         "--max-num-seqs": str(config.inference.max_batch),
-        "--max-lora-rank": str(rank),
-        "--max-loras": str(SERVED + config.orchestrator.max_staleness),
-        "--max-cpu-loras": str(2 * SERVED + config.orchestrator.max_staleness),
+        **({"--weight-transfer-config": json.dumps({"backend": BACKEND})} if full else _lora_options(config)),
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",  # nothing of the model's own ideas of sampling
         **({"--gpu-memory-utilization": str(_share(config))} if gpu is not None else {}),
     }
-    flags = ["--enable-scale-out", "--enable-lora", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    flags += [] if full else ["--enable-lora"]
     if config.inference.model.enforce_eager or gpu is None:
         flags.append("--enforce-eager")
     if gpu is None:
@@ -136,13 +146,23 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
         flags.append("--no-enable-chunked-prefill")
     command = [interpreter(config), "-m", MODULE, *flags, *(word for option in options.items() for word in option)]
     env = {
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        **({"VLLM_SERVER_DEV_MODE": "1", **_with_plugin(place)} if full else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}),
         "VLLM_API_KEY": key,  # not in its command, which everybody on the machine can read
         "VLLM_NO_USAGE_STATS": "1",
         **({"CUDA_VISIBLE_DEVICES": _device(gpu)} if gpu is not None else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}),
     }
     log = place / f"server-{number}.log"
-    return VllmServer(f"http://127.0.0.1:{port}", key, context=config.seq_len, command=command, env=env, log=log)
+    kind = FullServer if full else VllmServer
+    return kind(f"http://127.0.0.1:{port}", key, context=config.seq_len, command=command, env=env, log=log)
+
+
+def _lora_options(config: Config) -> dict[str, str]:
+    rank = next((size for size in RANKS if size >= config.trainer.model.lora.rank), RANKS[-1])
+    return {
+        "--max-lora-rank": str(rank),
+        "--max-loras": str(SERVED + config.orchestrator.max_staleness),
+        "--max-cpu-loras": str(2 * SERVED + config.orchestrator.max_staleness),
+    }
 
 
 def _share(config: Config) -> float:
