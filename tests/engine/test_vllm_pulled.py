@@ -177,6 +177,24 @@ def test_what_the_run_serves_no_longer_goes_from_the_server_as_well(store: Serve
         server.pull(signed(SECRET, f"air-00000000-v9-{'0' * 32}", path.name.partition("@")[2].rpartition(".")[0]))
 
 
+def test_several_runs_use_one_server_and_none_takes_what_another_has(
+    store: ServedStore, tmp_path: Path, pulled: Path
+) -> None:
+    other, policy, server = (
+        ServedStore(tmp_path / "b", "tiny", 0, SECRET, "127.0.0.1", 0),
+        make_policy(),
+        Adapters(SECRET),
+    )
+    try:
+        theirs = server.pull(other.put(policy, 0))
+        for version in range(KEPT + 2):
+            change(policy, version)
+            ours = server.pull(store.put(policy, version))
+        assert theirs.is_dir() and ours.is_dir() and theirs.name.partition("@")[2] != ours.name.partition("@")[2]
+    finally:
+        other.clear()
+
+
 def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
     store = ServedStore(tmp_path, "tiny", 0, SECRET, "203.0.113.1", 0)
     with pytest.raises(AirError, match=r"cannot listen on 203\.0\.113\.1:0") as told:
