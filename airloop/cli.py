@@ -22,6 +22,7 @@ from airloop.commands.log import log
 from airloop.commands.plugins import add_plugins
 from airloop.commands.serve import serve
 from airloop.commands.tasks import tasks
+from airloop.commands.vllm import vllm
 from airloop.errors import AirError, Stopped
 from airloop.text.plain import begin_with_utf8, use_plain_signs
 from airloop.threads import let_idle_sleep
@@ -306,6 +307,7 @@ app.add_typer(
 app.add_typer(env, name="env", cls=Group, help="Environments of other libraries here, and ours for them.")
 app.add_typer(log, name="log", cls=Group, help="The logbook: every run with its goal, what changed, what came of it.")
 app.add_typer(tasks, name="tasks", cls=Group, help="List environments and their tasks, look at one, try one out.")
+app.add_typer(vllm, name="vllm", cls=Group, help="Servers of vLLM on other machines: what they need of air's.")
 app.command(context_settings=WITH_CONFIG)(serve)
 app.command(context_settings=WITH_CONFIG)(distill)
 app.command("eval", context_settings=WITH_CONFIG)(evaluate)

@@ -93,7 +93,8 @@ def shrunk(config: Config, model: Path, place: Path) -> Config:
         "orchestrator.eval.interval": min(o.eval.interval, 1),
         "inference.gpu_memory_utilization": None,
         "inference.kv_tokens": None if config.inference.backend == "vllm" else SEQUENCES * CONTEXT,
-        "inference.vllm": VllmConfig(python=config.inference.vllm.python),  # servers elsewhere have the model itself
+        # servers elsewhere have the model itself
+        "inference.vllm": VllmConfig(python=config.inference.vllm.python, adapters=config.inference.vllm.adapters),
     }
     if config.warmstart is not None:
         changes |= {"warmstart.steps": 1, "warmstart.batch_size": GROUP, "warmstart.episodes": GROUP}

@@ -125,11 +125,15 @@ def _plot(run: Run, outcome: Outcome) -> str:
 
 
 def check_servers(config: Config) -> None:
-    """Whether there is something to start servers with, before anything else is started."""
-    if config.inference.backend == "vllm" and not config.inference.vllm.urls:
-        from airloop.engine.vllm.start import interpreter
+    """Whether there is something to start servers with, or to know them by, before anything else is started."""
+    if config.inference.backend != "vllm":
+        return
+    from airloop.engine.vllm.start import adapters_key, interpreter
 
+    if not config.inference.vllm.urls:
         interpreter(config)
+    elif config.inference.vllm.adapters == "http":
+        adapters_key(config)
 
 
 def refuse_faulty(run: Run) -> None:

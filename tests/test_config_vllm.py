@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from airloop.config import load_config
 from airloop.config.mistakes import Refused
 from airloop.config.vllm_rules import BACKEND
-from airloop.engine.vllm.start import _device, _share, interpreter
+from airloop.engine.vllm.plugin.adapters import KEY
+from airloop.engine.vllm.start import _device, _share, adapters_key, interpreter, make_vllm_engine
 from airloop.errors import AirError
 from airloop.launch.base import Order
 from airloop.launch.local import _surroundings
 from airloop.launch.monitor import config_for_rank
+from airloop.ranks import Ranks
+from airloop.training import check_servers
 
 VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_gpu_ids", "[1, 2]"]
 
@@ -29,11 +36,39 @@ VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_
         (["--inference.kv_tokens", "4096"], "kv_tokens has no effect"),
         (["--inference.page_size", "16"], "page_size has no effect"),
         (["--inference.vllm.urls", '["http://127.0.0.1:8000"]'], "inference_gpu_ids has no effect"),
+        (["--inference.vllm.adapters_port", "8700"], 'no effect with adapters = "files"'),
+        (["--inference.vllm.adapters_host", "10.0.0.5"], 'no effect with adapters = "files"'),
+        (["--inference.vllm.adapters", "http", "--inference.vllm.adapters_host", "0.0.0.0"], "is where to listen"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_correction(flags: list[str], told: str) -> None:
     with pytest.raises(Refused, match=told):
         load_config([*VLLM, *flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--trainer.processes", "2"], "each has a shard of the weights"),
+        (["--inference.vllm.urls", '["http://127.0.0.1:8000"]'], "ask for no key"),
+        (["--inference.vllm.adapters", "http"], "ask for no key"),
+        (
+            ["--orchestrator.max_staleness", "1", "--trainer.loss.anchor", "sampler"],
+            "replies under way were begun with",
+        ),
+    ],
+)
+def test_all_the_weights_are_for_one_process_on_a_cpu_that_takes_turns_with_its_servers(
+    flags: list[str], told: str
+) -> None:
+    full = ["--inference.backend", "vllm", "--trainer.model.train", "full", "--model.device", "cpu"]
+    config = load_config(full)
+    with pytest.raises(Refused, match=told):
+        load_config([*full, *flags])
+    on_gpu: Any = SimpleNamespace(peft=None, device=torch.device("cuda"))
+    config = config.model_copy(update={"inference_gpu_ids": [1]})  # as where the device is found, not said
+    with pytest.raises(AirError, match="is for CPUs in this version"):
+        make_vllm_engine(config, on_gpu, on_gpu, Ranks())
 
 
 def test_some_gpus_train_and_others_serve() -> None:
@@ -80,6 +115,21 @@ def test_its_keys_have_no_effect_without_it() -> None:
     with pytest.raises(Refused, match='has no effect with backend = "embedded"') as told:
         load_config(["--inference.vllm.urls", '["http://127.0.0.1:8000"]'])
     assert BACKEND.rpartition(".")[2] in str(told.value)
+
+
+def test_servers_elsewhere_pull_adapters_only_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = ["--inference.backend", "vllm", "--inference.vllm.urls", '["http://127.0.0.1:8000"]']
+    config = load_config([*elsewhere, "--inference.vllm.adapters", "http"])
+    for key, told in (("", "is not set"), ("short", "is too short")):
+        monkeypatch.setenv(KEY, key)
+        with pytest.raises(AirError, match=told) as refused:
+            check_servers(config)
+        assert KEY in refused.value.fix
+    monkeypatch.setenv(KEY, "0123456789abcdef")
+    check_servers(config)
+    assert adapters_key(config) == "0123456789abcdef"
+    ours = load_config([*VLLM, "--inference.vllm.adapters", "http"])
+    assert adapters_key(ours) != adapters_key(ours), "those that we start need nobody's"
 
 
 def test_an_interpreter_without_vllm_is_told_before_anything_is_loaded() -> None:

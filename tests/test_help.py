@@ -22,7 +22,7 @@ from airloop.config.keys import field_at
 from airloop.config.sources import parse_path
 
 ROOT = Path(__file__).parents[1]
-GROUPS = ([], ["lab"], ["log"], ["tasks"], ["configs"], ["env"])
+GROUPS = ([], ["lab"], ["log"], ["tasks"], ["configs"], ["env"], ["vllm"])
 COMMANDS = (["train"], ["eval"], ["doctor"], ["plan"], ["warmstart"], ["log", "plan"], ["lab", "run"], ["compare"])
 
 

@@ -90,6 +90,16 @@ class VllmConfig(Section):
         min_length=1,
         description="The environment variable that holds the key of those at urls.",
     )
+    adapters: Literal["files", "http"] = Field(
+        default="files",
+        description="How servers get the policy: from files that they see, or pulled from this run by air's plugin.",
+    )
+    adapters_host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="An address of this machine that servers reach it by; others than they need no way to it.",
+    )
+    adapters_port: int = Field(default=0, ge=0, le=65535, description="There; 0: any that is free.")
 
 
 class InferenceConfig(Section):

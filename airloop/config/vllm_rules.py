@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 BACKEND = "inference.backend"
 HOTTEST = 2.0  # vLLM refuses higher temperatures
+EVERYWHERE = ("0.0.0.0", "::")
+ON_GPUS = (
+    'train = "full" with backend = "vllm" is for CPUs in this version: on GPUs servers get the policy as an adapter, '
+    "and the whole weights would have to go over NCCL."
+)
 MEMORY = 0.9  # of a GPU that does nothing else
 SERVED = 2  # adapters at once: the newest, and the one that replies under way were begun with
 
@@ -58,6 +63,21 @@ def _unused(config: RunConfig) -> Iterator[Conflict]:
         "inference.model.enforce_eager": bool(urls) and inference.model.enforce_eager is not None,
         "inference_gpu_ids": bool(urls) and config.inference_gpu_ids is not None,
     }
+    pulled = inference.vllm.adapters == "http"
+    for key in ("adapters_host", "adapters_port"):
+        if not pulled and getattr(inference.vllm, key) != VllmConfig.model_fields[key].default:
+            yield Conflict(
+                (f"inference.vllm.{key}", "inference.vllm.adapters"),
+                f'inference.vllm.{key} has no effect with adapters = "files"',
+                {"inference.vllm.adapters": "http"},
+            )
+    if pulled and inference.vllm.adapters_host.strip("[]") in EVERYWHERE:
+        yield Conflict(
+            ("inference.vllm.adapters_host",),
+            f"inference.vllm.adapters_host = {inference.vllm.adapters_host!r} is where to listen, and no address that "
+            "a server reaches: name the one of this machine that it does",
+            {},
+        )
     for key in (key for key, given in said.items() if given):
         where = "inference.vllm.urls, whose servers run already" if urls else 'backend = "vllm"'
         yield Conflict((key, BACKEND), f"{key} has no effect with {where}: leave it out", {})
@@ -65,16 +85,40 @@ def _unused(config: RunConfig) -> Iterator[Conflict]:
 
 def _weights(config: RunConfig) -> Iterator[Conflict]:
     if config.trainer.model.train == "full":
-        yield Conflict(
-            ("trainer.model.train", BACKEND),
-            'train = "full" with backend = "vllm" is not in this version: servers get the policy as an adapter',
-            {"trainer.model.train": "lora"},
-        )
+        yield from _all_weights(config)
     if config.deterministic:
         yield Conflict(
             ("deterministic", BACKEND),
             "deterministic = true promises the same run bit for bit, and a server's batches follow from the clock",
             {"deterministic": False},
+        )
+
+
+def _all_weights(config: RunConfig) -> Iterator[Conflict]:
+    """What goes with adapters only."""
+    key, staleness = "trainer.model.train", config.orchestrator.max_staleness
+    if config.model.device != "cpu" and (config.trainer_gpu_ids or config.inference_gpu_ids):
+        yield Conflict((key, BACKEND), ON_GPUS.rstrip("."), {key: "lora"})
+    elif config.ranks > 1:
+        yield Conflict(
+            (key, "trainer.processes", BACKEND),
+            f'train = "full" on {config.ranks} processes with backend = "vllm" is not in this version: each has a '
+            "shard of the weights, and servers get them whole",
+            {key: "lora"},
+        )
+    if config.inference.vllm.urls or config.inference.vllm.adapters == "http":
+        yield Conflict(
+            (key, "inference.vllm.urls" if config.inference.vllm.urls else "inference.vllm.adapters"),
+            'train = "full" is for servers that this run starts: the routes by which weights are exchanged ask for no '
+            "key, and weights are read from files",
+            {key: "lora"},
+        )
+    if staleness:
+        yield Conflict(
+            (key, "orchestrator.max_staleness"),
+            f'train = "full" with servers of vLLM and max_staleness = {staleness} is not in this version: weights come '
+            "in the place of those that replies under way were begun with",
+            {"orchestrator.max_staleness": 0},
         )
 
 

@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from support.engine_conformance import CHECKS, PROMPT, agrees, change
+from support.vllm_served import broken, make_policy, served
 from support.vllm_standin import StandInServer, stand_in
 
 from airloop.engine.base import EngineFailed, Sampling
@@ -28,39 +28,11 @@ from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.server import KEEPER, VllmServer
 from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
-from airloop.learn.lora import attach_lora, use_fp32_adapters
-from airloop.models.head import logits_head
-from airloop.models.tiny import tiny_model
 from airloop.policy import Policy
 from airloop.ranks import Ranks
 
 Check = Callable[[Any, Policy], Awaitable[None]]
 pytestmark = pytest.mark.slow
-
-
-def make_policy() -> Policy:
-    model = tiny_model("llama").model
-    peft = attach_lora(model, 8, 16, ["q_proj", "v_proj", "down_proj"], None)
-    use_fp32_adapters(model)
-    return Policy(model, logits_head(model), peft)
-
-
-def served(folder: Path, work: Callable[[VllmEngine, Policy], Awaitable[Any]], count: int = 1, **more: Any) -> Any:
-    async def whole() -> Any:
-        policy = make_policy()
-        store = AdapterStore(folder / "adapters", "tiny")
-        engine = VllmEngine(policy, [stand_in() for _ in range(count)], store, more.get("context", 256), 8)
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(engine.close)
-            await engine.start()
-            return await work(engine, policy)
-
-    return asyncio.run(asyncio.wait_for(whole(), 120))
-
-
-async def broken(server: VllmServer, **how: Any) -> None:
-    async with httpx.AsyncClient() as client:
-        await client.post(f"{server.url}/break", json=how)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -17,6 +17,8 @@ from support import warm_process
 from support.rank_runs import FLAGS, alive, numbers, ranks_of, started_from, the_run, weights, what_happened, words
 from support.vllm_standin import StandInServer, interpreter, stand_in
 
+from airloop.engine.vllm.plugin.adapters import KEY
+
 pytestmark = pytest.mark.slow
 SERVED = {**FLAGS, "deterministic": "false", "inference.backend": "vllm", "orchestrator.max_concurrent": "8"}
 
@@ -27,7 +29,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def servers() -> Iterator[list[StandInServer]]:
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StandInServer]]:
+    monkeypatch.setenv(KEY, "a key of both sides")
     started = [stand_in(), stand_in()]
     for server in started:
         server.start()
@@ -78,6 +81,18 @@ def test_two_ranks_beside_servers_make_the_run_that_one_process_makes(
     assert len(list(two.path.glob("trajectories/*/*.json"))) == 60
     assert any(loss for _, loss, *_ in numbers(two))
     assert max(m["learner"]["logprob_gap_mean"] for m in two.metrics("train")) < 1e-4
+
+
+def test_servers_pull_what_the_first_rank_publishes(
+    tmp_path: Path, start: dict[str, str], servers: list[StandInServer]
+) -> None:
+    pulled = {"trainer.processes": "2", "max_steps": "2", "inference.vllm.adapters": "http"}
+    done = warm_process.run(flags(start, servers, tmp_path, **pulled))
+    assert done.returncode == 0, done.stderr
+    assert not any(loads(server) for server in servers), "none was told of a file"
+    lines = the_run(tmp_path).metrics("train")
+    assert [m["rollout"]["infra_errors"] for m in lines] == [0, 0]
+    assert max(m["learner"]["logprob_gap_mean"] for m in lines) < 1e-4
 
 
 def test_a_server_that_dies_costs_no_rank_an_episode(

@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 from support import warm_process
-from support.engine_conformance import CHECKS, PROMPT, agrees
+from support.engine_conformance import CHECKS, PROMPT, agrees, change, check_versions
 from support.interop_world import interpreter
 
 from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
 from airloop.engine.base import Sampling
 from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.full import FullEngine, FullServer
+from airloop.engine.vllm.plugin.weights import FILE, file_digest
+from airloop.engine.vllm.server import Refused, ServerLost
 from airloop.models.tiny import save_tiny
+from airloop.policy import Policy
 from airloop.stats.intervals import difference
 from airloop.training import start
 from airloop.warmstart import warmstart
@@ -94,6 +99,85 @@ def test_a_server_of_vllm_does_what_every_engine_must_and_is_started_again_when_
 
     async def main() -> None:
         parts = assemble(config_of(tmp_path, save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)), lambda text: None)
+        try:
+            await asyncio.wait_for(whole(parts), 900)
+        finally:
+            await parts.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_of_vllm_pulls_adapters_over_http_and_refuses_what_is_altered(tmp_path: Path) -> None:
+    """Started as one on another machine: with our plugin's folder and a key, and without a word of where files are."""
+
+    async def whole(parts: Components) -> None:
+        engine: Any = parts.engine
+        await check_versions(engine, parts.policy)
+        (server,), store = engine.servers, engine._store
+        names = {model["id"]: model["root"] for model in (await server.client.get("/v1/models")).json()["data"]}
+        assert engine._name in names and not Path(names[engine._name]).is_relative_to(store.root)
+        gone = [Path(names[engine._name]).parent / old for old in store.names[:-3]]
+        assert not any(path.exists() for path in gone), "what the run has no more the server has not, either"
+        change(parts.policy, 99)
+        name = store.put(parts.policy, 99)
+        weights = store.root / name / "adapter_model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:-100])
+        with pytest.raises(Refused, match="has the digest"):
+            await server.load(name, weights.parent)
+        forged = name[:-1] + ("0" if name[-1] != "0" else "1")
+        with pytest.raises(Refused, match="is not the one that the adapter's name was signed with"):
+            await server.load(forged, weights.parent)
+        before = await engine.generate(PROMPT, Sampling(4))
+        assert before.version == engine.version, "it goes on with what it has"
+        weights.write_bytes(whole)
+        await engine.publish(99)
+        assert agrees(parts.policy, PROMPT, await engine.generate(PROMPT, Sampling(16)))
+
+    async def main() -> None:
+        model = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
+        parts = assemble(config_of(tmp_path, model, "--inference.vllm.adapters", "http"), lambda text: None)
+        try:
+            await asyncio.wait_for(whole(parts), 900)
+        finally:
+            await parts.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_of_vllm_gets_all_the_weights_and_is_repaired_after_half_an_update(tmp_path: Path) -> None:
+    async def whole(parts: Components) -> None:
+        engine: Any = parts.engine
+        assert isinstance(engine, FullEngine)
+        await check_versions(engine, parts.policy)
+        (server,), version = engine.servers, engine.version + 1
+        change(parts.policy, 99, size=0.02)
+        await half_updated(server, tmp_path / "half", parts.policy)
+        assert await server.is_healthy(60.0), f"it is well by its own words\n{server.tail()}"
+        await engine.publish(version)
+        assert agrees(parts.policy, PROMPT, await engine.generate(PROMPT, Sampling(16)))
+        await server._step("/start_weight_update")
+        (tmp_path / "half" / FILE).write_bytes((tmp_path / "half" / FILE).read_bytes()[:-10])
+        with pytest.raises(ServerLost, match="the file of weights has the digest"):
+            what = {"path": str(tmp_path / "half" / FILE), "digest": engine._name.rpartition("-")[2]}
+            await server._step("/update_weights", {"update_info": what})
+        assert agrees(parts.policy, PROMPT, await engine.generate(PROMPT, Sampling(16))), "nothing was touched"
+        assert server.starts == 1 and not server.lost
+
+    async def half_updated(server: FullServer, folder: Path, policy: Policy) -> None:
+        """Some of the weights are there, then comes one that does not fit."""
+        folder.mkdir()
+        weights = dict(policy.model.state_dict())
+        last = sorted(weights)[-1]
+        weights[last] = weights[last][:1].clone()
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / FILE)
+        await server._step("/pause?mode=wait&clear_cache=true")
+        with pytest.raises(ServerLost, match="Attempted to load weight"):
+            await server._update(f"half-{file_digest(folder / FILE)}", folder)
+
+    async def main() -> None:
+        model = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
+        parts = assemble(config_of(tmp_path, model, "--trainer.model.train", "full"), lambda text: None)
         try:
             await asyncio.wait_for(whole(parts), 900)
         finally:

@@ -26,6 +26,7 @@ from support.warm_process import Process
 
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
+from airloop.engine.vllm.plugin.adapters import KEY, Adapters
 from airloop.engine.vllm.server import BASE, ROUTES, VllmServer, free_port
 from airloop.learn.lora import load_lora, use_fp32_adapters
 from airloop.models.head import logits_head
@@ -41,6 +42,8 @@ class StandIn:
         self.broken: dict[str, Any] = {}
         self.told = 0
         self.asked: list[str] = []  # adapters that it was told to load, each time
+        key = os.environ.get(KEY)
+        self.adapters = Adapters(key) if key else None  # as vLLM has it, with our plugin
 
     def _engine(self, adapter: Path | None) -> EmbeddedEngine:
         model = (tiny_model(self.kind) if self.kind in KINDS else load(self.kind, device="cpu", dtype="float32")).model
@@ -63,22 +66,44 @@ class StandIn:
         self.engines[asked["lora_name"]] = last if self.broken.get("stale") else self._engine(Path(asked["lora_path"]))
         return Response("Success")
 
+    async def resolve(self, name: str) -> Response | None:
+        """None where it has the model, after asking our plugin; else what vLLM answers then."""
+        if name in self.engines:
+            return None
+        try:
+            if self.adapters is None or "@" not in name:
+                return JSONResponse({"error": {"message": f"{name} does not exist"}}, 404)
+            self.engines[name] = self._engine(await asyncio.to_thread(self.adapters.pull, name))
+            return None
+        except ValueError as error:
+            return JSONResponse({"error": {"message": str(error)}}, 400)
+        except OSError as error:
+            return JSONResponse({"error": {"message": str(error)}}, 500)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self.resolve((await request.json())["model"]) or JSONResponse({"tokens": [1]})
+
     async def unload(self, request: Request) -> Response:
         found = self.engines.pop((await request.json())["lora_name"], None)
         return Response("Success") if found else JSONResponse({"error": {}}, 404)
 
     async def generate(self, request: Request) -> Response:
         asked = await request.json()
-        if asked["model"] not in self.engines:
-            return JSONResponse({"error": {"message": f"{asked['model']} does not exist"}}, 404)
-        return StreamingResponse(self._pieces(asked), media_type="text/event-stream")
+        if len(salt := asked.get("cache_salt") or "") > 128 or "@" in salt:
+            return JSONResponse({"error": {"message": "Parameter 'cache_salt' must not contain '@'"}}, 400)
+        return await self.resolve(asked["model"]) or StreamingResponse(
+            self._pieces(asked), media_type="text/event-stream"
+        )
+
+    def engine_of(self, asked: dict[str, Any]) -> EmbeddedEngine:
+        return self.engines[asked["model"]]
 
     async def _pieces(self, asked: dict[str, Any]) -> AsyncIterator[bytes]:
-        given = asked["sampling_params"]
+        given, engine = asked["sampling_params"], self.engine_of(asked)
         ids: list[int] = list(asked["token_ids"])
         for place in range(given["max_tokens"]):  # one by one, as a server that is busy does
             sampling = Sampling(1, given.get("temperature", 1.0), seed=given.get("seed", 0) + place)
-            reply = await self.engines[asked["model"]].generate(ids, sampling)
+            reply = await engine.generate(ids, sampling)
             ids += reply.token_ids
             self.told += 1
             if 0 < self.broken.get("after", 0) <= self.told:
@@ -122,6 +147,7 @@ class StandIn:
                 Route("/v1/models", models),
                 Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/inference/v1/generate", self.generate, methods=["POST"]),
                 Route("/break", self.broke, methods=["POST"]),
             ]
@@ -157,7 +183,8 @@ class StandInServer(VllmServer):
         self.starts += 1
         self._adapters.clear()
         port = self.url.rpartition(":")[2]
-        self.process = Process([], code=f"from support.vllm_standin import main; main({port}, 'llama')")
+        env = {**os.environ, **self.env}
+        self.process = Process([], code=f"from support.vllm_standin import main; main({port}, 'llama')", env=env)
 
     def ended(self) -> int | None:
         return self.process.poll() if self.process else None
@@ -169,5 +196,5 @@ class StandInServer(VllmServer):
                 await asyncio.sleep(0.02)
 
 
-def stand_in() -> StandInServer:
-    return StandInServer(f"http://127.0.0.1:{free_port()}", "key", command=["stand-in"])
+def stand_in(**more: Any) -> StandInServer:
+    return StandInServer(f"http://127.0.0.1:{free_port()}", "key", command=["stand-in"], **more)

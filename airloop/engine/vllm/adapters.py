@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 import shutil
 from pathlib import Path
 
+from airloop.engine.vllm.plugin.adapters import digest
 from airloop.policy import Policy
 
 # Versions: what is served, what replies under way were begun with, and one more for a server that is late. Replies are
@@ -23,31 +23,39 @@ class AdapterStore:
         self._base = base
         self._kept = KEPT + older
         self._owner = secrets.token_hex(4)  # several runs may use one server
-        self._names: list[str] = []
+        self.names: list[str] = []  # of those that are there, the newest last
 
     def put(self, policy: Policy, version: int) -> str:
         """The name under which servers know it: of the version and of what is in it."""
-        assert policy.peft is not None
         scratch = self.root / f".{self._owner}-{version}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
-        policy.peft.save_pretrained(str(scratch))
-        (scratch / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-        path = scratch / "adapter_config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**config, "base_model_name_or_path": self._base}), encoding="utf-8")
-        digest = hashlib.sha256((scratch / "adapter_model.safetensors").read_bytes()).hexdigest()
-        name = f"air-{self._owner}-v{version}-{digest[:12]}"
+        self._write(policy, scratch)
+        name = self._called(f"air-{self._owner}-v{version}-{self._digest(scratch)}")
         if (self.root / name).is_dir():  # the same again: a server may be reading it
             shutil.rmtree(scratch)
         else:
             scratch.rename(self.root / name)
-        self._names = [*(kept for kept in self._names if kept != name), name]
-        for old in self._names[: -self._kept]:
+        self.names = [*(kept for kept in self.names if kept != name), name]
+        for old in self.names[: -self._kept]:
             shutil.rmtree(self.root / old, ignore_errors=True)
-        self._names = self._names[-self._kept :]
+        self.names = self.names[-self._kept :]
+        return name
+
+    def _write(self, policy: Policy, folder: Path) -> None:
+        assert policy.peft is not None
+        policy.peft.save_pretrained(str(folder))
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        path = folder / "adapter_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**config, "base_model_name_or_path": self._base}), encoding="utf-8")
+
+    def _digest(self, folder: Path) -> str:
+        return digest(folder)
+
+    def _called(self, name: str) -> str:
         return name
 
     def clear(self) -> None:
-        for name in self._names:
+        for name in self.names:
             shutil.rmtree(self.root / name, ignore_errors=True)
-        self._names = []
+        self.names = []

@@ -21,7 +21,7 @@ from airloop.config.vllm_rules import HOTTEST
 from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, room_after
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
-from airloop.engine.vllm.server import ANSWER_S, READY_S, Forgotten, Refused, ServerLost, VllmServer
+from airloop.engine.vllm.server import ANSWER_S, LORA_FIX, READY_S, Forgotten, Refused, ServerLost, VllmServer
 from airloop.errors import AirError
 from airloop.policy import Policy
 from airloop.waits import waiting
@@ -36,7 +36,6 @@ PROBED = 32  # tokens
 # Of the probe. At 1, log-probs before and after the temperature are the same; at 2 they are far apart even where a
 # policy is confident, and what rounding does is halved.
 HEAT = HOTTEST
-LORA_FIX = "start it with --enable-lora and a --max-lora-rank of at least the adapter's; it must see the same files."
 FAILURES = 5  # of one reply in a row, at servers that live
 LOOKS = 4  # at a server whose log-probs differ
 
@@ -187,8 +186,8 @@ class VllmEngine:
                         group.create_task(self._admit(server))
         except* (AirError, ServerLost, Refused) as errors:
             first = next(iter(errors.exceptions))
-            problem, fix = (first.problem, first.fix) if isinstance(first, AirError) else (f"vLLM: {first}", LORA_FIX)
-            raise EngineFailed(problem, fix) from first
+            problem = first.problem if isinstance(first, AirError) else f"vLLM: {first}"
+            raise EngineFailed(problem, getattr(first, "fix", LORA_FIX)) from first
         self._begin(self._look())
 
     async def _admit(self, server: VllmServer) -> None:
@@ -359,7 +358,7 @@ class _Reply:
         return {
             "model": self.adapter,
             "token_ids": [*self.prompt, *self.ids],
-            "cache_salt": self.adapter,  # what was computed by another version is not found
+            "cache_salt": self.adapter.partition("@")[0],  # what was computed by another version is not found
             "stream_options": {"include_usage": True},
             "sampling_params": {
                 "max_tokens": self.limit - len(self.ids),

@@ -13,10 +13,11 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
+from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.errors import AirError
 
 KEEPER = Path(__file__).with_name("keeper.py")
@@ -26,6 +27,15 @@ ROUTES = {  # what we ask for, and how a server comes to have it
     "/inference/v1/generate": "--enable-scale-out",
     "/v1/load_lora_adapter": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, and --enable-lora",
 }
+FILES_FIX = 'its machine must see the same files, or pull adapters: inference.vllm.adapters = "http" (docs/vllm.md).'
+PLUGIN_FIX = (
+    "start it with the folder that `air vllm plugin --out DIR` writes in its PYTHONPATH, and with this run's "
+    f"{KEY} in its environment (VLLM_PLUGINS, if set, names air_adapters)."
+)
+LORA_FIX = (
+    "start it with --enable-lora, a --max-lora-rank of at least the adapter's and --max-loras 2, and one more for each "
+    f"of max_staleness; {FILES_FIX}"
+)
 READY_S = 900.0  # for the weights to be read and kernels to be made
 ANSWER_S = 120.0  # for a single token, of a server that lives
 SILENT_S = 300.0  # between two tokens of a reply
@@ -45,6 +55,10 @@ class Forgotten(ServerLost):
 class Refused(Exception):
     """It is there, and does not take the request."""
 
+    def __init__(self, problem: str, fix: str = LORA_FIX) -> None:
+        super().__init__(problem)
+        self.fix = fix
+
 
 @dataclass(eq=False)
 class VllmServer:
@@ -63,8 +77,10 @@ class VllmServer:
     starts: int = 0
     returning: bool = False  # it is being looked at again
     shared: bool = False  # another rank has told us of it, and sees to what it holds
+    pulls: bool = False  # adapters over HTTP, by our plugin: it does not see our files
     older: int = 0  # versions more than KEPT that replies under way may be of
     lost: str = "it is being started"  # why it is asked for no replies
+    routes: ClassVar[Mapping[str, str]] = ROUTES
     _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _client: httpx.AsyncClient | None = field(default=None, repr=False)
@@ -122,7 +138,7 @@ class VllmServer:
             models = answer.json()["data"]
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise AirError(f"What answers at {self.url} is no vLLM: {error!r}.", "correct the address.") from None
-        for route, how in ROUTES.items():
+        for route, how in self.routes.items():
             if route not in found:
                 raise AirError(f"The vLLM at {self.url} does not have {route}.", f"start it with {how}.")
         base = next(m for m in models if not m.get("parent"))
@@ -173,17 +189,35 @@ class VllmServer:
     async def load(self, name: str, path: Path) -> None:
         """An adapter, which requests then call by its name. Never in the place of another: replies may be under way, so
         the one before stays for a while."""
-        known = name in self._adapters  # the same weights, and what is cached of them is valid
-        if not known and not await self._told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):
-            raise Refused(f"{path} is not there for {self.url}: its machine must see the same files.")
+        if name not in self._adapters:  # else the same weights, and what is cached of them is valid
+            await (self._pull(name) if self.pulls else self._read(name, path))
         self._adapters = [*(other for other in self._adapters if other != name), name]
         while not self.shared and len(self._adapters) > KEPT + self.older:
             await self._told("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)})
 
-    async def _told(self, route: str, body: Mapping[str, str]) -> bool:
+    async def _read(self, name: str, path: Path) -> None:
+        if not await self._told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):
+            raise Refused(f"{path} is not there for {self.url}.", FILES_FIX)
+
+    async def _pull(self, name: str) -> None:
+        """Any request for a model that it does not know makes it ask our plugin; this one does not wait for its turn
+        among the replies."""
+        try:
+            known = await self._told("/tokenize", {"model": name, "prompt": "a"})
+        except Refused as error:
+            raise Refused(f"{self.url} cannot pull the adapter: {error}", PLUGIN_FIX) from None
+        if not known:
+            raise Refused(f"{self.url} has nothing to pull adapters with.", PLUGIN_FIX)
+
+    def forget(self) -> None:
+        """What it has: it is given all anew."""
+        self._adapters.clear()
+
+    async def _told(self, route: str, body: Mapping[str, Any]) -> bool:
         """False where what the body names is not there."""
         try:
-            answer = await self.client.post(route, json=dict(body))
+            # A server that fails at it hangs up after its answer, and who comes next would find a line that is dead.
+            answer = await self.client.post(route, json=dict(body), headers={"Connection": "close"})
         except httpx.HTTPError as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
         if answer.status_code == 400 and "already been loaded" in answer.text:

@@ -23,6 +23,7 @@ class Served:
     servers: tuple[tuple[str, str, str], ...]  # address, key and where that comes from
     adapters: str  # the directory that has them
     name: str  # of the newest
+    pulls: bool  # adapters over HTTP
 
 
 class SharedEngine(VllmEngine):
@@ -50,12 +51,12 @@ class SharedEngine(VllmEngine):
 
     def _served(self) -> Served:
         servers = tuple((server.url, server.key, server.key_name) for server in self.servers)
-        return Served(servers, str(self._store.root), self._name)
+        pulls = any(server.pulls for server in self.servers)
+        return Served(servers, str(self._store.root), self._name, pulls)
 
     def _hear(self, served: Served) -> None:
-        self.servers = [
-            VllmServer(*where, context=self.context, shared=True, _adapters=[served.name]) for where in served.servers
-        ]
+        known: dict[str, Any] = {"context": self.context, "shared": True, "pulls": served.pulls}
+        self.servers = [VllmServer(*where, **known, _adapters=[served.name]) for where in served.servers]
         self._store = AdapterStore(Path(served.adapters), "")
         self._name = served.name
 

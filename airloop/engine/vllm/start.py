@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import secrets
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airloop.config import Config
-from airloop.config.vllm_rules import MEMORY, SERVED
+from airloop.config.vllm_rules import MEMORY, ON_GPUS, SERVED
 from airloop.engine.vllm.adapters import AdapterStore
+from airloop.engine.vllm.depot import ServedStore
 from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.full import FullEngine, FullServer, FullStore
+from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
+from airloop.engine.vllm.plugin.weights import BACKEND
+from airloop.engine.vllm.plugin_folder import write_plugin
 from airloop.engine.vllm.server import BASE, MODULE, VllmServer, free_port
 from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
@@ -27,11 +34,12 @@ if TYPE_CHECKING:
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, that vLLM keeps room for
 CPU_KV_GIB = 1
+SHORTEST = 16  # letters of a key
 
 
 def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Ranks) -> VllmEngine:
     """Its servers are started by whoever asks for the first reply: a supervised start needs none."""
-    assert policy.peft is not None  # the rules of configs have seen to it
+    full = policy.peft is None
     size = (config.seq_len, config.inference.max_batch)
     if not ranks.first:
         return SharedEngine(ranks, policy, (), AdapterStore(Path(), ""), *size)
@@ -40,28 +48,58 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
             'backend = "vllm" starts a server on each of inference_gpu_ids, and none is named.',
             "name GPUs that do not train: trainer_gpu_ids = [0], inference_gpu_ids = [1].",
         )
+    if policy.device.type == "cuda" and full:
+        raise AirError(ON_GPUS, 'set trainer.model.train = "lora", or inference.backend = "embedded".')
+    pulled = adapters_key(config) if config.inference.vllm.adapters == "http" else ""
     place = Path(tempfile.mkdtemp(prefix="run-", dir=_home()))
     model = base_directory(loaded, place)
     told = config.inference.vllm
+    key = os.environ.get(told.api_key_env, "")
     servers = (
-        [
-            VllmServer(
-                url.rstrip("/").removesuffix("/v1"),
-                os.environ.get(told.api_key_env, ""),
-                told.api_key_env,
-                config.seq_len,
-            )
-            for url in told.urls
-        ]
+        [VllmServer(url.rstrip("/").removesuffix("/v1"), key, told.api_key_env, config.seq_len) for url in told.urls]
         if told.urls
         else [_server(config, policy, model, place, number, gpu) for number, gpu in enumerate(_gpus(config))]
     )
-    older = config.orchestrator.max_staleness  # versions that replies may be of
-    for server in servers:
-        server.older = older
-    store = AdapterStore(place / "adapters", str(model), older)
+    if full:
+        return FullEngine(policy, servers, FullStore(place / "weights", ""), *size, place)
+    store = _store(config, place, str(model), servers, pulled)
     made = (policy, servers, store, *size, place)
     return VllmEngine(*made) if ranks.size == 1 else SharedEngine(ranks, *made)
+
+
+def _store(config: Config, place: Path, model: str, servers: Sequence[VllmServer], key: str) -> AdapterStore:
+    """Where adapters are for these servers, which pull them if there is a key; those of ours are started with what they
+    need to."""
+    told, older = config.inference.vllm, config.orchestrator.max_staleness  # versions that replies may be of
+    for server in servers:
+        server.older, server.pulls = older, bool(key)
+    where = (place / "adapters", model, older)
+    if not key:
+        return AdapterStore(*where)
+    if not told.urls:
+        for server in servers:
+            server.env = {**server.env, **_with_plugin(place), KEY: key, FOLDER: str(place)}
+    return ServedStore(*where, key, told.adapters_host, told.adapters_port)
+
+
+def _with_plugin(place: Path) -> dict[str, str]:
+    if not (place / "plugin").is_dir():
+        write_plugin(place / "plugin")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(place / "plugin"), os.environ.get("PYTHONPATH", ""))))}
+
+
+def adapters_key(config: Config) -> str:
+    """That servers and this run know each other by; those that we start get one of their own."""
+    if not config.inference.vllm.urls:
+        return secrets.token_urlsafe(24)
+    key = os.environ.get(KEY, "")
+    if len(key) < SHORTEST:
+        raise AirError(
+            f'inference.vllm.adapters = "http", but {KEY} is {"too short" if key else "not set"}: servers at '
+            "inference.vllm.urls pull adapters from this run only if both have the same key.",
+            f"set it to {SHORTEST} letters or more, here and for the servers: export {KEY}=$(openssl rand -hex 24)",
+        )
+    return key
 
 
 def _home() -> Path:
@@ -85,7 +123,7 @@ def _gpus(config: Config) -> list[int | None]:
 
 def _server(config: Config, policy: Policy, model: Path, place: Path, number: int, gpu: int | None) -> VllmServer:
     port, key = free_port(), secrets.token_urlsafe(24)
-    rank = next((size for size in RANKS if size >= config.trainer.model.lora.rank), RANKS[-1])
+    full = policy.peft is None
     options = {
         "--model": str(model),
         "--served-model-name": BASE,
@@ -94,14 +132,13 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
         "--dtype": str(policy.dtype).removeprefix("torch."),
         "--max-model-len": str(config.seq_len),
         "--max-num-seqs": str(config.inference.max_batch),
-        "--max-lora-rank": str(rank),
-        "--max-loras": str(SERVED + config.orchestrator.max_staleness),
-        "--max-cpu-loras": str(2 * SERVED + config.orchestrator.max_staleness),
+        **({"--weight-transfer-config": json.dumps({"backend": BACKEND})} if full else _lora_options(config)),
         "--logprobs-mode": "processed_logprobs",
         "--generation-config": "vllm",  # nothing of the model's own ideas of sampling
         **({"--gpu-memory-utilization": str(_share(config))} if gpu is not None else {}),
     }
-    flags = ["--enable-scale-out", "--enable-lora", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    flags = ["--enable-scale-out", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    flags += [] if full else ["--enable-lora"]
     if config.inference.model.enforce_eager or gpu is None:
         flags.append("--enforce-eager")
     if gpu is None:
@@ -109,13 +146,23 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
         flags.append("--no-enable-chunked-prefill")
     command = [interpreter(config), "-m", MODULE, *flags, *(word for option in options.items() for word in option)]
     env = {
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        **({"VLLM_SERVER_DEV_MODE": "1", **_with_plugin(place)} if full else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}),
         "VLLM_API_KEY": key,  # not in its command, which everybody on the machine can read
         "VLLM_NO_USAGE_STATS": "1",
         **({"CUDA_VISIBLE_DEVICES": _device(gpu)} if gpu is not None else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}),
     }
     log = place / f"server-{number}.log"
-    return VllmServer(f"http://127.0.0.1:{port}", key, context=config.seq_len, command=command, env=env, log=log)
+    kind = FullServer if full else VllmServer
+    return kind(f"http://127.0.0.1:{port}", key, context=config.seq_len, command=command, env=env, log=log)
+
+
+def _lora_options(config: Config) -> dict[str, str]:
+    rank = next((size for size in RANKS if size >= config.trainer.model.lora.rank), RANKS[-1])
+    return {
+        "--max-lora-rank": str(rank),
+        "--max-loras": str(SERVED + config.orchestrator.max_staleness),
+        "--max-cpu-loras": str(2 * SERVED + config.orchestrator.max_staleness),
+    }
 
 
 def _share(config: Config) -> float:

@@ -1,0 +1,138 @@
+"""Adapters that a server pulls from the run that trains them: vLLM asks for every model whose name it does not know.
+
+The name says all of it: `air-RUN-vVERSION-DIGEST@HOST:PORT.MAC`. Only who has this server's key can have signed it, so
+nobody else sends us anywhere; what comes from there has the digest, or is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+KEY = "AIR_ADAPTERS_KEY"  # in the environment of both sides
+FOLDER = "AIR_ADAPTERS_DIR"  # in the server's: where they lie while it runs; by default the system's temporary folder
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+KEPT = "/kept"  # the names of all that the run still serves
+PROOF = "X-Air-Proof"
+NAME = re.compile(r"(?P<run>air-[0-9a-f]{8})-v\d+-(?P<digest>[0-9a-f]{32})@(?P<at>[^@/\s]+:\d+)\.(?P<mac>[0-9a-f]{32})")
+DIGITS = 32  # of digests and signatures
+TRIES = 3
+PAUSE_S = 0.5
+SILENT_S = 60.0
+PIECE = 1 << 20
+
+
+class Wrong(ValueError):
+    """To try again would not help. vLLM answers with 400 to a ValueError, and with its words."""
+
+
+def digest(folder: Path) -> str:
+    """Of an adapter: of all that vLLM reads of it."""
+    whole = hashlib.sha256()
+    for name in FILES:
+        one = hashlib.sha256()
+        with (folder / name).open("rb") as file:
+            while piece := file.read(PIECE):
+                one.update(piece)
+        whole.update(one.digest())
+    return whole.hexdigest()[:DIGITS]
+
+
+def mac(key: str, use: str, text: str) -> str:
+    return hmac.new(key.encode(), f"{use} {text}".encode(), hashlib.sha256).hexdigest()[:DIGITS]
+
+
+def signed(key: str, name: str, at: str) -> str:
+    """The name under which servers are asked for an adapter that lies at an address."""
+    return f"{name}@{at}.{mac(key, 'name', f'{name}@{at}')}"
+
+
+class Adapters:
+    """See vLLM's LoRAResolver: it is asked for no more than this."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._place: tempfile.TemporaryDirectory[str] | None = None
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> Any:
+        if "@" not in lora_name or not lora_name.startswith("air-"):
+            return None  # somebody else's
+        from vllm.lora.request import LoRARequest
+
+        path = await asyncio.to_thread(self.pull, lora_name)
+        return LoRARequest(lora_name=lora_name, lora_int_id=1, lora_path=str(path))  # vLLM puts its own number in
+
+    def pull(self, name: str) -> Path:
+        """The folder with an adapter. vLLM reads it again after it had to make room: it stays while the run has it."""
+        found = NAME.fullmatch(name)
+        if not found or not hmac.compare_digest(found["mac"], mac(self._key, "name", name.rpartition(".")[0])):
+            raise Wrong(f"this server's {KEY} is not the one that the adapter's name was signed with")
+        self._place = self._place or tempfile.TemporaryDirectory(prefix="air-adapters-", dir=os.environ.get(FOLDER))
+        path = Path(self._place.name) / name
+        if not path.is_dir():
+            self._download(found["at"], path, found["digest"])
+            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # the next one will find it, too
+                self._sweep(found["at"], path.parent, found["run"])
+        return path
+
+    def _download(self, at: str, path: Path, wanted: str) -> None:
+        for left in reversed(range(TRIES)):
+            scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix="."))
+            try:
+                for file in FILES:
+                    self._get(at, f"/{path.name}/{file}", scratch / file)
+                if (came := digest(scratch)) != wanted:
+                    raise ValueError(f"what came of the adapter has the digest {came}, and its name says {wanted}")
+                scratch.rename(path)
+                return
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                if isinstance(error, Wrong) or (isinstance(error, ValueError) and not left):
+                    raise
+                if not left:
+                    raise OSError(f"the run's adapters cannot be had at {at}: {error!r}") from error
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+            time.sleep(PAUSE_S)
+
+    def _sweep(self, at: str, folder: Path, run: str) -> None:
+        """Away with those of this run that it serves no longer."""
+        self._get(at, KEPT, folder / f".{run}.json")
+        kept = json.loads((folder / f".{run}.json").read_text(encoding="utf-8"))
+        for old in folder.glob(f"{run}-*"):
+            if old.name not in kept:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _get(self, at: str, route: str, into: Path) -> None:
+        """Without a proxy, whatever the environment says: the address is one of the machines that train."""
+        asked = http.client.HTTPConnection(at, timeout=SILENT_S)
+        try:
+            asked.request("GET", urllib.parse.quote(route), headers={PROOF: mac(self._key, "get", route)})
+            answer = asked.getresponse()
+            if answer.status in (403, 404):
+                raise Wrong(f"the run answers {answer.status} at {at}: {answer.read(500).decode(errors='replace')}")
+            if answer.status != 200:
+                raise OSError(f"{answer.status} {answer.reason}")
+            with into.open("wb") as file:
+                shutil.copyfileobj(answer, file, PIECE)
+        finally:
+            asked.close()
+
+
+def register() -> None:
+    """What vLLM calls in each of its processes."""
+    if key := os.environ.get(KEY):
+        from vllm.lora.resolver import LoRAResolverRegistry
+
+        LoRAResolverRegistry.register_resolver("air", Adapters(key))
