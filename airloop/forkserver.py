@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -345,6 +346,7 @@ def _become(order: dict[str, Any], files: list[int]) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
+    tempfile.tempdir = None  # which somebody may have asked for in the server, with its environment
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler if order["interrupt"] else signal.SIG_IGN)

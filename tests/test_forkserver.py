@@ -50,6 +50,12 @@ def test_a_forked_process_computes_with_as_many_threads_as_it_is_told() -> None:
         )
 
 
+def test_a_forked_process_has_the_temporary_folder_of_its_own_environment(tmp_path: Path) -> None:
+    """Asked for once, Python remembers it: here a module asks while the server imports it."""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    assert warm_process.run([], code="import tempfile; print(tempfile.gettempdir())", env=env).stdout == f"{tmp_path}\n"
+
+
 def test_codes_of_many_that_end_at_once_are_all_told() -> None:
     several = [Process([n], code="import sys; sys.exit(int(sys.argv[1]))") for n in range(20)]
     time.sleep(0.5)
