@@ -8,6 +8,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from airloop.learn.lora import save_adapter
 from airloop.policy import Policy
 
 # Versions: what is served, what replies under way were begun with, and one more for a server that is late. Replies are
@@ -30,8 +31,7 @@ class AdapterStore:
         assert policy.peft is not None
         scratch = self.root / f".{self._owner}-{version}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
-        policy.peft.save_pretrained(str(scratch))
-        (scratch / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        save_adapter(policy.peft, scratch)
         path = scratch / "adapter_config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**config, "base_model_name_or_path": self._base}), encoding="utf-8")
