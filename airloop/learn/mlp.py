@@ -84,6 +84,7 @@ def _product_of(stream: Tensor, mlp: Mlp) -> Tensor:
     return products(opened, mlp.down, stream)[0][0]
 
 
+@torch.no_grad()
 def mlp_backward(d: Tensor, stream: Tensor, mlp: Mlp, of_stream: bool) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradients of the stream, if asked for, and of what is trained, from the gradient of the output and the stream
     alone. The last product, which they do not need, is not computed again."""
