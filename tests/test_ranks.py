@@ -51,11 +51,12 @@ def alone(start: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize(("train", "more"), [("lora", []), ("lora", ["--trainer.model.shard", "true"]), ("full", [])])
 def test_two_ranks_make_the_run_that_one_process_makes(
-    tmp_path: Path, start: dict[str, dict[str, str]], alone: dict[str, Run], train: str
+    tmp_path: Path, start: dict[str, dict[str, str]], alone: dict[str, Run], train: str, more: list[str]
 ) -> None:
-    done = finish([*arguments(start, tmp_path, train), "--trainer.processes", "2"])
+    done = finish([*arguments(start, tmp_path, train), "--trainer.processes", "2", *more])
+    assert ("the frozen base is in shards while training" in done.stderr) == bool(more)
     run = the_run(tmp_path)
     same(alone[train], run)
     assert "2 processes" in done.stderr and "step   correct  reward" in done.stderr and "plot:" in done.stdout

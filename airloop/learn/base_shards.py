@@ -40,7 +40,8 @@ class BaseShards:
         sharded = {p for block in blocks for p in block.parameters()} - adapter
         root = Root(model)
         rest = {p for p in root.parameters() if p not in sharded}
-        policy.decoder = fully_shard(root, mesh=mesh, reshard_after_forward=False, ignored_params=rest)
+        fully_shard(root, mesh=mesh, reshard_after_forward=False, ignored_params=rest)
+        policy.decoder = root
         policy.hold = self.hold
         self._cuda = policy.device.type == "cuda"
         self._units: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]

@@ -1,14 +1,13 @@
 """The second half of a block: norm, gate and up, down, added to the residual stream.
 
 What lies between is several times as wide as the stream: over a long micro-batch it would be the largest thing that a
-block computes with. Each token's is its own, so there it is computed for one part of the tokens after the other, and
-again in the backward pass; only the stream is kept.
+block computes with. Each token's is its own, so a block that is checkpointed computes it there for one part of the
+tokens after the other, forward and backward. One that is not keeps it all, as it was asked to.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,27 +43,9 @@ class Mlp:
 
 
 def run_mlp(stream: Tensor, mlp: Mlp) -> Tensor:
-    """[T, width] -> [T, width]"""
-    if mlp.part(len(stream)) < len(stream):
-        return _InParts.apply(stream, mlp, *mlp.trained())
+    """[T, width] -> [T, width], all at once and differentiable."""
     stream, opened = mlp.open(stream)
     return project(opened, mlp.down, stream)[0]
-
-
-class _InParts(torch.autograd.Function):
-    """Its trained tensors are arguments, so that their gradients are returned."""
-
-    @staticmethod
-    def forward(ctx: Any, stream: Tensor, mlp: Mlp, *trained: Tensor) -> Tensor:
-        ctx.save_for_backward(stream)
-        ctx.mlp = mlp
-        return mlp_forward(stream, mlp)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (stream,) = ctx.saved_tensors
-        dstream, found = mlp_backward(gradients[0].contiguous(), stream, ctx.mlp, ctx.needs_input_grad[0])
-        return dstream, None, *found
 
 
 @torch.no_grad()

@@ -319,5 +319,6 @@ def _block_backward(s: Sizes) -> int:
 
 
 def _part(s: Sizes) -> int:
-    """Tokens that an MLP is computed with at once."""
-    return mlp_part(s.tokens) if s.own_forward and not s.full else s.tokens
+    """Tokens that an MLP is computed with at once: in parts by our own pass over blocks that are checkpointed."""
+    cut = s.own_forward and not s.full and s.checkpointed == s.shape.layers
+    return mlp_part(s.tokens) if cut else s.tokens

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from airloop.config import Config
 from airloop.learn import mlp
-from airloop.learn.mlp import Mlp, mlp_backward, mlp_forward, run_mlp
+from airloop.learn.mlp import Mlp, mlp_backward, mlp_forward
 from airloop.learn.pieces import Linears
 from airloop.limits import MLP_PART, MLP_WHOLE, mlp_part
 from airloop.plan import Shape, memory
@@ -34,7 +34,7 @@ def test_long_micro_batches_are_cut_evenly() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("freq", [0, 1, 2])
+@pytest.mark.parametrize("freq", [1, 2])
 @pytest.mark.parametrize("targets", [ALL, ["down_proj", "gate_proj"], ["q_proj"]], ids=["all", "mlp", "attention"])
 def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch, kind: str, freq: int, targets: list[str]) -> None:
     """In float64: only products of other shapes and sums over parts in another order can differ."""
@@ -45,10 +45,10 @@ def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch, kind: str, freq: i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parts_in_few_bits(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """The adapter's gradients are sums over tokens. In float32 the sum itself is in the type of its terms, and in another
-    order it is off by as many roundings as a walk of so many steps gets far: the root of their number. In bfloat16 it
-    is added up in float32, by the product and then over parts, and what counts is that each part is rounded once more:
-    two units for the parts, of the largest one's size, two for the sums. Neither grows with the number of parts."""
+    """The adapter's gradients are sums over tokens. In float32 the sum itself is in the type of its terms, and in
+    another order it is off by as many roundings as a walk of so many steps gets far: the root of their number. In
+    bfloat16 it is added up in float32, by the product and then over parts, and what counts is that each part is rounded
+    once more: two units for the parts, of the largest one's size, two for the sums, however many parts there are."""
     torch.manual_seed(0)
     tokens, made = 512, small_mlp(dtype, 32, 96, 4)
     stream, d = (torch.randn(tokens, 32).to(dtype) for _ in range(2))
@@ -138,21 +138,3 @@ def test_the_memory_of_parts_is_what_the_plan_counts(monkeypatch: pytest.MonkeyP
         planned += 4 * tokens * (hidden + 3 * inner)
     # The plain gate of the CPU keeps its activated half, which the kernel on CUDA computes again.
     assert measured == pytest.approx(planned + 4 * most * inner, rel=0.06)
-
-
-def test_a_block_that_is_not_checkpointed_keeps_the_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, made = 512, small_mlp(torch.float32, 32, 256, 4)
-    kept = []
-    for most in (tokens, 64):
-        in_parts(monkeypatch, most)
-        stream, seen = torch.randn(tokens, 32).requires_grad_(), dict[int, int]()
-
-        def pack(tensor: torch.Tensor, seen: dict[int, int] = seen) -> torch.Tensor:
-            seen[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = run_mlp(stream, made)
-        assert out.requires_grad
-        kept.append(sum(seen.values()))
-    assert kept[1] == 4 * tokens * 32 < kept[0] / 20
