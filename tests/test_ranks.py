@@ -99,9 +99,9 @@ class Started:
 
 
 @pytest.fixture
-def started(tmp_path: Path, start: dict[str, dict[str, str]]) -> Iterator[Started]:
-    argv = arguments(start, tmp_path, **{"trainer.processes": "2", "max_steps": "400", "ckpt.interval": "3"})
-    run = Started(tmp_path, argv, 90)
+def started(tmp_path: Path, start: dict[str, dict[str, str]], request: pytest.FixtureRequest) -> Iterator[Started]:
+    settings = {"trainer.processes": "2", "max_steps": "400", "ckpt.interval": "3", **getattr(request, "param", {})}
+    run = Started(tmp_path, arguments(start, tmp_path, **settings), 90)
     yield run
     if run.process.poll() is None:
         run.process.kill()
@@ -117,7 +117,9 @@ def shorten(run: Run, steps: int, processes: int | None = None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "started"), [(0, {}), (1, {}), (1, {"trainer.model.shard": "true"})], indirect=["started"]
+)
 def test_a_killed_rank_ends_the_run_with_a_sentence_and_it_resumes(
     tmp_path: Path, started: Started, victim: int
 ) -> None:
