@@ -68,14 +68,14 @@ def assemble(
 
 def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ranks) -> Components:
     from airloop.engine.make import make_engine
+    from airloop.learn.base_shards import shard
     from airloop.learn.learner import Learner
-    from airloop.learn.parallel import shard
 
     settings = learner_settings(config)  # a loss of the user's own that is amiss is told before the model is loaded
     loaded = load_model(config, say)
     policy = make_policy(config, loaded)
-    shards = shard(policy, ranks)  # before the engine looks at the weights
     plan = _plan(config, policy, ranks.size)
+    shards = shard(policy, ranks, _base_shards(config, plan, ranks))  # before the engine looks at the weights
     engine = make_engine(
         config,
         policy,
@@ -88,6 +88,11 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ran
     )
     learner = Learner(policy, settings, ranks, shards)
     notes = [*config.warnings(), *loaded.notes]
+    if policy.hold:
+        notes.append(
+            "the frozen base is in shards while training, and gathered for sampling, which runs through transformers' "
+            "own layers, correct but slower; trainer.model.shard = false keeps it whole"
+        )
     if engine.fallback_reason:
         notes.append(f"sampling runs through transformers' own layers, correct but slower: {engine.fallback_reason}")
     if plan is not None and not plan.fits:
@@ -324,6 +329,13 @@ async def _opening(parts: Components, task: Task) -> Opening:
             f"Task {task.id!r} of {task.env!r} was not open after {longest_s:.0f} s, which is all that an episode has.",
             "see what it waits for (`air tasks check`), or raise orchestrator.episode_timeout_s.",
         ) from None
+
+
+def _base_shards(config: Config, plan: MemoryPlan | None, ranks: Ranks) -> bool:
+    """Whether an adapter's base is in shards while training. GPUs may differ in what is free: all do as one must."""
+    if plan is None or config.trainer.model.shard is not None:
+        return bool(config.trainer.model.shard)
+    return any(ranks.gather_now(plan.base_shards, "whether the base is in shards"))
 
 
 def _plan(config: Config, policy: Policy, ranks: int) -> MemoryPlan | None:

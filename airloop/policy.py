@@ -76,6 +76,8 @@ class Policy:
         self.head = head
         self.peft = peft  # PEFT's wrapper around the same module: it knows the adapter's file format
         self.impl = impl  # "auto": training runs our own forward pass where it knows the architecture; "hf": never
+        # Where the base is in shards: makes a block's weights be there for our own pass (learn/base_shards.py).
+        self.hold: Callable[[int, int], None] | None = None
         self.version = 0
 
     @property

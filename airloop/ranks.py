@@ -97,7 +97,7 @@ class DistributedRanks(Ranks):
         self._pulses = Pulses(folder, rank)
         self._keeps_store = bool(address) and rank == 0
         wait = datetime.timedelta(seconds=COLLECTIVE_S)
-        with _naming_losses("the ranks find each other"):
+        with naming_losses("the ranks find each other"):
             self._store = _store_at(address, rank, size) if address else dist.FileStore(str(folder / "store"), size)
             group_store = dist.PrefixStore("group", self._store)
             dist.init_process_group(
@@ -133,7 +133,7 @@ class DistributedRanks(Ranks):
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.size
-        with _naming_losses(what):
+        with naming_losses(what):
             dist.all_gather_object(found, value, group=self._objects)
         return found
 
@@ -143,7 +143,7 @@ class DistributedRanks(Ranks):
 
         for bucket in _buckets(tensors):
             flat = torch.cat([t.detach().reshape(-1) for t in bucket])
-            with _naming_losses(what):
+            with naming_losses(what):
                 dist.all_reduce(flat)
             for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.detach().copy_(total.view_as(tensor))
@@ -158,7 +158,7 @@ class DistributedRanks(Ranks):
     def _leave(self) -> None:
         """A rank that has come to the last meeting may not have seen yet that all have: whoever keeps the store goes
         last."""
-        with _naming_losses("the end of the run"):
+        with naming_losses("the end of the run"):
             self._store.set(f"left/{self.rank}", "")
             until = time.monotonic() + LEAVE_S
             left = [f"left/{rank}" for rank in range(self.size)]
@@ -169,7 +169,7 @@ class DistributedRanks(Ranks):
         return f"meeting/{self._meetings}/{rank}"
 
     def _here(self, rank: int) -> bool:
-        with _naming_losses("a meeting of all ranks"):
+        with naming_losses("a meeting of all ranks"):
             return bool(self._store.check([self._key(rank)]))
 
 
@@ -224,10 +224,14 @@ def _store_at(address: str, rank: int, size: int) -> Store:
 
 
 @contextlib.contextmanager
-def _naming_losses(what: str) -> Iterator[None]:
+def naming_losses(what: str) -> Iterator[None]:
     """torch reports a lost neighbour as a broken connection: say which work it broke."""
+    from torch import OutOfMemoryError
+
     try:
         yield
+    except OutOfMemoryError:
+        raise
     except RuntimeError as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RankLost(

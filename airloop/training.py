@@ -230,7 +230,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
         await ranks.meet("the first prompts are measured by the first rank")
         sinks = config if ranks.first else config.model_copy(update={"wandb": None})
         with open_sinks(sinks, run, display) as watchers:
-            if never := never_run(config, parts.policy.device.type):
+            if never := never_run(config, parts.policy.device.type, parts.policy.hold is not None):
                 display.say(never)
             if config.orchestrator.max_staleness:
                 outcome = await stream.train(parts, run, watchers)
@@ -242,11 +242,12 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
         await parts.close()
 
 
-def never_run(config: Config, device: str) -> str:
+def never_run(config: Config, device: str, base_shards: bool = False) -> str:
     """What this run takes that was never tried on such a device; empty where there is nothing."""
     taken = {
         "sampling beside training (orchestrator.max_staleness)": config.orchestrator.max_staleness > 0,
         'servers of vLLM (inference.backend = "vllm")': config.inference.backend == "vllm",
+        "a base in shards (trainer.model.shard)": base_shards,
     }
     found = [what for what, is_taken in taken.items() if is_taken and device != "cpu"]
     return f"note: never run on a GPU by those who wrote it: {', '.join(found)} (docs/scaling.md)" if found else ""

@@ -234,6 +234,12 @@ def test_refusals_of_flags(argv: list[str], words: list[str]):
         ),
         ("trainer_gpu_ids = [2, 3, 2]", "names a GPU twice", "trainer_gpu_ids = [2, 3]"),
         ("inference_gpu_ids = [3, 3]", "names a GPU twice", "inference_gpu_ids = [3]"),
+        ("trainer.model.shard = true", "here one process has all of it", "shard = false"),
+        (
+            'trainer.model = { train = "full", shard = false }\ntrainer_gpu_ids = [0, 1]',
+            "where all weights are in shards",
+            "shard = true",
+        ),
         ("trainer_gpu_ids = [2, 3]\ntrainer.processes = 3", "one process for each of the 2 GPUs", "processes = 2"),
     ],
 )

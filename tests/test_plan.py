@@ -73,7 +73,8 @@ def make(gpus: Sequence[int] = (0,), **keys: Any) -> Config:
         *sections, leaf = key.split("__")
         for section in sections:
             node = node.setdefault(section, {})
-        node[leaf] = value
+        if value is not None:
+            node[leaf] = value
     return Config.model_validate(tree, context=[])
 
 
@@ -278,6 +279,49 @@ def test_replicas_share_episodes_and_nothing_else(shapes: dict[str, Shape]) -> N
     assert two.sampling.weights == one.sampling.weights and two.kv_tokens == one.kv_tokens // 2
 
 
+def long_contexts(gpus: Sequence[int] = tuple(range(8)), **keys: Any) -> Config:
+    """A 4B model in contexts of 32K, 16 episodes a step in groups of 8."""
+    keys = {"orchestrator__batch_size": 16, "orchestrator__rollouts_per_example": 8, **keys}
+    return make(gpus, seq_len=32768, trainer__token_budget=32768, trainer__model__ac={"freq": 1}, **keys)
+
+
+def test_contexts_of_32k_fit_eight_gpus_of_24_gib_by_shards_and_parts(shapes: dict[str, Shape]) -> None:
+    shape = shapes["4b"]
+    report = make_report(long_contexts(), shape, 24 * GIB)
+    assert report["fits"] and report["base_shards"] and report["peak_at"] == "backward"
+    assert report["peak"] / GIB == pytest.approx(21.3, abs=0.05)
+    for said in ("The frozen base is in 8 shards while training, and whole while it samples.", "It fits: 21.3 GiB"):
+        assert said in report["text"]
+    # Parts of the MLP alone are not enough: with a whole base, and for one GPU, which cannot share it.
+    whole = plan(long_contexts(trainer__model__shard=False), shape, 24 * GIB)
+    assert not whole.fits and not whole.base_shards and whole.peak / GIB == pytest.approx(26.8, abs=0.1)
+    assert plan(long_contexts([0]), shape, 24 * GIB).peak == pytest.approx(whole.peak, rel=0.01)
+    servers = long_contexts(inference_gpu_ids=[8, 9])
+    served = plan(servers, shape, 24 * GIB)
+    assert served.fits and served.base_shards and served.kv_tokens == 0
+    assert "whole between updates" in make_report(servers, shape, 24 * GIB)["text"]
+
+
+def test_shards_alone_are_not_enough_either(shapes: dict[str, Shape], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "mlp_part", lambda tokens: tokens)
+    made = plan(long_contexts(), shapes["4b"], 24 * GIB)
+    assert made.base_shards and not made.fits and made.peak / GIB == pytest.approx(22.8, abs=0.1)
+    whole = plan(long_contexts(trainer__model__shard=False), shapes["4b"], 24 * GIB)
+    assert whole.peak / GIB == pytest.approx(28.3, abs=0.05)  # with neither
+
+
+def test_a_base_is_in_shards_where_it_must_be_or_where_that_is_asked(shapes: dict[str, Shape]) -> None:
+    shape, ample = shapes["4b"], 140 * GIB
+    whole, asked = (plan(long_contexts(trainer__model__shard=said), shape, ample) for said in (None, True))
+    assert not whole.base_shards and asked.base_shards
+    blocks, rest = shape.layers * shape.block, shape.parameters - shape.layers * shape.block
+    assert whole.backward.weights == whole.sampling.weights == 2 * shape.parameters
+    assert asked.backward.weights == 2 * (blocks // 8 + 2 * shape.block + rest)
+    assert asked.sampling.weights == 2 * (shape.parameters + blocks // 8)  # gathered, besides the shard
+    assert asked.backward.activations == whole.backward.activations
+    assert not plan(make(range(8), trainer__model__train="full"), shape, 24 * GIB).base_shards
+
+
 def test_a_kl_term_holds_the_starting_weights(shapes: dict[str, Shape]) -> None:
     without, with_kl = (plan(make(trainer__loss__kl_beta=beta), shapes["4b"], 140 * GIB) for beta in (0.0, 0.1))
     trainable = shapes["4b"].adapter(16, TARGETS)
@@ -343,13 +387,20 @@ def test_advice_makes_it_fit(shapes: dict[str, Shape], gpu: int, keys: dict[str,
 def test_advice_says_when_nothing_helps(shapes: dict[str, Shape]) -> None:
     advice = advise(make(), shapes["7b"], 12 * GIB)
     assert not advice.plan.fits
-    assert advise_gpus(make(), shapes["7b"], 12 * GIB) is None  # replicas of an adapter's base save nothing
+    assert advise_gpus(make(), shapes["7b"], 12 * GIB) is None  # to sample, every GPU must hold all of it
 
 
 def test_full_fine_tuning_may_take_more_gpus(shapes: dict[str, Shape]) -> None:
     assert plan(make(trainer__model__train="full", trainer__model__ac__freq=1), shapes["4b"], 80 * GIB).fits
     advice = advise_gpus(make(trainer__model__train="full"), shapes["7b"], 80 * GIB)
     assert advice is not None and advice.plan.fits and advice.changes["trainer_gpu_ids"] == [0, 1]
+
+
+def test_more_gpus_may_share_an_adapters_base(shapes: dict[str, Shape]) -> None:
+    advice = advise_gpus(long_contexts([0]), shapes["4b"], 24 * GIB)
+    assert advice is not None and advice.plan.fits and advice.plan.base_shards
+    assert advice.changes == {"trainer_gpu_ids": list(range(advice.plan.gpus))}
+    assert advise_gpus(long_contexts([0], trainer__model__shard=False), shapes["4b"], 24 * GIB) is None
 
 
 # --- the command ------------------------------------------------------------------------------------------------

@@ -51,11 +51,12 @@ def alone(start: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("train", ["lora", "full"])
+@pytest.mark.parametrize(("train", "more"), [("lora", []), ("lora", ["--trainer.model.shard", "true"]), ("full", [])])
 def test_two_ranks_make_the_run_that_one_process_makes(
-    tmp_path: Path, start: dict[str, dict[str, str]], alone: dict[str, Run], train: str
+    tmp_path: Path, start: dict[str, dict[str, str]], alone: dict[str, Run], train: str, more: list[str]
 ) -> None:
-    done = finish([*arguments(start, tmp_path, train), "--trainer.processes", "2"])
+    done = finish([*arguments(start, tmp_path, train), "--trainer.processes", "2", *more])
+    assert ("the frozen base is in shards while training" in done.stderr) == bool(more)
     run = the_run(tmp_path)
     same(alone[train], run)
     assert "2 processes" in done.stderr and "step   correct  reward" in done.stderr and "plot:" in done.stdout
@@ -98,9 +99,9 @@ class Started:
 
 
 @pytest.fixture
-def started(tmp_path: Path, start: dict[str, dict[str, str]]) -> Iterator[Started]:
-    argv = arguments(start, tmp_path, **{"trainer.processes": "2", "max_steps": "400", "ckpt.interval": "3"})
-    run = Started(tmp_path, argv, 90)
+def started(tmp_path: Path, start: dict[str, dict[str, str]], request: pytest.FixtureRequest) -> Iterator[Started]:
+    settings = {"trainer.processes": "2", "max_steps": "400", "ckpt.interval": "3", **getattr(request, "param", {})}
+    run = Started(tmp_path, arguments(start, tmp_path, **settings), 90)
     yield run
     if run.process.poll() is None:
         run.process.kill()
@@ -116,7 +117,9 @@ def shorten(run: Run, steps: int, processes: int | None = None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("victim", "started"), [(0, {}), (1, {}), (1, {"trainer.model.shard": "true"})], indirect=["started"]
+)
 def test_a_killed_rank_ends_the_run_with_a_sentence_and_it_resumes(
     tmp_path: Path, started: Started, victim: int
 ) -> None:

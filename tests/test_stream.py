@@ -153,3 +153,4 @@ def test_what_was_never_run_on_such_a_device_is_said() -> None:
     beside = load_config(["arith", "--orchestrator.max_staleness", "1", "--trainer.loss.importance_mode", "mask"])
     assert "max_staleness" in never_run(beside, "cuda") and not never_run(beside, "cpu")
     assert not never_run(load_config(["arith"]), "cuda")
+    assert "trainer.model.shard" in never_run(load_config(["arith"]), "cuda", base_shards=True)

@@ -17,7 +17,7 @@ NOT_YET = ("mps",)  # in the schema, so that they are refused with a reason rath
 
 
 def conflicts(config: RunConfig) -> list[Conflict]:
-    rules = (_groups, _schedule, _loss, _gpus, _budget, _not_in_this_version)
+    rules = (_groups, _schedule, _loss, _gpus, _shards, _budget, _not_in_this_version)
     others = (vllm_conflicts, cluster_conflicts, stream_conflicts)
     return [conflict for rule in (*rules, *others) for conflict in rule(config)]
 
@@ -149,6 +149,22 @@ def _gpus(config: RunConfig) -> Iterator[Conflict]:
             ("trainer.processes", named),
             f"trainer.processes = {processes}, but there is one process for each of the {all_gpus} GPUs{where}",
             {"trainer.processes": all_gpus},
+        )
+
+
+def _shards(config: RunConfig) -> Iterator[Conflict]:
+    model = config.trainer.model
+    if model.shard and config.ranks == 1:
+        yield Conflict(
+            ("trainer.model.shard",),
+            "shard = true spreads the base over the GPUs that train, and here one process has all of it",
+            {"trainer.model.shard": False},
+        )
+    if model.shard is False and config.ranks > 1 and model.train == "full":
+        yield Conflict(
+            ("trainer.model.shard", "trainer.model.train"),
+            'shard = false does not go with train = "full" on several GPUs, where all weights are in shards',
+            {"trainer.model.shard": True},
         )
 
 

@@ -54,6 +54,10 @@ class TrainerModelConfig(Section):
         description="What training runs: our forward pass where the architecture is known, or transformers' layers.",
     )
     train: Literal["lora", "full"] = Field(default="lora", description="Train an adapter, or all the weights.")
+    shard: bool | None = Field(
+        default=None,
+        description="Keep an adapter's frozen base in shards while several GPUs train; by default where it must be.",
+    )
     ac: AcConfig | None = Field(default=None, description="Activation checkpointing; off without this table.")
     lora: LoraConfig = Field(default_factory=LoraConfig, description="The adapter, for train = lora.")
 

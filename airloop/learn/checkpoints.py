@@ -17,6 +17,7 @@ import torch
 from airloop.errors import AirError
 from airloop.files import whole_directory
 from airloop.learn.learner import Learner
+from airloop.learn.lora import save_adapter
 
 
 def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
@@ -25,7 +26,7 @@ def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
     Every rank calls it and the first one writes: whole tensors, so any number of ranks can go on from them.
     """
     path = directory / f"step_{step}"
-    state, weights = learner.state(), _joined_weights(learner)
+    state, weights = learner.state(), learner.optimiser.whole_weights()
     if not learner.ranks.first:
         return path
     with whole_directory(path) as beside:
@@ -37,14 +38,9 @@ def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
 
 def save_weights(learner: Learner, directory: Path) -> None:
     """`adapter/` for LoRA, `model/` for full fine-tuning. Every rank calls it and the first one writes."""
-    weights = _joined_weights(learner)
+    weights = learner.optimiser.whole_weights()
     if learner.ranks.first:
         _write_weights(learner, weights, directory)
-
-
-def _joined_weights(learner: Learner) -> dict[str, torch.Tensor] | None:
-    """Weights that are in shards, joined; None where the model has them whole."""
-    return learner.optimiser.whole_weights() if learner.shards else None
 
 
 def _write_weights(learner: Learner, weights: dict[str, torch.Tensor] | None, directory: Path) -> None:
@@ -52,8 +48,7 @@ def _write_weights(learner: Learner, weights: dict[str, torch.Tensor] | None, di
 
     policy = learner.policy
     if policy.peft is not None:
-        policy.peft.save_pretrained(str(directory / "adapter"))
-        (directory / "adapter" / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        save_adapter(policy.peft, directory / "adapter")
     else:
         with quiet():
             policy.model.save_pretrained(str(directory / "model"), state_dict=weights)

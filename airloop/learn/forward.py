@@ -3,12 +3,12 @@
 Same numbers as transformers' layers, with fewer passes over memory: residual sums inside the products where there is no
 adapter, adapters of one input in one product, norms, rotations and gates in one kernel each. With checkpointing a block
 keeps its input only, and its attention where that is dear to compute again; the last product of the block, which its
-own backward does not need, is not computed again either.
+own backward does not need, is not computed again either, and the MLP's (mlp.py) is over before attention's begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from airloop.learn.lora import ADAPTER, LoraLinear
-from airloop.learn.pieces import Linears, gated, gradients_of, products, project, rms_norm, rotate
+from airloop.learn.mlp import Mlp, mlp_backward, mlp_forward, run_mlp
+from airloop.learn.pieces import Linears, project, rms_norm, rotate
 from airloop.limits import DEAR
 from airloop.models.blocks import Block, Blocks, read_blocks
 
@@ -30,14 +31,15 @@ def training_hidden(policy: Policy, plan: PackedPlan) -> Tensor:
     blocks = known_blocks(policy)
     if blocks is None:
         return policy.hidden(plan)
-    again = [bool(layer.gradient_checkpointing) for layer in policy.decoder.layers]  # type: ignore[union-attr]
-    return hidden(blocks, plan, again)
+    decoder: Any = policy.model.get_decoder()
+    return hidden(blocks, plan, [bool(layer.gradient_checkpointing) for layer in decoder.layers], policy.hold)
 
 
 def known_blocks(policy: Policy) -> Blocks | None:
     """What our own pass computes with; None where transformers' modules must compute themselves."""
-    whole = policy.decoder is policy.model.get_decoder()  # else it is a wrapper that gathers shards, block by block
-    blocks = read_blocks(policy.model) if policy.impl == "auto" and whole else None
+    # Shards of what is trained are gathered, block by block, by a wrapper that its modules must be called through.
+    wrapped = policy.decoder is not policy.model.get_decoder() and policy.hold is None
+    blocks = read_blocks(policy.model) if policy.impl == "auto" and not wrapped else None
     return blocks if blocks is not None and plain(blocks) else None
 
 
@@ -53,16 +55,21 @@ def _known(module: nn.Module) -> bool:
     return type(module) is nn.Linear or "RMSNorm" in type(module).__name__
 
 
-def hidden(blocks: Blocks, plan: PackedPlan, checkpointed: Sequence[bool]) -> Tensor:
+Hold = Callable[[int, int], None]
+
+
+def hidden(blocks: Blocks, plan: PackedPlan, checkpointed: Sequence[bool], hold: Hold | None = None) -> Tensor:
     """Final hidden states [T, width] of a plan's tokens. `checkpointed` says of each block whether its activations
-    are computed again in the backward pass."""
+    are computed again in the backward pass; `hold` is asked for every block that is about to be computed with."""
     x = blocks.embed(plan.tokens)
     run = _Run(blocks, plan, *blocks.angles(plan.positions))
-    for layer, again in zip(_layers(blocks, x.dtype), checkpointed, strict=True):
+    for i, (layer, again) in enumerate(zip(_layers(blocks, x.dtype, hold), checkpointed, strict=True)):
         if again and torch.is_grad_enabled():
             x = _Checkpointed.apply(x, run, layer, *layer.trained())
         else:
             x = run.block(x, layer)
+        if hold and x.requires_grad:
+            x = _Held.apply(x, hold, i)
     return rms_norm(x, _weight(blocks.norm), blocks.eps)[1]
 
 
@@ -75,14 +82,15 @@ class Layer:
     q_norm: Tensor | None
     k_norm: Tensor | None
     o: Linears
-    after: Tensor
-    gate_up: Linears
-    down: Linears
+    mlp: Mlp
+
+    def attention(self) -> list[Tensor]:
+        """What is trained of the first half."""
+        every = [self.before, self.q_norm, self.k_norm, *self.qkv.tensors(), *self.o.tensors()]
+        return [t for t in every if t is not None and t.requires_grad]
 
     def trained(self) -> list[Tensor]:
-        linears = (self.qkv, self.o, self.gate_up, self.down)
-        every = [self.before, self.q_norm, self.k_norm, self.after, *(t for part in linears for t in part.tensors())]
-        return [t for t in every if t is not None and t.requires_grad]
+        return [*self.attention(), *self.mlp.trained()]
 
 
 @dataclass(frozen=True)
@@ -95,14 +103,12 @@ class _Run:
     sin: Tensor
 
     def block(self, x: Tensor, layer: Layer) -> Tensor:
-        residual, opened = self.body(x, layer)
-        return project(opened, layer.down, residual)[0]
+        return run_mlp(self.attended(x, layer), layer.mlp)
 
-    def body(self, x: Tensor, layer: Layer, kept: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """All of a block but its last product: the residual stream behind attention, and that product's input."""
+    def attended(self, x: Tensor, layer: Layer, kept: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The first half of a block: the residual stream behind attention."""
         x, q, k, v = self.queries(x, layer)
-        out = self.plan.attention(q, k, v, self.blocks.scale, kept)
-        return self.gates(x, out, layer)
+        return self.joined(x, self.plan.attention(q, k, v, self.blocks.scale, kept), layer)
 
     def queries(self, x: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         eps, dim = self.blocks.eps, self.blocks.dim
@@ -111,16 +117,27 @@ class _Run:
         q = rotate(q, layer.q_norm, self.cos, self.sin, eps)
         return x, q, rotate(k, layer.k_norm, self.cos, self.sin, eps), v
 
-    def gates(self, x: Tensor, out: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        (residual,) = project(out.reshape(len(x), -1), layer.o, x)
-        residual, normed = rms_norm(residual, layer.after, self.blocks.eps)
-        gate, up = project(normed, layer.gate_up)
-        return residual, gated(gate, up)
+    def joined(self, x: Tensor, out: Tensor, layer: Layer) -> Tensor:
+        return project(out.reshape(len(x), -1), layer.o, x)[0]
 
     def keeps_attention(self, layer: Layer) -> bool:
-        linears = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        linears = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)
         products = 2 * len(self.plan.tokens) * sum(w.numel() for part in linears for w in part.weights)
         return 4 * self.plan.pairs * self.blocks.heads * self.blocks.dim > DEAR * products
+
+
+class _Held(torch.autograd.Function):
+    """Behind a block: its backward pass begins here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, hold: Hold, index: int) -> Tensor:
+        ctx.hold, ctx.index = hold, index
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ctx.hold(ctx.index, -1)
+        return gradients[0], None, None
 
 
 class _Checkpointed(torch.autograd.Function):
@@ -132,62 +149,50 @@ class _Checkpointed(torch.autograd.Function):
         stream, q, k, v = run.queries(x, layer)
         kept = run.plan.keep(q, k, v, run.blocks.scale) if run.keeps_attention(layer) else None
         out = run.plan.attention(q, k, v, run.blocks.scale) if kept is None else kept[0]
-        residual, opened = run.gates(stream, out, layer)
         ctx.run, ctx.layer = run, layer
         ctx.save_for_backward(x, *(kept or ()))
-        return products(opened, layer.down, residual)[0][0]
+        return mlp_forward(run.joined(stream, out, layer), layer.mlp)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, *kept = ctx.saved_tensors
-        layer, d = ctx.layer, gradients[0].contiguous()
-        trained = layer.trained()
+        layer, attention = ctx.layer, ctx.layer.attention()
         with torch.enable_grad():
             x = x.detach().requires_grad_(ctx.needs_input_grad[0])  # not that of the first block of a frozen model
-            residual, opened = ctx.run.body(x, layer, tuple(kept) or None)
-        found = _last_product(d, opened.detach(), layer.down)
-        dopened = found.pop(0)
-        of_last = {id(t): g for t, g in zip(_flat(layer.down), found, strict=True) if t is not None}
-        others = [t for t in trained if id(t) not in of_last]
-        wanted = [x, *others] if x.requires_grad else others
-        ends = [(t, g) for t, g in ((residual, d), (opened, dopened)) if t.requires_grad and wanted]
-        inner = (
-            torch.autograd.grad([t for t, _ in ends], wanted, [g for _, g in ends], allow_unused=True) if ends else ()
-        )
-        by_id = of_last | {id(t): g for t, g in zip(wanted, inner, strict=True)}
-        return by_id.get(id(x)), None, None, *(by_id[id(t)] for t in trained)
-
-
-def _flat(linears: Linears) -> list[Tensor | None]:
-    return [*linears.weights, *linears.biases, linears.down, *linears.ups]
-
-
-def _last_product(d: Tensor, opened: Tensor, down: Linears) -> list[Tensor | None]:
-    small = None if down.down is None else torch.nn.functional.linear(opened, down.down)
-    needs = [t is not None and t.requires_grad for t in _flat(down)]
-    return gradients_of([d], opened, small, down, True, needs[:1], needs[1:])
+            stream = ctx.run.attended(x, layer, tuple(kept) or None)
+        d, of_mlp = mlp_backward(gradients[0].contiguous(), stream.detach(), layer.mlp, stream.requires_grad)
+        wanted = [x, *attention] if x.requires_grad else attention
+        found = torch.autograd.grad(stream, wanted, d, allow_unused=True) if wanted else ()
+        dx = found[0] if x.requires_grad else None
+        return dx, None, None, *found[len(found) - len(attention) :], *of_mlp
 
 
 # --- from modules to tensors
 
 
-def _layers(blocks: Blocks, dtype: torch.dtype) -> Iterator[Layer]:
-    """Adapters are cast once per pass, all together."""
-    groups = [g for b in blocks.layers for g in ([b.q, b.k, b.v], [b.o], [b.gate, b.up], [b.down])]
-    adapted = [m for group in groups for m in group if isinstance(m, LoraLinear) and not m.disable_adapters]
+def _layers(blocks: Blocks, dtype: torch.dtype, hold: Hold | None) -> Iterator[Layer]:
+    """Adapters are cast once per pass, all together; a block's own weights may be there only while it is at work."""
+    linears = [m for block in blocks.layers for group in _groups(block) for m in group]
+    adapted = [m for m in linears if isinstance(m, LoraLinear) and not m.disable_adapters]
     weights = [m.lora_A[ADAPTER].weight for m in adapted] + [m.lora_B[ADAPTER].weight for m in adapted]
     scales = [1.0] * len(adapted) + [float(m.scaling[ADAPTER]) for m in adapted]
     cast = _Cast.apply(dtype, scales, *weights) if weights else ()
     adapters = {id(m): (cast[i], cast[len(adapted) + i]) for i, m in enumerate(adapted)}
-    ready = iter([_linears(group, adapters) for group in groups])
-    for block in blocks.layers:
-        yield _layer(block, ready)
+    for i, block in enumerate(blocks.layers):
+        if hold:
+            hold(i, 1)
+        yield _layer(block, [_linears(group, adapters) for group in _groups(block)], blocks.eps)
 
 
-def _layer(block: Block, linears: Iterator[Linears]) -> Layer:
+def _groups(block: Block) -> list[list[nn.Module]]:
+    """Linear layers by their input."""
+    return [[block.q, block.k, block.v], [block.o], [block.gate, block.up], [block.down]]
+
+
+def _layer(block: Block, linears: Sequence[Linears], eps: float) -> Layer:
     q_norm, k_norm = (None if m is None else _weight(m) for m in (block.q_norm, block.k_norm))
-    qkv, o, gate_up, down = (next(linears) for _ in range(4))
-    return Layer(_weight(block.before), qkv, q_norm, k_norm, o, _weight(block.after), gate_up, down)
+    qkv, o, gate_up, down = linears
+    return Layer(_weight(block.before), qkv, q_norm, k_norm, o, Mlp(_weight(block.after), gate_up, down, eps))
 
 
 def _linears(modules: Sequence[nn.Module], adapters: dict[int, tuple[Tensor, Tensor]]) -> Linears:

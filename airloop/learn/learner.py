@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from airloop.learn.advantages import Batch, token_advantages, trajectory_of
+from airloop.learn.base_shards import BaseShards
 from airloop.learn.batches import MicroBatch, PackedPlan, Row, micro_batches, sample_rows
 from airloop.learn.forward import known_blocks, training_hidden
 from airloop.learn.logprobs import frozen_head, token_logprobs
@@ -49,7 +50,11 @@ class Learner:
     """Every one of the `ranks` calls `update` with the same whole batch. `shards`: where the weights are spread."""
 
     def __init__(
-        self, policy: Policy, settings: LearnerSettings, ranks: Ranks | None = None, shards: Shards | None = None
+        self,
+        policy: Policy,
+        settings: LearnerSettings,
+        ranks: Ranks | None = None,
+        shards: Shards | BaseShards | None = None,
     ) -> None:
         self.policy = policy
         self.settings = settings
@@ -58,7 +63,7 @@ class Learner:
         self.optimiser = Optimiser(
             policy,
             self.ranks,
-            shards,
+            shards if isinstance(shards, Shards) else None,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
             max_norm=settings.max_norm,
@@ -224,7 +229,7 @@ class Learner:
 
     def _exchange(self, weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         assign(weights, values)
-        if self.shards:
+        if isinstance(self.shards, Shards):
             self.shards.forget()
 
     @functools.cached_property

@@ -130,6 +130,13 @@ def check_kind(path: Path) -> None:
     )
 
 
+def save_adapter(peft: PeftModel, directory: Path) -> None:
+    """In PEFT's format. It is told what there is: a model's own state_dict would put a sharded base into shards."""
+    found = {name: p.detach() for name, p in peft.named_parameters(remove_duplicate=False)}
+    peft.save_pretrained(str(directory), state_dict=found)
+    (directory / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+
+
 def use_fp32_adapters(model: nn.Module) -> None:
     """The optimiser must see steps far smaller than bf16 can hold."""
     for parameter in model.parameters():

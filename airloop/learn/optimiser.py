@@ -145,9 +145,11 @@ class Optimiser:
             weight.data.copy_(self._shards.cut(whole) if self._shards else whole)
         assign(self.masters, self.weights)
 
-    def whole_weights(self) -> dict[str, Tensor]:
-        """Of shards: every trained parameter in the type it is served in, on the first rank."""
-        assert self._shards is not None
+    def whole_weights(self) -> dict[str, Tensor] | None:
+        """Of shards: every trained parameter in the type it is served in, on the first rank. None where the model has
+        them whole."""
+        if self._shards is None:
+            return None
         found = {name: self._shards.join(i, self.weights[i]) for i, name in enumerate(self.names)}
         return {name: whole.to(self._served_type) for name, whole in found.items() if whole is not None}
 

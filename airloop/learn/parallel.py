@@ -1,6 +1,7 @@
 """Several ranks, one update.
 
-LoRA: every rank has the whole model; an update's rows are shared out and the adapter's gradients summed. Full
+LoRA: every rank has the whole adapter; an update's rows are shared out and the adapter's gradients summed. The base is
+whole on every rank too, or in shards during an update (base_shards.py). Full
 fine-tuning: FSDP2 keeps weights, gradients and optimiser state in shards during an update. Sampling cannot use shards:
 ranks sample different episodes, at their own pace, and a forward pass over shards is a conversation between all ranks.
 So outside an update every rank holds the weights whole, in the model's own type: one full copy per rank while
@@ -71,7 +72,7 @@ def idle_part(rows: Sequence[Row]) -> MicroBatch:
     return next(micro_batches([replace(shortest, key="idle#0", weight=0.0)], len(shortest.tokens)))
 
 
-class _Root(nn.Module):
+class Root(nn.Module):
     """What FSDP takes for the model: calling it runs the decoder, as the policy does, and its own parameters are all
     that is in no block: embeddings, last norm and head. The head is used after the call, so they stay gathered."""
 
@@ -100,8 +101,8 @@ class Shards:
         # Gradients are summed in fp32, whatever the model computes in.
         types = MixedPrecisionPolicy(policy.dtype, torch.float32, cast_forward_inputs=False)
         model: Any = policy.model
-        self._root = _Root(model)
-        for block in _blocks(model):
+        self._root = Root(model)
+        for block in blocks_of(model):
             block.float()  # one block at a time: there is never a second whole copy
             fully_shard(block, mesh=self._mesh, mp_policy=types, reshard_after_forward=True)
         model.float()
@@ -154,18 +155,13 @@ class Shards:
         return (pieces[self.ranks.rank] if self.ranks.rank < len(pieces) else whole[:0]).clone()
 
 
-def shard(policy: Policy, ranks: Ranks) -> Shards | None:
-    """Full fine-tuning on several ranks is sharded; adapters are small and whole on each."""
-    return Shards(policy, ranks) if ranks.size > 1 and policy.peft is None else None
-
-
-def _blocks(model: Any) -> list[nn.Module]:
+def blocks_of(model: Any) -> list[nn.Module]:
     layers = getattr(model.get_decoder(), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise AirError(
             f"Models of type {model.config.model_type} do not list their blocks as `layers`, so they cannot be "
-            "sharded for full fine-tuning on several GPUs.",
-            'train an adapter (trainer.model.train = "lora"), or use one GPU.',
+            "sharded over several GPUs.",
+            'train an adapter (trainer.model.train = "lora") with trainer.model.shard = false, or use one GPU.',
         )
     return list(layers)
 

@@ -31,6 +31,7 @@ class MemoryPlan:
     log_probs: Memory
     backward: Memory
     update: Memory
+    base_shards: bool  # an adapter's base is in shards while training
     outside: int  # CUDA context and graphs: on the GPU, but not in torch's figures
 
     @property
@@ -82,10 +83,25 @@ class MemoryPlan:
 
 def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None) -> MemoryPlan:
     """The plan of `config` for GPUs of `gpu_bytes` each. Every GPU has the same: replicas and shards are equal.
-    `ranks`: how many processes there really are, by default as many as the config says."""
-    sizes = read_sizes(config, shape, ranks or config.ranks)
+    `ranks`: how many processes there really are, by default as many as the config says.
+
+    An adapter's base is in shards while training where that is asked for, or where a whole one on each GPU does not
+    fit and shards need less."""
+    count, model = ranks or config.ranks, config.trainer.model
+    spread = model.train == "lora" and count > 1
+    if spread and model.shard:
+        return _plan(config, shape, gpu_bytes, count, base_shards=True)
+    made = _plan(config, shape, gpu_bytes, count, base_shards=False)
+    if not spread or model.shard is False or made.fits:
+        return made
+    return min(made, _plan(config, shape, gpu_bytes, count, base_shards=True), key=lambda plan: plan.peak)
+
+
+def _plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int, base_shards: bool) -> MemoryPlan:
+    sizes = read_sizes(config, shape, ranks, base_shards)
     served = config.inference.backend == "vllm"  # on other GPUs
-    graphs = 0 if served or config.inference.model.enforce_eager else memory.graph_count(sizes.batch)
+    eager = served or base_shards or config.inference.model.enforce_eager
+    graphs = 0 if eager else memory.graph_count(sizes.batch)
     outside = memory.outside(graphs)
     available = int(gpu_bytes * (1 - memory.SLACK)) - outside
     sampling = memory.sampling(sizes)
@@ -99,9 +115,8 @@ def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None)
     keep = max(moment.total for moment in training) + kv <= available
     log_probs, backward, update = (replace(moment, key_values=kv if keep else 0) for moment in training)
     sampling = replace(sampling, key_values=kv)
-    return MemoryPlan(
-        gpu_bytes, sizes.ranks, sizes.tokens, kv_tokens, keep, sampling, log_probs, backward, update, outside
-    )
+    moments = (sampling, log_probs, backward, update)
+    return MemoryPlan(gpu_bytes, sizes.ranks, sizes.tokens, kv_tokens, keep, *moments, base_shards, outside)
 
 
 def _kv_tokens(config: Config, sizes: Sizes, room: int) -> int:

@@ -30,7 +30,8 @@ def advise(config: Config, shape: Shape, gpu_bytes: int) -> Advice:
 
 
 def advise_gpus(config: Config, shape: Shape, gpu_bytes: int) -> Advice | None:
-    """For full fine-tuning: more GPUs of the same kind, and otherwise mild changes. None if that does not do."""
+    """More GPUs of the same kind, which share what does not fit one, and otherwise mild changes. None if that does not
+    do."""
     found = _search(config, shape, gpu_bytes, (_kv_tokens, _checkpointing, _token_budget, _gpus, _offload))
     return found if found.plan.fits and found.plan.gpus > config.ranks else None
 
@@ -123,8 +124,8 @@ def _rank(config: Config) -> Iterator[Changes]:
 
 
 def _gpus(config: Config) -> Iterator[Changes]:
-    """Only full fine-tuning is spread over GPUs; replicas save nothing. What machines have, their owner knows."""
-    if config.trainer.model.train == "full" and config.cluster == ClusterConfig():
+    """An adapter's base can be spread too, while training. What machines have, their owner knows."""
+    if config.trainer.model.shard is not False and config.cluster == ClusterConfig():
         for gpus in (n for n in (2, 4, MOST_GPUS) if n > config.ranks):
             both = {"inference_gpu_ids": list(range(gpus))} if config.inference_gpu_ids else {}
             yield {"trainer_gpu_ids": list(range(gpus)), **both}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from airloop.config import Config
-from airloop.limits import CUDA_CHUNK_BYTES, CUDA_ROWS, DEAR, STRETCH, graph_sizes, step_tokens
+from airloop.limits import CUDA_CHUNK_BYTES, CUDA_ROWS, DEAR, STRETCH, graph_sizes, mlp_part, step_tokens
 from airloop.plan.shape import Shape
 
 MIB = 1 << 20
@@ -79,6 +79,7 @@ class Sizes:
     prefill: int
     offload: bool
     reference: bool
+    base_shards: bool  # an adapter's base is in shards while training
 
     @property
     def sharded(self) -> bool:
@@ -90,7 +91,7 @@ class Sizes:
         return -(-self.trainable // self.ranks) if self.sharded else self.trainable
 
 
-def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
+def read_sizes(config: Config, shape: Shape, ranks: int, base_shards: bool = False) -> Sizes:
     model, lora = config.trainer.model, config.trainer.model.lora
     full = model.train == "full"
     blocks = [name for name, _ in shape.linears if ".layers.0." in name or name.startswith("layers.0.")]
@@ -99,7 +100,8 @@ def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
     rows = -(-config.orchestrator.batch_size // ranks)
     tokens = min(max(config.trainer.token_budget, config.seq_len), rows * config.seq_len)
     own_forward = shape.own_forward and model.impl == "auto" and not (full and ranks > 1)  # FSDP runs modules
-    step = step_tokens("cuda", shape.hidden, own_forward and not config.deterministic)
+    # What is gathered lies elsewhere after each update: the engine's own pass and its graphs would not find it.
+    step = step_tokens("cuda", shape.hidden, own_forward and not config.deterministic and not base_shards)
     return Sizes(
         shape=shape,
         full=full,
@@ -116,6 +118,7 @@ def read_sizes(config: Config, shape: Shape, ranks: int) -> Sizes:
         prefill=min(step, batch * config.seq_len),
         offload=config.trainer.optim.offload,
         reference=config.trainer.loss.kl_beta > 0,
+        base_shards=base_shards,
     )
 
 
@@ -126,7 +129,7 @@ def sampling(s: Sizes) -> Memory:
     # One block's tensors of the largest step: residual, norm, the product before, the answer, the MLP's three.
     wide = 3 * shape.hidden + shape.heads * shape.dim + 3 * shape.inner
     return Memory(
-        weights=whole + (_shard(s) if s.sharded else 0),  # gathered, besides the shard
+        weights=whole + (_shard(s) if s.sharded else _base_share(s)),  # gathered, besides the shard
         adapters=_adapters(s),
         optimiser=_optimiser(s),
         reference=_reference(s),
@@ -145,7 +148,8 @@ def log_probs(s: Sizes) -> Memory:
 def backward(s: Sizes) -> Memory:
     """Every block has left what it keeps, and the last one is at work."""
     again = _saved(s) if s.checkpointed else 0
-    return _micro_batch(s, _kept(s) + again + _block_backward(s) + LEFT_ROWS * s.shape.hidden * s.item, 0)
+    made = _micro_batch(s, _kept(s) + again + LEFT_ROWS * s.shape.hidden * s.item, 0)
+    return replace(made, activations=made.activations + _block_backward(s))
 
 
 def _micro_batch(s: Sizes, per_token: int, logits: int) -> Memory:
@@ -164,7 +168,7 @@ def _micro_batch(s: Sizes, per_token: int, logits: int) -> Memory:
 def update(s: Sizes) -> Memory:
     """The optimiser's step: no activations, but gradients and what one stretch of the weights needs."""
     return Memory(
-        weights=_shard(s) if s.sharded else s.shape.parameters * s.item,
+        weights=_shard(s) if s.sharded else _training_weights(s),
         adapters=_adapters(s),
         gradients=_gradient_sums(s),
         optimiser=_optimiser(s),
@@ -191,6 +195,11 @@ def _shard(s: Sizes) -> int:
     return s.share * MASTER_BYTES
 
 
+def _base_share(s: Sizes) -> int:
+    """Of an adapter's base in shards: this rank's part of the blocks."""
+    return -(-s.shape.layers * s.shape.block // s.ranks) * s.item if s.base_shards else 0
+
+
 def _root(shape: Shape) -> int:
     """Parameters in no block: embeddings, head."""
     return shape.parameters - shape.layers * shape.block
@@ -205,9 +214,10 @@ def _stretch(s: Sizes) -> int:
 def _training_weights(s: Sizes) -> int:
     """Sharded, a rank holds its share and gathers one block ahead of the one at work; what is in no block is gathered
     throughout."""
-    if not s.sharded:
+    if not s.sharded and not s.base_shards:
         return s.shape.parameters * s.item
-    return _shard(s) + (2 * s.shape.block + _root(s.shape)) * s.item
+    share = _shard(s) if s.sharded else _base_share(s)
+    return share + (2 * s.shape.block + _root(s.shape)) * s.item
 
 
 def _backward_gradients(s: Sizes) -> int:
@@ -281,6 +291,8 @@ def _saved(s: Sizes) -> int:
     shape = s.shape
     heads, keys = shape.heads * shape.dim, shape.kv_heads * shape.dim
     values = 3 * shape.hidden + (heads + 2 * keys) + heads + 3 * shape.inner + s.adapters * s.rank
+    if _part(s) < s.tokens:  # the MLP keeps the residual only
+        values -= shape.hidden + 3 * shape.inner
     if shape.qk_norm:
         values += heads + keys
     extra = 4 * shape.heads + 8
@@ -291,12 +303,22 @@ def _saved(s: Sizes) -> int:
 
 
 def _block_backward(s: Sizes) -> int:
-    """Bytes per token of gradients at the widest point of a block's backward pass. In the MLP: of gate, up and their
-    product. In attention, when gate and up are gone again but their product and its gradient are not: of the answer,
-    queries, keys and values, the last two with as many heads as the first; flash attention's float32 sum of the
-    queries' gradient; and the float32 sums over the parts of a tree."""
+    """Bytes of gradients at the widest point of a block's backward pass. In the MLP: of gate, up and their product. In
+    attention, when gate and up are gone again but their product and its gradient are not: of the answer, queries, keys
+    and values, the last two with as many heads as the first; flash attention's float32 sum of the queries' gradient;
+    and the float32 sums over the parts of a tree. An MLP in parts has what it saves for one part only, and is over when
+    attention begins."""
     shape = s.shape
     heads, keys = shape.heads * shape.dim, shape.kv_heads * shape.dim
     mlp = 3 * shape.inner if s.own_forward else 4 * shape.inner
-    attention = 4 * heads * s.item + 4 * heads + 4 * (heads + 2 * keys) - shape.inner * s.item
-    return max(mlp * s.item, attention)
+    attention = 4 * heads * s.item + 4 * heads + 4 * (heads + 2 * keys)
+    part = _part(s)
+    if part < s.tokens:
+        return max(part * (shape.hidden + 3 * shape.inner + mlp) * s.item, s.tokens * attention)
+    return s.tokens * max(mlp * s.item, attention - shape.inner * s.item)
+
+
+def _part(s: Sizes) -> int:
+    """Tokens that an MLP is computed with at once: in parts by our own pass over blocks that are checkpointed."""
+    cut = s.own_forward and not s.full and s.checkpointed == s.shape.layers
+    return mlp_part(s.tokens) if cut else s.tokens

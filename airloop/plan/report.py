@@ -62,6 +62,9 @@ def _about(config: Config, made: MemoryPlan) -> list[str]:
     ]
     if made.gpus > 1 and config.trainer.model.train == "full":
         lines.append("While sampling, every GPU holds all the weights besides its share of them.")
+    if made.base_shards:
+        embedded_too = ", and whole while it samples" if embedded else ", and whole between updates"
+        lines.append(f"The frozen base is in {made.gpus} shards while training{embedded_too}.")
     if config.model.device == "cpu":
         lines.append('The config says model.device = "cpu"; this is the plan for a GPU.')
     return lines

@@ -25,11 +25,12 @@ from airloop.cluster.network import free_port
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.advantages import Batch
+from airloop.learn.base_shards import shard
 from airloop.learn.batches import Row
 from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
 from airloop.learn.learner import Learner, LearnerSettings
 from airloop.learn.losses import LossSettings
-from airloop.learn.parallel import shard, share_rows
+from airloop.learn.parallel import share_rows
 from airloop.models.wide_products import are_slow, widen_products
 from airloop.ranks import DistributedRanks, RankLost, Ranks
 
@@ -118,6 +119,7 @@ def test_rows_are_shared_out_whole_trajectories_at_a_time_and_evenly(shapes: lis
 
 def make_learner(ranks: Ranks, train: str, changes: dict[str, Any], kind: str = "llama") -> Learner:
     policy = make_policy(kind, lora=train == "lora")
+    policy.impl, base = changes.pop("impl", "auto"), changes.pop("base", False)
     if changes.pop("bf16", False):
         policy.model.to(torch.bfloat16)
         widen_products(are_slow(policy.model))
@@ -125,7 +127,8 @@ def make_learner(ranks: Ranks, train: str, changes: dict[str, Any], kind: str = 
         from airloop.assemble import checkpoint_activations
 
         checkpoint_activations(policy.model, 1)
-    return Learner(policy, LearnerSettings(**{"lr": 1e-3, "max_norm": 0.5, **changes}), ranks, shard(policy, ranks))
+    shards = shard(policy, ranks, base)
+    return Learner(policy, LearnerSettings(**{"lr": 1e-3, "max_norm": 0.5, **changes}), ranks, shards)
 
 
 def weights_of(learner: Learner) -> dict[str, Tensor]:
@@ -284,7 +287,7 @@ def save_or_load(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "changes", "tolerance"),
-    [("lora", {}, 2e-4), ("full", {}, 2e-4), ("full", {"bf16": True}, 0.1)],
+    [("lora", {}, 2e-4), ("lora", {"base": True}, 2e-4), ("full", {}, 2e-4), ("full", {"bf16": True}, 0.1)],
 )
 def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(
     tmp_path: Path, train: str, changes: dict[str, Any], tolerance: float

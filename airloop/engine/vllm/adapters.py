@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from airloop.engine.vllm.plugin.adapters import digest
+from airloop.learn.lora import save_adapter
 from airloop.policy import Policy
 
 # Versions: what is served, what replies under way were begun with, and one more for a server that is late. Replies are
@@ -43,8 +44,7 @@ class AdapterStore:
 
     def _write(self, policy: Policy, folder: Path) -> None:
         assert policy.peft is not None
-        policy.peft.save_pretrained(str(folder))
-        (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+        save_adapter(policy.peft, folder)
         path = folder / "adapter_config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**config, "base_model_name_or_path": self._base}), encoding="utf-8")
