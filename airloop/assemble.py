@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.config import Config
+from airloop.config import Config, with_changes
 from airloop.engine.base import Engine, Sampling
 from airloop.envs.base import Environment, Opening, load_environment
 from airloop.errors import AirError
@@ -75,7 +75,10 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ran
     loaded = load_model(config, say)
     policy = make_policy(config, loaded)
     plan = _plan(config, policy, ranks.size)
-    shards = shard(policy, ranks, _base_shards(config, plan, ranks))  # before the engine looks at the weights
+    base = _base_shards(config, plan, ranks)
+    if plan is not None and base and not plan.base_shards:  # it is another rank that must
+        plan = _plan(with_changes(config, {"trainer.model.shard": True}), policy, ranks.size)
+    shards = shard(policy, ranks, base)  # before the engine looks at the weights
     engine = make_engine(
         config,
         policy,
@@ -89,9 +92,11 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ran
     learner = Learner(policy, settings, ranks, shards)
     notes = [*config.warnings(), *loaded.notes]
     if policy.hold:
+        slower = ", which runs through transformers' own layers, correct but slower"
+        sampling = f"for sampling{slower}" if config.inference.backend == "embedded" else "between updates"
         notes.append(
-            "the frozen base is in shards while training, and gathered for sampling, which runs through transformers' "
-            "own layers, correct but slower; trainer.model.shard = false keeps it whole"
+            f"the frozen base is in shards while training, and gathered {sampling}; trainer.model.shard = false keeps "
+            "it whole"
         )
     if engine.fallback_reason:
         notes.append(f"sampling runs through transformers' own layers, correct but slower: {engine.fallback_reason}")

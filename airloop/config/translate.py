@@ -54,6 +54,7 @@ _OURS: tuple[str, ...] = (
 _OURS += (
     "trainer.processes",
     "trainer.model.train",
+    "trainer.model.shard",
     "model.device",
     "model.dtype",
     "model.adapter",

@@ -77,6 +77,7 @@ class BaseShards:
         """For an update."""
         self._whole = False
         for unit in self._units:
+            _forget_passes(unit)
             unit.reshard()
             unit.set_reshard_after_forward(True, recurse=False)
 
@@ -93,6 +94,15 @@ class BaseShards:
         self._whole = True
         if self._cuda:
             torch.cuda.synchronize()  # the engine reads them from a thread and a stream of its own
+
+
+def _forget_passes(unit: Any) -> None:
+    """FSDP notes every block of every forward pass, sampling's too, until a backward pass of its own: ours is none."""
+    state = unit._get_fsdp_state()
+    if hasattr(state._comm_ctx, "post_forward_order"):  # there has been one
+        state._comm_ctx.post_forward_order.clear()
+    if group := state._fsdp_param_group:
+        group._post_forward_indices.clear()
 
 
 def shard(policy: Policy, ranks: Ranks, base: bool = False) -> Shards | BaseShards | None:

@@ -65,6 +65,8 @@ def _about(config: Config, made: MemoryPlan) -> list[str]:
     if made.base_shards:
         embedded_too = ", and whole while it samples" if embedded else ", and whole between updates"
         lines.append(f"The frozen base is in {made.gpus} shards while training{embedded_too}.")
+        if config.warmstart is not None:
+            lines.append("The supervised start is the first GPU's alone, with all of the base: not in this plan.")
     if config.model.device == "cpu":
         lines.append('The config says model.device = "cpu"; this is the plan for a GPU.')
     return lines

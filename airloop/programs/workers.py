@@ -30,9 +30,9 @@ class Workers(OrderedProcess):
         super().__init__([python or sys.executable, str(WORKER), str(path), function], f"the process that starts {who}")
 
     def environ(self) -> dict[str, str]:
-        """A library that makes a client when it is imported must not make one with the user's own key. A scorer may
-        have a model to ask, which is not the policy."""
-        own = ("OPENAI_", "ANTHROPIC_") if self._who == AGENT else ()
+        """A library that makes a client when it is imported must not make one with the user's own key, and no agent is
+        to reach what the run itself asks. A scorer may have a model to ask, which is not the policy."""
+        own = ("OPENAI_", "ANTHROPIC_", "VLLM_", "AIR_ADAPTERS_", "AIR_REMOTE_") if self._who == AGENT else ()
         return {key: value for key, value in super().environ().items() if not key.startswith(own)}
 
     async def run(

@@ -84,8 +84,22 @@ def test_an_update_that_fails_half_way_is_made_again_before_anything_is_asked(tm
         await broken(server, half=1)
         change(policy, 1, size=0.02)
         await engine.publish(1)
-        pause, start, update, *rest = STEPS
-        assert (await steps(engine))[len(STEPS) :] == [pause, start, update, start, update, *rest]
+        pause, start, update, finish, *rest = STEPS
+        again = [start, update, finish, *rest]
+        assert (await steps(engine))[len(STEPS) :] == [pause, start, update, finish, *again]
+        assert await is_served(engine, policy, 1) and server.starts == 1
+
+    served(tmp_path, work)
+
+
+def test_an_update_that_cannot_be_finished_is_made_again(tmp_path: Path) -> None:
+    """The server believes it to be under way: it would not begin another."""
+
+    async def work(engine: FullEngine, policy: Policy) -> None:
+        (server,) = engine.servers
+        await broken(server, finish=1)
+        change(policy, 1, size=0.02)
+        await engine.publish(1)
         assert await is_served(engine, policy, 1) and server.starts == 1
 
     served(tmp_path, work)

@@ -4,12 +4,14 @@ servers are stand-ins that ask it as vLLM does (vLLM itself: tests/interop/test_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,22 @@ def test_a_crowd_that_says_nothing_is_let_go(store: ServedStore, pulled: Path, m
     finally:
         for one in crowd:
             one.close()
+
+
+def test_one_that_says_a_letter_now_and_then_is_let_go_as_well(
+    store: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(depot._Answer, "timeout", 1.0)
+    host, _, port = store.put(make_policy(), 0).partition("@")[2].rpartition(".")[0].rpartition(":")
+    until = time.monotonic() + 30
+    with socket.create_connection((host, int(port))) as slow, contextlib.suppress(ConnectionError):
+        slow.settimeout(0.2)
+        while time.monotonic() < until:
+            slow.sendall(b"G")
+            with contextlib.suppress(TimeoutError):
+                if slow.recv(1) == b"":
+                    break
+    assert time.monotonic() < until
 
 
 def test_what_the_run_serves_no_longer_goes_from_the_server_as_well(store: ServedStore, pulled: Path) -> None:

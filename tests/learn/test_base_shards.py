@@ -69,9 +69,15 @@ def weigh(ranks: Ranks) -> tuple[list[int], int, int, list[Any]]:
     rows = group_rows()
     learner.update(Batch(tuple(rows), {}, len(rows)))
     replies = asyncio.run(sample(ranks, learner, 2 + 3 * ranks.rank))
+    first, after = list(seen), held(learner)
+    root: Any = learner.policy.decoder
+    noted = root._get_fsdp_state()._comm_ctx.post_forward_order
+    assert noted, "FSDP has seen the passes of sampling"
+    learner.update(Batch(tuple(rows), {}, len(rows)))
+    assert not noted, "and would keep a note of each for ever"
     config = Config(trainer_gpu_ids=[0, 1], model={"dtype": "float32"}, trainer={"model": {"shard": True}})
     made = plan(config, read_shape(learner.policy.model), 1 << 34)
-    return seen, held(learner), made.backward.weights, replies
+    return first, after, made.backward.weights, replies
 
 
 @pytest.mark.slow

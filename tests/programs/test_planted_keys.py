@@ -23,6 +23,7 @@ def solve(task, client):
     """Careless with every key that it has: its own episode's, and that of a judge."""
     keys = os.environ["OPENAI_API_KEY"], os.environ["JUDGE_API_KEY"]
     assert keys[0].startswith("air-")  # the user's own is not to be had
+    assert not {"VLLM_API_KEY", "AIR_ADAPTERS_KEY", "AIR_REMOTE_KEY"} & set(os.environ)  # nor is what the run asks
     with open(os.environ["NOTED"], "a") as file:
         file.write(keys[0] + "\\n")
     print("keys:", *keys)
@@ -53,6 +54,9 @@ PLANTED = {
     "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
     "AIR_API_KEY": "air-users-own-0123456789",
     "HF_TOKEN": "hf_users_own_0123456789",
+    "VLLM_API_KEY": "vllm-users-own-0123456789",
+    "AIR_ADAPTERS_KEY": "adapters-users-own-0123456789",
+    "AIR_REMOTE_KEY": "remote-users-own-0123456789",
 }
 
 

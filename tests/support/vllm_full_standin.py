@@ -50,10 +50,15 @@ class FullStandIn(StandIn):
         elif route == "/resume":
             self.running.set()
         elif route == "/start_weight_update":
+            if self.updating:
+                return JSONResponse({"error": {"message": "a weight update is already active"}}, 500)
             self.updating = True
         elif route == "/update_weights":
             return self.update((await request.json())["update_info"])
         elif route == "/finish_weight_update":
+            if not self.updating or self.broken.get("finish", 0) > 0:
+                self.broken["finish"] = self.broken.get("finish", 0) - self.updating
+                return JSONResponse({"error": {"message": "no update is active, or it cannot be finished"}}, 500)
             self.label = self.label if self.broken.get("label") else (await request.json())["weight_version"]
             self.updating = self.hurt = False
         if route in ("/pause", "/reset_prefix_cache") and not self.broken.get("cache"):

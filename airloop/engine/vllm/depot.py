@@ -6,6 +6,7 @@ By threads of its own: the run's event loop may be computing for seconds when a 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import shutil
@@ -70,10 +71,13 @@ class _Depot(ThreadingHTTPServer):
         TCPServer.server_bind(self)  # HTTPServer's own asks for this machine's name, which may take seconds
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False):
+            return self.shutdown_request(request)
+        try:
             super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        except BaseException:  # no thread was to be had
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
@@ -89,10 +93,26 @@ class _Answer(BaseHTTPRequestHandler):
     timeout = SILENT_S
     server: _Depot
 
+    def setup(self) -> None:
+        """So long in all, not for each letter, until it has shown the key."""
+        super().setup()
+        self._patience = threading.Timer(self.timeout, self._hang_up)
+        self._patience.daemon = True
+        self._patience.start()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        self._patience.cancel()
+        super().finish()
+
     def do_GET(self) -> None:
         store, route = self.server.store, urllib.parse.unquote(self.path)
         if not hmac.compare_digest(self.headers.get(PROOF, "").encode(), mac(store.key, "get", route).encode()):
             return self._say(403, b"another key")
+        self._patience.cancel()
         if route == KEPT:
             return self._say(200, json.dumps(store.names).encode())
         name, _, file = route.removeprefix("/").partition("/")

@@ -21,7 +21,7 @@ from airloop.config.vllm_rules import HOTTEST
 from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, room_after
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
-from airloop.engine.vllm.server import ANSWER_S, LORA_FIX, READY_S, Forgotten, Refused, ServerLost, VllmServer
+from airloop.engine.vllm.server import ANSWER_S, READY_S, Forgotten, Refused, ServerLost, VllmServer
 from airloop.errors import AirError
 from airloop.policy import Policy
 from airloop.waits import waiting
@@ -187,7 +187,7 @@ class VllmEngine:
         except* (AirError, ServerLost, Refused) as errors:
             first = next(iter(errors.exceptions))
             problem = first.problem if isinstance(first, AirError) else f"vLLM: {first}"
-            raise EngineFailed(problem, getattr(first, "fix", LORA_FIX)) from first
+            raise EngineFailed(problem, getattr(first, "fix", "")) from first
         self._begin(self._look())
 
     async def _admit(self, server: VllmServer) -> None:
@@ -291,6 +291,7 @@ class VllmEngine:
 
     async def _give(self, server: VllmServer, name: str) -> None:
         """A second time where the connection broke: what it has already it does not load again."""
+        server.heard = time.monotonic()  # an update may take longer than one may be away: that counts from here
         for left in (1, 0):
             try:
                 return await server.load(name, self._store.root / name)

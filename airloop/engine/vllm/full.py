@@ -7,8 +7,8 @@ of the weights before, whatever version it is labelled with. So it is cleared, a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from airloop.engine.vllm.server import ROUTES, Refused, ServerLost, VllmServer
 from airloop.models.quiet import quiet
 from airloop.policy import Policy
 
+UNFINISHED = "air-unfinished"  # the version of weights that are partly of another
 DEV = "VLLM_SERVER_DEV_MODE=1 in its environment"
 STEPS = ("/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache", "/resume")
 
@@ -51,16 +52,26 @@ class FullServer(VllmServer):
         if name in self._adapters:
             return
         self._adapters.clear()
+        try:
+            await self._replace(name, path)
+        except (Refused, ServerLost) as error:
+            error.fix = f"its log says more: {self.log}"
+            raise
+        self._adapters = [name]
+
+    async def _replace(self, name: str, path: Path) -> None:
         await self._step("/pause?mode=wait&clear_cache=true")
         try:
             await self._update(name, path)
         except (Refused, ServerLost):
+            # One that it believes to be under way it would not begin a second time.
+            with contextlib.suppress(Refused, ServerLost):
+                await self._step("/finish_weight_update", {"weight_version": UNFINISHED})
             await self._update(name, path)
         await self._step("/reset_prefix_cache")
         await self._step("/resume")
         if (has := await self._version()) != name:
             raise ServerLost(f"it was given {name}, and says that it has {has}")
-        self._adapters = [name]
 
     async def _update(self, name: str, path: Path) -> None:
         await self._step("/start_weight_update")
@@ -80,7 +91,7 @@ class FullServer(VllmServer):
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Whatever the version, it is called by one name here."""
-        async with aclosing(super().stream({**body, "model": self.model})) as pieces:  # type: ignore[type-var]
+        async with contextlib.aclosing(super().stream({**body, "model": self.model})) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 yield piece
 

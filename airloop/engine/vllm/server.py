@@ -32,6 +32,10 @@ PLUGIN_FIX = (
     "start it with the folder that `air vllm plugin --out DIR` writes in its PYTHONPATH, and with this run's "
     f"{KEY} in its environment (VLLM_PLUGINS, if set, names air_adapters)."
 )
+WAY_FIX = (
+    "its machine must reach this one at inference.vllm.adapters_host and adapters_port: name an address that it does, "
+    "or keep a tunnel open (docs/vllm.md)."
+)
 LORA_FIX = (
     "start it with --enable-lora, a --max-lora-rank of at least the adapter's and --max-loras 2, and one more for each "
     f"of max_staleness; {FILES_FIX}"
@@ -46,6 +50,10 @@ TAIL = 30  # lines of its log that are shown
 
 class ServerLost(Exception):
     """It is not there any more, or does not answer: others may."""
+
+    def __init__(self, problem: str, fix: str = LORA_FIX) -> None:
+        super().__init__(problem)
+        self.fix = fix
 
 
 class Forgotten(ServerLost):
@@ -206,6 +214,8 @@ class VllmServer:
             known = await self._told("/tokenize", {"model": name, "prompt": "a"})
         except Refused as error:
             raise Refused(f"{self.url} cannot pull the adapter: {error}", PLUGIN_FIX) from None
+        except ServerLost as error:
+            raise ServerLost(f"{self.url} cannot pull the adapter: {error}", WAY_FIX) from None
         if not known:
             raise Refused(f"{self.url} has nothing to pull adapters with.", PLUGIN_FIX)
 
@@ -220,6 +230,7 @@ class VllmServer:
             answer = await self.client.post(route, json=dict(body), headers={"Connection": "close"})
         except httpx.HTTPError as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
+        self.heard = time.monotonic()
         if answer.status_code == 400 and "already been loaded" in answer.text:
             return True  # the answer of the first time was lost: names say what is in them, so it is the same
         if answer.status_code not in (200, 404):

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 import urllib.parse
 from pathlib import Path
@@ -64,6 +65,7 @@ class Adapters:
 
     def __init__(self, key: str) -> None:
         self._key = key
+        self._lock = threading.Lock()
         self._place: tempfile.TemporaryDirectory[str] | None = None
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> Any:
@@ -79,7 +81,8 @@ class Adapters:
         found = NAME.fullmatch(name)
         if not found or not hmac.compare_digest(found["mac"], mac(self._key, "name", name.rpartition(".")[0])):
             raise Wrong(f"this server's {KEY} is not the one that the adapter's name was signed with")
-        self._place = self._place or tempfile.TemporaryDirectory(prefix="air-adapters-", dir=os.environ.get(FOLDER))
+        with self._lock:  # runs may come at the same time
+            self._place = self._place or tempfile.TemporaryDirectory(prefix="air-adapters-", dir=os.environ.get(FOLDER))
         path = Path(self._place.name) / name
         if not path.is_dir():
             self._download(found["at"], path, found["digest"])
