@@ -29,6 +29,20 @@ settings.register_profile("air", deadline=None, suppress_health_check=[HealthChe
 settings.load_profile("air")
 
 
+class _Loggers(dict[str, Any]):
+    """pytest goes through all of them before each test, and so does a fixture below: a thread that an earlier test has
+    left may add one meanwhile, as any import does."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(dict.keys(self)))
+
+    def values(self) -> list[Any]:  # type: ignore[override]
+        return list(dict.values(self))
+
+
+logging.Logger.manager.loggerDict = _Loggers(logging.Logger.manager.loggerDict)
+
+
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
     torch.manual_seed(0)
