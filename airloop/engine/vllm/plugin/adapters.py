@@ -22,17 +22,17 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from .weights import DIGITS, PIECE, file_digest
+
 KEY = "AIR_ADAPTERS_KEY"  # in the environment of both sides
 FOLDER = "AIR_ADAPTERS_DIR"  # in the server's: where they lie while it runs; by default the system's temporary folder
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 KEPT = "/kept"  # the names of all that the run still serves
 PROOF = "X-Air-Proof"
 NAME = re.compile(r"(?P<run>air-[0-9a-f]{8})-v\d+-(?P<digest>[0-9a-f]{32})@(?P<at>[^@/\s]+:\d+)\.(?P<mac>[0-9a-f]{32})")
-DIGITS = 32  # of digests and signatures
 TRIES = 3
 PAUSE_S = 0.5
 SILENT_S = 60.0
-PIECE = 1 << 20
 
 
 class Wrong(ValueError):
@@ -43,11 +43,7 @@ def digest(folder: Path) -> str:
     """Of an adapter: of all that vLLM reads of it."""
     whole = hashlib.sha256()
     for name in FILES:
-        one = hashlib.sha256()
-        with (folder / name).open("rb") as file:
-            while piece := file.read(PIECE):
-                one.update(piece)
-        whole.update(one.digest())
+        whole.update(file_digest(folder / name).encode())
     return whole.hexdigest()[:DIGITS]
 
 

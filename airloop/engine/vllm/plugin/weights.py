@@ -8,7 +8,7 @@ from pathlib import Path
 
 BACKEND = "air_files"
 FILE = "model.safetensors"
-DIGITS = 32  # of a digest
+DIGITS = 32  # of digests and signatures
 PIECE = 1 << 20
 
 
