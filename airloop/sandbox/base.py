@@ -98,6 +98,10 @@ class WorldLost(Exception):
     """The world has ended under the agent's own command (it killed or broke what carries it)."""
 
 
+# What has no core because others have them all is not done when its time is up, and gets so many times as long at most.
+LATEST = 20
+
+
 class Clock:
     """Seconds of a world's own time: it stands still while the world is frozen."""
 

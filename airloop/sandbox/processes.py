@@ -55,6 +55,16 @@ def look(pid: int) -> Process | None:
     return Process(pid, inside, int(fields[19]) / TICKS)
 
 
+def queued_s(pid: int) -> float:
+    """How long it has stood in line for a core, by the kernel's count: the thread of it that stood longest. 0 where the
+    kernel does not count."""
+    longest = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            longest = max(longest, int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]))
+    return longest / 1e9
+
+
 def is_stopped(pid: int) -> bool:
     """Whether no thread of it runs, or it has ended."""
     states = []

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from airloop.errors import InfraError
-from airloop.sandbox.base import Clock, Result, WorldLost
+from airloop.sandbox.base import LATEST, Clock, Result, WorldLost
 
 # Runs as the first process of a world and starts bash again whenever it ends. fd 8 keeps the channel for marks.
 # What an ended bash had not read is dropped up to the line that begins a new one.
@@ -37,6 +37,7 @@ INTERRUPT_S = 1.0  # from SIGINT until it is SIGKILL
 KILL_S = 3.0  # from SIGKILL until the shell itself is given up
 FROZEN_S = 0.05  # between looks at a clock that stands still
 CLOCK_S = 0.005  # a timer may be early by
+LATE_S = 0.05  # less than this is not waited for
 KILLED = 137  # exit code reported when the shell had to be replaced
 
 # What bash says when a command dies of a signal and there is no terminal to mend.
@@ -46,6 +47,7 @@ NUMBER = re.compile(r"[0-9]{1,9}")
 
 Send = Callable[[bytes], None]
 Interrupt = Callable[[str], Awaitable[None]]  # "interrupt", "kill" (all but the shell) or "shell" (everything)
+Delayed = Callable[[float], float]  # of a command's time, by its limit: the seconds in which others had the cores
 
 
 class Kept:
@@ -91,7 +93,13 @@ class Shell:
     """The protocol, whatever carries it. The carrier calls `received` with what comes and `ended` at the end."""
 
     def __init__(
-        self, send: Send, interrupt: Interrupt, mark: str, output_bytes: int, clock: Clock | None = None
+        self,
+        send: Send,
+        interrupt: Interrupt,
+        mark: str,
+        output_bytes: int,
+        clock: Clock | None = None,
+        delayed: Delayed = lambda timeout: 0.0,
     ) -> None:
         self._send = send
         self._interrupt = interrupt
@@ -99,6 +107,7 @@ class Shell:
         self._mark = b"\x1e" + mark.encode() + b" "
         self._limit = output_bytes
         self._now = (clock or Clock()).now
+        self._delayed = delayed
         self._count = 0
         self._last_code = 0
         self._pending = b""
@@ -175,7 +184,7 @@ class Shell:
         timed_out = restarted = False
         killed = KILLED
         try:
-            mark = await self._wait(self._count, started + timeout)
+            mark = await self._wait_own_time(started, timeout)
             if mark is None:
                 timed_out = True
                 mark = await self._stop()
@@ -226,6 +235,17 @@ class Shell:
         await self._interrupt("shell")
         with contextlib.suppress(_Ended):
             await self._wait(-1, self._now() + KILL_S)
+
+    async def _wait_own_time(self, started: float, timeout: float) -> tuple[str, str] | None:
+        """The command's mark; None when it has had `timeout`. How loaded the machine is must not decide what a script
+        is worth, so the time in which it could have run and others did is not its own."""
+        deadline = started + timeout
+        while (mark := await self._wait(self._count, deadline)) is None:
+            later = started + min(timeout + self._delayed(timeout), timeout * LATEST)
+            if later - deadline < LATE_S:
+                return None
+            deadline = later
+        return mark
 
     async def _wait(self, number: int, deadline: float, starting: bool = False) -> tuple[str, str] | None:
         """The mark of command `number`; None at the deadline. _Ended when bash has ended, unless it is starting."""

@@ -54,6 +54,7 @@ class BubbleWorld(World):
         self._unsent = b""
         self._ended = asyncio.Event()
         self._command_started = 0.0
+        self._computed = 0.0  # by all its processes, when the command started
         self._clock = Clock()
         self._frozen = False
         self._stopped: set[int] = set()  # by a signal, where no control group can freeze
@@ -81,7 +82,9 @@ class BubbleWorld(World):
             os.close(release)
         process = self.process
         assert process is not None and process.stdout is not None and process.stdin is not None
-        self.shell = Shell(self._send, self._interrupt, mark, self.image.limits.output_bytes, self._clock)
+        self.shell = Shell(
+            self._send, self._interrupt, mark, self.image.limits.output_bytes, self._clock, self._delayed
+        )
         asyncio.get_running_loop().add_reader(process.stdout, self._read)
         try:
             await self.shell.begin(WORKSPACE, "")
@@ -203,6 +206,15 @@ class BubbleWorld(World):
     def cpu_seconds(self) -> float | None:
         return cgroups.cpu_seconds(self.groups)
 
+    def _delayed(self, timeout: float) -> float:
+        """How long what the command has started stood in line for a core. Nothing once it has computed as much as it
+        may in that time: then it stands behind itself."""
+        computed = self.cpu_seconds()
+        if computed is not None and computed - self._computed >= timeout * self.image.limits.cpus:
+            return 0.0
+        found = processes.of_namespace(self.namespace, self._candidates())
+        return max((processes.queued_s(p.pid) for p in found if p.started >= self._command_started), default=0.0)
+
     async def starved(self) -> bool:
         return cgroups.ran_out_of_memory(self.groups)
 
@@ -210,6 +222,7 @@ class BubbleWorld(World):
         self._check_running()
         assert self.shell is not None
         self._command_started = processes.now()
+        self._computed = self.cpu_seconds() or 0.0
         self._listen()
         try:
             return await self.shell.run(command, timeout, self.image.setup)

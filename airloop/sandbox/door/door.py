@@ -270,7 +270,7 @@ def serve_call(world: Entrance, header: dict[str, Any], rest: bytes, connection:
         os.close(4)
         cage, request = (world.limits, world.filter), door_call.request(header)
         raise Child(lambda: door_script.become_script(cage, request))
-    facts, output = door_call.watch(child, header["timeout"], header["limit"])
+    facts, output = door_call.watch(child, header["timeout"], header["longest"], header["limit"])
     answer(door_call.host(), facts, output)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 CHUNK = 1 << 16
 LOOK_S = 0.25  # a wait that took much longer than this was one of a frozen world: that time is not the script's
+IDLE = 0.05  # who computes less than this share of the time waits by itself, and not for a core
 
 
 class Output:
@@ -64,28 +65,34 @@ def request(header: dict[str, Any]) -> dict[str, Any]:
     return facts | {"cwd": header["cwd"], "env": header["env"], "umask": 0o022}
 
 
-def watch(child: int, timeout: float, limit: int) -> tuple[dict[str, Any], bytes]:
+def watch(child: int, timeout: float, longest: float, limit: int) -> tuple[dict[str, Any], bytes]:
     """Waits for the script, for its deadline or for the host to go away; its whole process group ends with it.
 
-    What the script left running elsewhere may hold the pipe open: it is read until the script ends, not longer.
+    `timeout` is of its own time: where it computes and others have the cores too, what it has computed, for `longest`
+    at most. What the script left running elsewhere may hold the pipe open: it is read until the script ends, not
+    longer.
     """
     for fd in (0, 1, 2):
         os.close(fd)
     ending = os.pidfd_open(child)
     os.set_blocking(4, False)
     output = Output(limit)
-    left = timeout
+    left, at_most, computed = timeout, longest, 0.0
     waiting = [ending, 3, 4]
     timed_out = False
     while True:
         before = time.monotonic()
-        ready, _, _ = select.select(waiting, [], [], max(min(left, LOOK_S), 0.0))
-        left -= min(time.monotonic() - before, 2 * LOOK_S)
+        ready, _, _ = select.select(waiting, [], [], max(min(left, at_most, LOOK_S), 0.0))
+        took = min(time.monotonic() - before, 2 * LOOK_S)
+        at_most -= took
+        by_now = cpu_seconds(child, computed)
+        used, computed = by_now - computed, by_now
+        left -= min(used, took) if used > IDLE * took else took
         if 4 in ready and not drain(output):
             waiting.remove(4)
         if ending in ready:
             break
-        if 3 in ready or left <= 0:  # nobody waits any more, or the time is up
+        if 3 in ready or min(left, at_most) <= 0:  # nobody waits any more, or the time is up
             timed_out = 3 not in ready
             signal.pidfd_send_signal(ending, signal.SIGKILL)
             select.select([ending], [], [])
@@ -97,6 +104,14 @@ def watch(child: int, timeout: float, limit: int) -> tuple[dict[str, Any], bytes
         continue
     facts = {"code": os.waitstatus_to_exitcode(status), "timed_out": timed_out, "cut": output.cut}
     return facts | {"head": len(output.head)}, output.head + output.tail
+
+
+def cpu_seconds(pid: int, otherwise: float) -> float:
+    """What the process has computed, by the clock that POSIX gives each one; `otherwise` when it has ended."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        return otherwise
 
 
 def drain(output: Output) -> bool:

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from airloop.errors import InfraError
 from airloop.forkserver import ONE_THREAD
-from airloop.sandbox.base import Result, WorldLost
+from airloop.sandbox.base import LATEST, Result, WorldLost
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +109,9 @@ class Door:
 
     async def call(self, place: Facts, source: str, given: bytes, timeout: float, limit: int) -> Result:
         """Runs Python text in a world (`place`: its id, the directory, the environment) with `given` as its input."""
-        asked = {**place, "source": source, "timeout": timeout, "limit": limit}
-        facts, output = await self.ask("call", asked, given, patience_s=timeout + ANSWER_S)
+        longest = timeout * LATEST
+        asked = {**place, "source": source, "timeout": timeout, "longest": longest, "limit": limit}
+        facts, output = await self.ask("call", asked, given, patience_s=longest + ANSWER_S)
         first, last = output[: facts["head"]], output[facts["head"] :]
         note = f"\n[… {facts['cut']} bytes left out …]\n".encode() if facts["cut"] else b""
         text = (first + note + last).decode(errors="replace")
