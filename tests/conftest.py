@@ -21,12 +21,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's background j
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
-torch.set_num_threads(1)
-settings.register_profile("air", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.load_profile("air")
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # hands out tests and runs none: it does without the seconds in which torch is imported
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    torch.set_num_threads(1)
+    settings.register_profile("air", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+    settings.load_profile("air")
 
 
 class _Loggers(dict[str, Any]):
@@ -45,6 +50,8 @@ logging.Logger.manager.loggerDict = _Loggers(logging.Logger.manager.loggerDict)
 
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -52,6 +59,8 @@ def same_seed() -> None:
 def torch_as_it_was() -> Iterator[None]:
     """What a test sets for the whole process decides bits and speed of those after it. torch changes a flag by itself:
     a bf16 product on a CPU without bf16 switches oneDNN off."""
+    import torch
+
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     onednn = torch.backends.mkldnn.set_flags()[:2]
@@ -117,6 +126,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         left_out = set(slow)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    from support.forked_workers import fork_workers
+
+    fork_workers(config)
 
 
 def pytest_collection_finish() -> None:
