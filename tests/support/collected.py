@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from support import warm_process
 from support.forked_workers import ASKED
+from support.warm_ranks import WarmServer
 
 from airloop.forkserver import CannotFork
+from airloop.launch import local
 
 PATIENCE_S = 20.0
 
@@ -49,10 +51,11 @@ def collect(paths: list[str]) -> None:
 
 
 def work() -> None:
-    """In a new worker: what execnet sends. The server of the processes that its tests fork is forked now, while there
-    is a single thread: later one would be started, and import everything once more."""
+    """In a new worker: what execnet sends. The server of the processes and of the ranks that its tests fork is forked
+    now, while there is a single thread: later each would be started, and import everything once more."""
     with contextlib.suppress(CannotFork):
         warm_process.warm_server()
+        local.ForkServer = WarmServer  # type: ignore[assignment, misc]
     exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
 
 
