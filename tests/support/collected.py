@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import sys
 import threading
@@ -59,4 +60,4 @@ def work() -> None:
     exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
 
 
-collect(os.environ.pop(ASKED).split(os.pathsep))
+collect(json.loads(os.environ.pop(ASKED)))

@@ -4,6 +4,7 @@ is named with its test, and another one is forked."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -24,7 +25,7 @@ def fork_workers(config: pytest.Config) -> None:
     tests = Path(__file__).parents[1]
     path = os.pathsep.join(filter(None, [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]))
     alone = {"TOKENIZERS_PARALLELISM": "false"}  # tokenizers that test modules make start no threads
-    env = {**os.environ, **alone, "PYTHONPATH": path, ASKED: os.pathsep.join(config.args)}
+    env = {**os.environ, **alone, "PYTHONPATH": path, ASKED: json.dumps(config.args)}
     try:
         server = ForkServer(["support.collected"], env)
     except (CannotFork, ChildProcessError) as why:
