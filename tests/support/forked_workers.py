@@ -25,7 +25,8 @@ def fork_workers(config: pytest.Config) -> None:
     tests = Path(__file__).parents[1]
     path = os.pathsep.join(filter(None, [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]))
     alone = {"TOKENIZERS_PARALLELISM": "false"}  # tokenizers that test modules make start no threads
-    env = {**os.environ, **alone, "PYTHONPATH": path, ASKED: json.dumps(config.args)}
+    files = sorted({asked.partition("::")[0] for asked in config.args})
+    env = {**os.environ, **alone, "PYTHONPATH": path, ASKED: json.dumps(files)}
     try:
         server = ForkServer(["support.collected"], env)
     except (CannotFork, ChildProcessError) as why:
