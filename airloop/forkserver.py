@@ -312,13 +312,17 @@ def _becomes_clean(patience_s: float = 1.0) -> bool:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    head, files, _, _ = socket.recv_fds(connection, 4, 16)
-    if not head:
+    """None when whoever asked is gone, also if it had not read all that it was told, or amid an order."""
+    try:
+        head, files, _, _ = socket.recv_fds(connection, 4, 16)
+        length, text = int.from_bytes(head, "big"), b""
+        while head and len(text) < length:
+            if not (part := connection.recv(length - len(text))):
+                return None
+            text += part
+    except ConnectionResetError:
         return None
-    length, text = int.from_bytes(head, "big"), b""
-    while len(text) < length:
-        text += connection.recv(length - len(text))
-    return json.loads(text), files
+    return (json.loads(text), files) if head else None
 
 
 def _reap(connection: socket.socket, children: set[int]) -> None:

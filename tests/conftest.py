@@ -21,12 +21,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script's background j
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
-import torch
-from hypothesis import HealthCheck, settings
 
-torch.set_num_threads(1)
-settings.register_profile("air", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.load_profile("air")
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # hands out tests and runs none: it does without the seconds in which torch is imported
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    torch.set_num_threads(1)
+    settings.register_profile("air", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+    settings.load_profile("air")
 
 
 class _Loggers(dict[str, Any]):
@@ -45,13 +50,20 @@ logging.Logger.manager.loggerDict = _Loggers(logging.Logger.manager.loggerDict)
 
 @pytest.fixture(autouse=True)
 def same_seed() -> None:
-    torch.manual_seed(0)
+    import torch
+
+    if os.path.exists("/dev/nvidia0"):
+        torch.manual_seed(0)
+    else:  # nor do the other devices that are not here keep a seed for later, each with a description of the stack
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def torch_as_it_was() -> Iterator[None]:
     """What a test sets for the whole process decides bits and speed of those after it. torch changes a flag by itself:
     a bf16 product on a CPU without bf16 switches oneDNN off."""
+    import torch
+
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     onednn = torch.backends.mkldnn.set_flags()[:2]
@@ -75,7 +87,8 @@ def loggers_as_they_were() -> Iterator[None]:
     for name in ["airloop", *(name for name in logging.Logger.manager.loggerDict if name.startswith("airloop."))]:
         logger = logging.getLogger(name)
         level, handlers, propagate, disabled = before.get(name, (logging.NOTSET, [], True, False))
-        logger.setLevel(level)
+        if logger.level != level:  # to set it takes long: what all loggers have found out about levels is forgotten
+            logger.setLevel(level)
         logger.handlers, logger.propagate, logger.disabled = list(handlers), propagate, disabled
 
 
@@ -117,6 +130,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         left_out = set(slow)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    from support.forked_workers import fork_workers
+
+    fork_workers(config)
 
 
 def pytest_collection_finish() -> None:

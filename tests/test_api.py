@@ -53,6 +53,7 @@ def test_examples_of_docstrings_run(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     (tmp_path / "my.toml").write_text("max_steps = 3\n")
     monkeypatch.chdir(tmp_path)
+    base.checks()  # all are registered: what is imported only while the list is a copy would be lost with it
     monkeypatch.setattr(base, "_CHECKS", dict(base._CHECKS))
     names = {**vars(base), **{name: getattr(airloop, name) for name in airloop.__all__}, "with_changes": with_changes}
     exec(example(airloop.load_config) + "\n" + example(with_changes), names)

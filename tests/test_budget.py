@@ -24,6 +24,8 @@ from airloop import budget as budgets
 from airloop.assemble import assemble
 from airloop.budget import Amounts, Budget, Costs, EpisodeSize, changes_of, costs_of, fit, size_of_demonstrations
 from airloop.config import Refused, load_config, with_changes
+from airloop.forkserver import ForkServer
+from airloop.launch import local
 from airloop.runs.run import Run
 from airloop.speed import Speed, measure_speed
 from airloop.training import start
@@ -202,7 +204,8 @@ def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_two_ranks_keep_to_one_budget(tmp_path: Path) -> None:
+def test_two_ranks_keep_to_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "ForkServer", ForkServer)  # a launcher's own, which imports all that ranks need
     config = with_changes(tiny(tmp_path, 0.3), {"trainer.processes": 2})
     run = start(config, Display(quiet=True), skip_proofs=True).run
     steps = len(run.metrics("train"))

@@ -95,6 +95,23 @@ def test_a_server_that_is_killed_takes_what_it_forked_with_it_and_says_so() -> N
     server.close()
 
 
+def test_what_is_forked_ends_with_who_asked_even_if_that_has_not_read_all_it_was_told() -> None:
+    """The connection is then reset, not closed."""
+    code = (
+        "import os, select\n"
+        "from airloop.forkserver import ForkServer\n"
+        "server = ForkServer(['json'])\n"
+        "waits = server.start('signal:pause', [], [0, 1, 2], os.environ)\n"
+        "server.start('time:time', [], [0, 1, 2], os.environ)\n"
+        "print(waits.pid, flush=True)\n"
+        "select.select([server._socket], [], [], 60)\n"  # the other's exit code is there
+        "os._exit(0)"
+    )
+    done = warm_process.run([], code=code)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done
+    assert gone(int(done.stdout))
+
+
 def test_a_server_that_a_clean_process_forks_holds_none_of_its_files(tmp_path: Path) -> None:
     """A run's lock must be free as soon as the process that held it is gone."""
     lock = tmp_path / "lock"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import pickle
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.warm_process import Process
 from test_learner import group_rows, make_policy
 from torch import Tensor
 
@@ -35,56 +34,41 @@ from airloop.models.wide_products import are_slow, widen_products
 from airloop.ranks import DistributedRanks, RankLost, Ranks
 
 WAIT_S = 240.0
-# Imported once, by the process that every rank is forked from; this module too, or each would import pytest.
-PRELOADED = [
-    __name__,
-    "airloop.engine.embedded",
-    "airloop.learn.checkpoints",
-    "airloop.learn.lora",
-    "airloop.models.tiny",
-    "torch.distributed.fsdp",
-    *(f"transformers.models.{kind}.modeling_{kind}" for kind in ("llama", "qwen2", "qwen3")),
-]
+# In a process that is forked from a warm one (support/warm_process.py): this folder, then its order.
+RANK = "import sys; sys.path.insert(0, sys.argv[1]); import test_parallel; test_parallel.rank(sys.argv[2])"
 
 
-def _rank(
-    rank: int, size: int, folder: Path, address: str, pipe: Any, work: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
+def rank(order: str) -> None:
+    path = Path(order)
+    number, size, address, work, args = pickle.loads(path.read_bytes())
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     try:
-        ranks = DistributedRanks(rank, size, folder, "cpu", address)
+        ranks = DistributedRanks(number, size, path.parent, "cpu", address)
         answer: tuple[bool, Any] = True, work(ranks, *args)
     except BaseException:
         answer = False, traceback.format_exc()
-    pipe.send_bytes(pickle.dumps(answer))  # by value: torch would send tensors by handles that end with this process
+    path.with_suffix(".answer").write_bytes(pickle.dumps(answer))
 
 
 def on_ranks(size: int, directory: Path, work: Callable[..., Any], *args: Any, address: str = "") -> list[Any]:
     """work(ranks, *args) in `size` processes; what each returned. `address`: of their store, if it is no file."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     folder = directory / f"ranks-{time.monotonic_ns()}"
     folder.mkdir()
-    pipes, processes = [], []
-    for rank in range(size):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_rank, args=(rank, size, folder, address, theirs, work, args), daemon=True)
-        with pytest.MonkeyPatch.context() as patch:  # the first one starts that process
-            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-            process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
+    orders = [folder / f"rank-{number}" for number in range(size)]
+    for number, order in enumerate(orders):
+        order.write_bytes(pickle.dumps((number, size, address, work, args)))
+    processes = [Process([Path(__file__).parent, order], code=RANK) for order in orders]
     try:
-        found = []
-        for pipe in pipes:
-            assert pipe.poll(WAIT_S), "a rank did not answer"
-            found.append(pickle.loads(pipe.recv_bytes()))
+        for process in processes:
+            process.wait(WAIT_S)
     finally:
         for process in processes:
-            process.join(5)
             process.kill()
+    answers = [order.with_suffix(".answer") for order in orders]
+    if any(not answer.exists() for answer in answers):
+        raise EOFError(f"of {size} ranks, not all have answered: their exit codes are {[p.wait() for p in processes]}")
+    found = [pickle.loads(answer.read_bytes()) for answer in answers]
     for good, answer in found:
         assert good, answer
     return [answer for _, answer in found]

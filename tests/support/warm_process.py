@@ -97,7 +97,7 @@ def server_of(python: str) -> ForkServer:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tests), str(tests.parent), path]))
     sys.executable = python
     try:
-        server = ForkServer([*PRELOADED, "airloop.cli", "airloop.models.tiny", "matplotlib.pyplot", LLAMA, __name__])
+        server = ForkServer([*MODULES, __name__])
     finally:
         os.environ["PYTHONPATH"], sys.executable = path, ours
     atexit.register(server.close)
@@ -105,6 +105,7 @@ def server_of(python: str) -> ForkServer:
 
 
 LLAMA = "transformers.models.llama.modeling_llama"
+MODULES = [*PRELOADED, "airloop.cli", "airloop.models.tiny", "matplotlib.pyplot", LLAMA]
 AIR, RUN_CODE = f"{__name__}:air", f"{__name__}:run_code"
 
 

@@ -115,9 +115,9 @@ def test_modes_and_levels_choose_kinds() -> None:
 
 
 def test_tasks_are_listed_without_making_pages() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     listed = env(num_examples_per_kind=400).tasks("train")
-    assert len(listed) / (time.perf_counter() - begin) > 10_000  # the bar is 1,000 a second
+    assert len(listed) / (time.process_time() - begin) > 10_000  # the bar is 1,000 a second
     assert all(set(t.payload) == {"kind", "seed"} for t in listed)
 
 
