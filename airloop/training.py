@@ -126,7 +126,7 @@ def _plot(run: Run, outcome: Outcome) -> str:
 
 def check_servers(config: Config) -> None:
     """Whether there is something to start servers with, or to know them by, before anything else is started."""
-    if config.inference.backend != "vllm":
+    if config.inference.backend != "vllm" or config.cluster.roles is not None:  # sampler nodes look for themselves
         return
     from airloop.engine.vllm.start import adapters_key, interpreter
 
@@ -179,9 +179,9 @@ def send_logs_to(say: Callable[[str], None], config: Config) -> None:
 
 def _train(run: Run, display: Display, resuming: bool) -> Outcome:
     """In this process, or in one for each rank."""
-    if run.config.ranks == 1:
+    if run.config.ranks == 1 and run.config.cluster.nodes == 1:
         return interrupts.run(train_rank(run, display, resuming, Ranks()))
-    if preflight.wanted(run):
+    if run.config.ranks > 1 and preflight.wanted(run):  # a single one proves by itself
         preflight.prove_apart(run, display)
     run_ranks(run, display, resuming, _launcher(run.config, display))
     return Outcome(run.evaluation("before"), run.evaluation("after"))

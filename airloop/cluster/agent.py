@@ -7,15 +7,17 @@ sent once, and news are kept until the next call says that they have arrived.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
+import shutil
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airloop.cluster.network import free_port, way_to
 from airloop.launch.base import Handle, Order
@@ -23,7 +25,11 @@ from airloop.launch.local import LocalLauncher
 from airloop.own_code import content_digest
 from airloop.version import __version__
 
-News = tuple[int, int, str, str]  # number, rank, kind (event, line, exit), text
+if TYPE_CHECKING:
+    from airloop.cluster.kept import KeptServer
+
+# Number, a rank's number or a server's address, kind (event, line, exit), text.
+News = tuple[int, int | str, str, str]
 # Between two looks at the ranks while nothing is told.
 LOOK_S = 0.1
 # A rank's last lines may still be in its pipe when it has ended: so long its end is not news.
@@ -51,6 +57,9 @@ class Agent:
         self._launcher = LocalLauncher()
         self._lock = threading.RLock()  # of the ranks: calls come in several threads
         self._ranks: dict[int, Handle] = {}
+        self._servers: dict[str, KeptServer] = {}  # by address
+        self._place: Path | None = None  # their files
+        self._finding = threading.Lock()  # of their model
         self._ended: dict[int, float] = {}  # by rank, when its end was seen; forgotten ranks are not watched
         self._sent: set[int] = set()  # numbers of signals
         self._news: list[News] = []
@@ -87,6 +96,18 @@ class Agent:
                 self._ranks[rank] = self._launcher.spawn(given, lambda kind, text: self._tell(rank, kind, text))
             return self._ranks[rank].pid
 
+    def serve(self, order: dict[str, Any]) -> None:
+        """A server of vLLM, which is kept from now on."""
+        from airloop.cluster.kept import KeptServer, ServerOrder
+        from airloop.engine.vllm.start import new_place
+
+        given = ServerOrder(**order)
+        with self._lock:
+            if given.url not in self._servers:
+                self._place = self._place or new_place()
+                tell = functools.partial(self._tell, given.url)
+                self._servers[given.url] = KeptServer(given, self._place, self._finding, tell)
+
     def signal(self, number: int, rank: int, signal: int) -> None:
         """`number`: of this call, so that the same one is not made twice."""
         with self._lock:
@@ -109,10 +130,16 @@ class Agent:
     def close(self) -> None:
         with self._lock:
             self._launcher.close()
+            for server in self._servers.values():
+                server.end()
+            if self._place is not None:
+                shutil.rmtree(self._place, ignore_errors=True)
 
     def _look(self) -> None:
-        """For ranks that have ended."""
+        """For ranks and servers that have ended."""
         with self._lock:
+            for server in self._servers.values():
+                server.look()
             codes = {rank: process.poll() for rank, process in self._ranks.items()}
         now = time.monotonic()
         for rank, code in codes.items():
@@ -120,10 +147,10 @@ class Agent:
                 self._ended[rank] = float("inf")  # told once
                 self._tell(rank, "exit", str(code))
 
-    def _tell(self, rank: int, kind: str, text: str) -> None:
+    def _tell(self, who: int | str, kind: str, text: str) -> None:
         with self._some:
             self._number += 1
-            self._news.append((self._number, rank, kind, text))
+            self._news.append((self._number, who, kind, text))
             self._some.notify_all()
 
 

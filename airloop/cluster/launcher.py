@@ -13,19 +13,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.cluster.agent import as_given, versions
+from airloop.cluster.listening import listen
 from airloop.cluster.node import Node, NodeLost, Nodes
+from airloop.cluster.samplers import Sampler, Samplers, share_out, too_few_gpus
 from airloop.errors import AirError
 from airloop.launch.base import Order, Tell
 
 if TYPE_CHECKING:
     from airloop.runs.run import Run
 
-# An agent that has nothing to tell says so after this long: a call that is never answered cannot be told from a loss.
-NEWS_S = 1.0
 # Calls that are under way when all is over: a node that does not answer is not waited for longer.
 CLOSE_S = 5.0
 # Nodes that are asked at the same time.
@@ -90,7 +91,8 @@ class ClusterLauncher:
 
     def __init__(self, nodes: Nodes, say: Callable[[str], None]) -> None:
         self._all, self._say = nodes, say
-        self._nodes: list[Node] = []
+        self._nodes: list[Node] = []  # that train
+        self._samplers: Samplers | None = None
         self._ranks: dict[int, RemoteRank] = {}
         self._each = 1  # ranks on a node
         self._numbers = itertools.count()  # of signals
@@ -102,21 +104,31 @@ class ClusterLauncher:
     def orders(self, run: Run, resuming: bool) -> list[Order]:
         self._say(NEVER_RUN)
         config, self._each, self._run = run.config, run.config.ranks_per_node, run.path
-        self._nodes = self._all.join(config.cluster.nodes, len(config.gpus), resuming)
-        if len(self._nodes) < config.cluster.nodes:
+        joined = self._all.join(config.cluster.nodes, len(config.gpus), resuming)
+        learners, samplers = share_out(config, len(joined))
+        if len(joined) < config.cluster.nodes:
+            roles = f" ({learners} to train, {samplers} to sample)" if samplers else ""
             self._say(
-                f"note: {len(self._nodes)} of {config.cluster.nodes} nodes are there: the run goes on with what is left"
+                f"note: {len(joined)} of {config.cluster.nodes} nodes are there{roles}: the run goes on with what is "
+                "left"
             )
-        facts = self._ask("facts", self._all.head)
-        check_versions({node.name: found["versions"] for node, found in zip(self._nodes, facts, strict=True)})
+        self._nodes = joined[:learners]
+        facts = self._ask("facts", self._all.head, of=joined)
+        check_versions({node.name: found["versions"] for node, found in zip(joined, facts, strict=True)})
         self._check_folder(run.path)
         self._ask("prepare", "cuda" if config.gpus else "cpu")
         for old in run.path.glob(f"{SIGNS}*"):  # of a session that was killed; the run is ours alone
             shutil.rmtree(old, ignore_errors=True)
         self._folder = Path(tempfile.mkdtemp(prefix=SIGNS, dir=run.path))
         host = facts[0]["address"]
+        environment: dict[str, str] = {}
+        if samplers:
+            found = [Sampler(*both) for both in zip(joined[learners:], facts[learners:], strict=True)]
+            self._samplers = Samplers(run, found, self._folder, host, self._say)
+            environment = self._samplers.start()
         (port,) = self._ask("free_port", host, of=self._nodes[:1])
-        return [self._order(run, rank, facts, f"{host}:{port}", resuming) for rank in range(self._size)]
+        orders = [self._order(run, rank, facts, f"{host}:{port}", resuming) for rank in range(self._size)]
+        return [replace(order, environment=environment) for order in orders]
 
     @property
     def _size(self) -> int:
@@ -126,10 +138,7 @@ class ClusterLauncher:
         node, place = divmod(rank, self._each)
         gpus = facts[node]["gpus"]
         if run.config.gpus and place >= len(gpus):
-            raise AirError(
-                f"The node {self._nodes[node].name} shows {len(gpus)} GPUs to what Ray starts there, not {self._each}.",
-                "look at CUDA_VISIBLE_DEVICES where Ray was started on that node, and at `ray status`.",
-            )
+            raise too_few_gpus(self._nodes[node], len(gpus), self._each)
         return Order(
             run=str(run.path),
             rank=rank,
@@ -154,6 +163,8 @@ class ClusterLauncher:
 
     def close(self) -> None:
         self._closed = True
+        if self._samplers is not None:
+            self._samplers.close(CLOSE_S)
         until = time.monotonic() + CLOSE_S
         for thread in self._listening.values():  # all of them are about to end
             thread.join(max(0.0, until - time.monotonic()))
@@ -189,17 +200,12 @@ class ClusterLauncher:
             )
 
     def _listen(self, at: int) -> None:
-        node, seen = self._nodes[at], 0
-        while not self._closed:
-            try:
-                news = node.call("news", seen, NEWS_S)
-            except Exception as error:  # NodeLost, or whatever else: its ranks must not be waited for in vain
-                for rank in self._of(at):
-                    self._ranks[rank].lose(self._lost(node, error))
-                return
-            for number, rank, kind, text in news:
-                seen = number
-                self._ranks[rank].hear(kind, text)
+        node = self._nodes[at]
+        try:
+            listen(node, lambda: self._closed, lambda rank, kind, text: self._ranks[int(rank)].hear(kind, text))
+        except Exception as error:  # NodeLost, or whatever else: its ranks must not be waited for in vain
+            for rank in self._of(at):
+                self._ranks[rank].lose(self._lost(node, error))
 
     def _of(self, at: int) -> list[int]:
         return [rank for rank in [*self._ranks] if rank // self._each == at]  # while others are being started

@@ -8,26 +8,72 @@ from typing import TYPE_CHECKING
 from airloop.config.conflict import Conflict
 
 if TYPE_CHECKING:
-    from airloop.config.schema import RunConfig
+    from airloop.config.schema import RolesConfig, RunConfig
 
-NODES, GPUS = "cluster.nodes", "cluster.gpus_per_node"
+NODES, GPUS, ROLES = "cluster.nodes", "cluster.gpus_per_node", "cluster.roles"
+BACKEND, ADAPTERS, URLS = "inference.backend", "inference.vllm.adapters", "inference.vllm.urls"
 
 
 def cluster_conflicts(config: RunConfig) -> Iterator[Conflict]:
     nodes, gpus = config.cluster.nodes, config.cluster.gpus_per_node
     yield from _gpus(config)
-    processes = config.trainer.processes
-    if gpus is None and processes is not None and processes % nodes:
+    processes, learners = config.trainer.processes, config.learner_nodes
+    if gpus is None and processes is not None and processes % learners:
+        named = "cluster.roles.learner" if config.cluster.roles else NODES
         yield Conflict(
-            ("trainer.processes", NODES),
-            f"trainer.processes = {processes} cannot be shared evenly by cluster.nodes = {nodes}",
-            {"trainer.processes": -(-processes // nodes) * nodes},
+            ("trainer.processes", named),
+            f"trainer.processes = {processes} cannot be shared evenly by {named} = {learners}",
+            {"trainer.processes": -(-processes // learners) * learners},
         )
-    if nodes > 1 and config.inference.backend == "vllm":
+    if config.cluster.roles is not None:
+        yield from _roles(config, config.cluster.roles)
+    elif nodes > 1 and config.inference.backend == "vllm":
         yield Conflict(
-            (NODES, "inference.backend"),
-            'several machines with backend = "vllm" are not in this version: there, each process samples for itself',
-            {"inference.backend": "embedded"},
+            (NODES, BACKEND),
+            f'cluster.nodes = {nodes} with backend = "vllm" does not say which machines train and which have servers: '
+            "name how many of each; or let each process sample for itself, by the embedded backend",
+            {f"{ROLES}.learner": 1, f"{ROLES}.sampler": nodes - 1},
+        )
+
+
+def _roles(config: RunConfig, roles: RolesConfig) -> Iterator[Conflict]:
+    nodes, told = config.cluster.nodes, config.inference.vllm
+    without = {"learner": "trains", "sampler": "samples: where all are to do both, leave roles out"}
+    for role, does in without.items():
+        if getattr(roles, role) == 0:
+            yield Conflict(
+                (ROLES,),
+                f"cluster.roles has no {role}, and one machine at least {does}",
+                {f"{ROLES}.{role}": max(1, nodes - roles.learner - roles.sampler)},
+            )
+            return
+    if (together := roles.learner + roles.sampler) != nodes:
+        yield Conflict(
+            (ROLES, NODES),
+            f"cluster.roles has learner = {roles.learner} and sampler = {roles.sampler}, {together} machines together, "
+            f"and cluster.nodes = {nodes}",
+            {NODES: together},
+        )
+    if config.inference.backend != "vllm":
+        yield Conflict(
+            (ROLES, BACKEND),
+            "cluster.roles puts samplers on machines of their own, and the embedded backend samples on the trainer's "
+            "own weights: such machines need servers of vLLM",
+            {BACKEND: "vllm"},
+        )
+        return
+    if told.urls:
+        yield Conflict(
+            (ROLES, URLS),
+            "cluster.roles starts servers on machines of the cluster, and inference.vllm.urls names others that run "
+            "already: leave one of them out",
+            {},
+        )
+    elif told.adapters != "http":
+        yield Conflict(
+            (ROLES, ADAPTERS),
+            "cluster.roles has servers on machines that need not see what the learner writes: they pull adapters",
+            {ADAPTERS: "http"},
         )
 
 

@@ -35,6 +35,17 @@ def fill_backend(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "inference": {"backend": "vllm", **inference}} if apart else data
 
 
+def fill_roles(data: dict[str, Any]) -> dict[str, Any]:
+    """Machines that only sample have servers, which do not see what others write: they pull the policy."""
+    cluster, inference = data.get("cluster"), data.get("inference", {})
+    if not isinstance(cluster, dict) or not cluster.get("roles") or not isinstance(inference, dict):
+        return data
+    filled = {"backend": "vllm", **inference}
+    if filled["backend"] == "vllm" and isinstance(told := inference.get("vllm", {}), dict):
+        filled["vllm"] = {"adapters": "http", **told}
+    return {**data, "inference": filled}
+
+
 def fill_budget(data: dict[str, Any]) -> dict[str, Any]:
     """A run that is given minutes and no number of steps has as many as fit."""
     if isinstance(budget := data.get("budget"), dict) and budget.get("minutes") is not None:

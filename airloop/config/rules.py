@@ -141,10 +141,10 @@ def _gpus(config: RunConfig) -> Iterator[Conflict]:
             yield Conflict((key,), f"{key} = {values}: a GPU's number is 0 or more", {key: [0]})
         elif values and len(set(values)) < len(values):
             yield Conflict((key,), f"{key} = {values} names a GPU twice", {key: sorted(set(values))})
-    processes, all_gpus = config.trainer.processes, len(gpus) * config.cluster.nodes
+    processes, all_gpus = config.trainer.processes, len(gpus) * config.learner_nodes
     if gpus and processes not in (None, all_gpus) and config.model.device != "cpu":
         named = "trainer_gpu_ids" if trainer else "inference_gpu_ids" if inference else "cluster.gpus_per_node"
-        where = f" of {config.cluster.nodes} machines" if config.cluster.nodes > 1 else f" {gpus}"
+        where = f" of {config.learner_nodes} machines" if config.learner_nodes > 1 else f" {gpus}"
         yield Conflict(
             ("trainer.processes", named),
             f"trainer.processes = {processes}, but there is one process for each of the {all_gpus} GPUs{where}",

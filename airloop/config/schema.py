@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from airloop.config.defaults import fill_backend, fill_budget
+from airloop.config.defaults import fill_backend, fill_budget, fill_roles
 from airloop.config.orchestrator import OrchestratorConfig
 from airloop.config.section import Section
 from airloop.config.trainer import TrainerConfig
@@ -124,6 +124,13 @@ class InferenceConfig(Section):
     model: InferenceModelConfig = Field(default_factory=InferenceModelConfig)
 
 
+class RolesConfig(Section):
+    """What each of several machines does: how many of them train, and how many have servers of vLLM that sample."""
+
+    learner: int = Field(default=0, ge=0, description="Machines that train: processes on all of their GPUs.")
+    sampler: int = Field(default=0, ge=0, description="Machines that sample: a server of vLLM on each of their GPUs.")
+
+
 class ClusterConfig(Section):
     """Machines that Ray has joined (docs/cluster.md)."""
 
@@ -134,6 +141,10 @@ class ClusterConfig(Section):
         default=None,
         ge=1,
         description="GPUs that are used on each of them; with model.device = cpu, trainer.processes are shared out.",
+    )
+    roles: RolesConfig | None = Field(
+        default=None,
+        description="How many of them train and how many sample, with vLLM; without this table each does both.",
     )
 
 
@@ -233,11 +244,29 @@ class RunConfig(Section):
     def ranks(self) -> int:
         """How many processes train this run together."""
         each = max(1, len(self.gpus)) if self.model.device != "cpu" else 1
-        return self.trainer.processes or self.cluster.nodes * each
+        return self.trainer.processes or self.learner_nodes * each
 
     @property
     def ranks_per_node(self) -> int:
-        return self.ranks // self.cluster.nodes
+        return self.ranks // self.learner_nodes
+
+    @property
+    def learner_nodes(self) -> int:
+        """Machines that train."""
+        roles = self.cluster.roles
+        return max(1, roles.learner) if roles else self.cluster.nodes  # at least one, also where a rule is about to ask
+
+    @property
+    def sampler_nodes(self) -> int:
+        """Machines that have servers of vLLM and train nothing."""
+        return self.cluster.roles.sampler if self.cluster.roles else 0
+
+    @property
+    def dtype_apart(self) -> str:
+        """Where samplers are other machines than learners, each may not choose for itself what is faster there."""
+        if self.model.dtype != "auto":
+            return self.model.dtype
+        return "bfloat16" if self.gpus and not self.model.name.startswith("tiny:") else "float32"
 
     @property
     def own_code(self) -> list[str]:
@@ -259,7 +288,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, data: Any) -> Any:
-        return fill_backend(fill_budget(data)) if isinstance(data, dict) else data
+        return fill_roles(fill_backend(fill_budget(data))) if isinstance(data, dict) else data
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -97,6 +97,14 @@ def _weights(config: RunConfig) -> Iterator[Conflict]:
 def _all_weights(config: RunConfig) -> Iterator[Conflict]:
     """What goes with adapters only."""
     key, staleness = "trainer.model.train", config.orchestrator.max_staleness
+    if config.cluster.roles is not None:
+        yield Conflict(
+            (key, "cluster.roles"),
+            'train = "full" with samplers on machines of their own is not in this version: the routes by which whole '
+            "weights are exchanged ask for no key, and weights are read from files",
+            {key: "lora"},
+        )
+        return
     if config.model.device != "cpu" and (config.trainer_gpu_ids or config.inference_gpu_ids):
         yield Conflict((key, BACKEND), ON_GPUS.rstrip("."), {key: "lora"})
     elif config.ranks > 1:
@@ -124,7 +132,7 @@ def _all_weights(config: RunConfig) -> Iterator[Conflict]:
 
 def _places(config: RunConfig) -> Iterator[Conflict]:
     trainer, inference = config.trainer_gpu_ids, config.inference_gpu_ids
-    if config.inference.vllm.urls or config.model.device == "cpu":
+    if config.inference.vllm.urls or config.model.device == "cpu" or config.cluster.roles is not None:
         return
     if inference is None and trainer is not None:
         yield Conflict(

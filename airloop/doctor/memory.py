@@ -115,7 +115,7 @@ def _lacks_host_memory(case: Case) -> Finding | None:
     from airloop.plan.memory import host_bytes, read_sizes
     from airloop.watch.metrics.facts import MIB, available_mib
 
-    needed = host_bytes(read_sizes(case.config, case.shape, case.config.ranks)) // case.config.cluster.nodes
+    needed = host_bytes(read_sizes(case.config, case.shape, case.config.ranks)) // case.config.learner_nodes
     if case.gpu_memory or not needed or (there := available_mib() * MIB) >= needed:
         return None
     return Finding(
@@ -146,7 +146,7 @@ def _does_not_fit(case: Case, seen: str, report: dict[str, Any], sampling: bool)
         from airloop.plan.memory import host_bytes, read_sizes
 
         needed = host_bytes(read_sizes(with_changes(case.config, {offload: True}), case.shape, case.config.ranks))
-        needed //= case.config.cluster.nodes
+        needed //= case.config.learner_nodes
         fix += f", with {needed / GIB:.0f} GiB of the machine's own memory"
     if not advice["changes"]:
         fix = "choose a smaller model or a larger GPU"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Order:
     here: int = 1  # ranks on its machine
     interface: str = "lo"  # of the network, by which it talks to the others; none: as their libraries choose
     address: str = ""  # host:port of the store, which the first rank keeps, where they are on several machines
+    # For its environment only: a command can be read by everybody on its machine.
+    environment: dict[str, str] = field(default_factory=dict)
     events: int = 3  # the file descriptor that it writes what it has to tell to
 
 

@@ -60,7 +60,8 @@ class LocalLauncher:
         return process
 
     def _start(self, order: Order, stdin: int, prints: int, tells: int) -> Forked | subprocess.Popen[bytes]:
-        environment = {**os.environ, **_surroundings(order)}
+        environment = {**os.environ, **_surroundings(order), **order.environment}
+        order = replace(order, environment={})
         self.prepare(order.device)
         if server := self._server:
             words = [json.dumps(asdict(order))]

@@ -13,6 +13,7 @@ import signal
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from airloop.config import ClusterConfig, Config
 from airloop.errors import AirError
@@ -80,7 +81,10 @@ def config_for_rank(config: Config, device: str) -> Config:
     ids = [0] if device == "cuda" else None
     trainer = config.trainer.model_copy(update={"processes": None})
     served = config.inference_gpu_ids if config.inference.backend == "vllm" else None
-    alone = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer, "cluster": ClusterConfig()}
+    alone: dict[str, Any] = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer}
+    alone["cluster"] = ClusterConfig()
+    if config.cluster.roles is not None:
+        alone["model"] = config.model.model_copy(update={"dtype": config.dtype_apart})
     return config.model_copy(update=alone)
 
 

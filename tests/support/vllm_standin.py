@@ -154,14 +154,14 @@ class StandIn:
         )
 
 
-def main(port: int, kind: str, context: int = 256) -> None:
-    uvicorn.run(StandIn(kind, context).app(), host="127.0.0.1", port=port, log_level="warning")
+def main(port: int, kind: str, context: int = 256, host: str = "127.0.0.1") -> None:
+    uvicorn.run(StandIn(kind, context).app(), host=host, port=port, log_level="warning")
 
 
 def main_as_vllm(words: Sequence[str]) -> None:
     """With the words that vLLM is started with."""
     given = {name: words[place + 1] for place, name in enumerate(words[:-1])}
-    main(int(given["--port"]), given["--model"], int(given["--max-model-len"]))
+    main(int(given["--port"]), given["--model"], int(given["--max-model-len"]), given["--host"])
 
 
 def interpreter(folder: Path) -> Path:

@@ -13,7 +13,6 @@ import contextlib
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from airloop.config.vllm_rules import HOTTEST
 from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, room_after
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
+from airloop.engine.vllm.reply import Reply
 from airloop.engine.vllm.server import ANSWER_S, READY_S, Forgotten, Refused, ServerLost, VllmServer
 from airloop.errors import AirError
 from airloop.policy import Policy
@@ -90,7 +90,7 @@ class VllmEngine:
         asked = time.perf_counter()
         await self.start()
         began, version = time.perf_counter(), self._version
-        reply = _Reply(token_ids, sampling, limit, self._name, heard)
+        reply = Reply(token_ids, sampling, limit, self._name, heard)
         try:
             while not reply.ended:
                 await self._go_on(reply, order)
@@ -111,7 +111,7 @@ class VllmEngine:
             *times,
         )
 
-    async def _go_on(self, reply: _Reply, order: str) -> None:
+    async def _go_on(self, reply: Reply, order: str) -> None:
         """At one server, to its end or to that of the server."""
         server = await self._choose(order)
         try:
@@ -155,6 +155,8 @@ class VllmEngine:
         return alive
 
     def _may_return(self, server: VllmServer) -> bool:
+        if server.gone():
+            return False
         if server.command:
             return server.returning or server.ended() is None or server.starts < STARTS
         return server.returning or time.monotonic() - server.heard < AWAY_S
@@ -214,7 +216,7 @@ class VllmEngine:
     async def _apart(self, server: VllmServer, name: str) -> float:
         """How far a server's log-probs are from the trainer's, in nats a token."""
         prompt, most = [1, 2, 3], min(PROBED, self.context - 3)
-        reply = _Reply(prompt, Sampling(most, HEAT), most, name, None)
+        reply = Reply(prompt, Sampling(most, HEAT), most, name, None)
         async for piece in server.stream(reply.request()):
             reply.take(piece)
         if len(reply.ids) != most:
@@ -234,6 +236,9 @@ class VllmEngine:
             self._changed.set()  # who waits for one to come back looks whether one still may
 
     async def _look_at(self, server: VllmServer) -> None:
+        if why := server.gone():
+            server.lost = why
+            return
         if not server.lost and (code := server.ended()) is not None:
             server.lost = f"it ended with exit code {code}"
         if not server.lost and self._is_asked(server) and time.monotonic() - server.heard > IDLE_S:
@@ -328,70 +333,3 @@ class VllmEngine:
             server.starts and (server.starts > 1 or server.lost) for server in self.servers
         ):
             shutil.rmtree(self.place, ignore_errors=True)  # else its logs tell what happened
-
-
-@dataclass
-class _Reply:
-    """What has come of a reply so far, whichever servers it came from."""
-
-    prompt: Sequence[int]
-    sampling: Sampling
-    limit: int
-    adapter: str
-    told: Heard | None
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    cached: int = 0
-    first: float = 0.0
-    failures: int = 0
-    reached: int = 0  # tokens that were there when it last failed
-
-    @property
-    def stopped(self) -> bool:
-        return bool(self.ids) and self.ids[-1] in self.sampling.stop_ids
-
-    @property
-    def ended(self) -> bool:
-        return self.stopped or len(self.ids) >= self.limit
-
-    def request(self) -> dict[str, Any]:
-        """For what is still missing."""
-        return {
-            "model": self.adapter,
-            "token_ids": [*self.prompt, *self.ids],
-            "cache_salt": self.adapter.partition("@")[0],  # what was computed by another version is not found
-            "stream_options": {"include_usage": True},
-            "sampling_params": {
-                "max_tokens": self.limit - len(self.ids),
-                "temperature": self.sampling.temperature,
-                "top_p": self.sampling.top_p,  # these three only of who asks a policy that is not trained
-                "top_k": self.sampling.top_k,
-                "min_p": self.sampling.min_p,
-                "seed": (self.sampling.seed + len(self.ids)) % (1 << 63),
-                "stop_token_ids": list(self.sampling.stop_ids),
-                "ignore_eos": True,  # where a reply ends is said above, and nowhere else
-                "logprobs": 0,
-                "detokenize": False,
-            },
-        }
-
-    def failed(self, most: int) -> bool:
-        """So often, without a token in between."""
-        self.failures = self.failures + 1 if len(self.ids) == self.reached else 0
-        self.reached = len(self.ids)
-        return self.failures >= most
-
-    def take(self, piece: dict[str, Any]) -> None:
-        if usage := piece.get("usage"):
-            found = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached
-            self.cached = min(found, len(self.prompt))
-        for choice in piece["choices"]:
-            ids = list(choice["token_ids"] or ())
-            content = (choice.get("logprobs") or {}).get("content") or []
-            if len(content) != len(ids):
-                raise ServerLost(f"{len(ids)} tokens came with {len(content)} log-probs")
-            self.first = self.first or time.perf_counter()
-            self.ids += ids
-            self.logprobs += [float(one["logprob"]) for one in content]
-            if ids and self.told is not None:
-                self.told(ids)

@@ -44,6 +44,7 @@ READY_S = 900.0  # for the weights to be read and kernels to be made
 ANSWER_S = 120.0  # for a single token, of a server that lives
 SILENT_S = 300.0  # between two tokens of a reply
 LOOK_S = 0.5
+END_S = 30.0  # for its keeper to end it
 KEPT = 2  # adapters: the newest, and the one that replies under way were begun with
 TAIL = 30  # lines of its log that are shown
 
@@ -120,8 +121,11 @@ class VllmServer:
 
     async def ready(self) -> None:
         """Until it takes requests. AirError with its last words where it ends instead, or lacks what we ask of it."""
-        deadline = asyncio.get_running_loop().time() + (READY_S if self.command else ANSWER_S)
+        deadline = asyncio.get_running_loop().time() + self._ready_s
         while True:
+            if why := self.gone():
+                told = f"The vLLM at {self.url} is gone: {why}.\n{self.tail()}"
+                raise AirError(told.rstrip(), _start_fix(self.tail()))
             if (code := self.ended()) is not None:
                 raise AirError(f"vLLM did not start (exit code {code}):\n{self.tail()}", _start_fix(self.tail()))
             if await self.is_healthy(5.0):
@@ -131,6 +135,14 @@ class VllmServer:
                 raise AirError(f"No vLLM answers at {self.url}.{what}", "start it, or correct inference.vllm.urls.")
             await asyncio.sleep(LOOK_S)
         await self._check_routes()
+
+    @property
+    def _ready_s(self) -> float:
+        return READY_S if self.command else ANSWER_S
+
+    def gone(self) -> str:
+        """Why it will never come back, where somebody else keeps it and says so."""
+        return ""
 
     async def is_healthy(self, timeout_s: float) -> bool:
         with contextlib.suppress(httpx.HTTPError):
@@ -239,10 +251,15 @@ class VllmServer:
 
     async def end(self) -> None:
         """One that is ours and does not answer any more."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()  # the keeper ends it
+        self.let_go()
+        if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, 30.0)
+                await asyncio.to_thread(self._process.wait, END_S)
+
+    def let_go(self) -> None:
+        """Without waiting for its end: the keeper sees to it."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
     async def close(self) -> None:
         if not self.command and not self.shared:  # it goes on without us

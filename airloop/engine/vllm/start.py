@@ -11,12 +11,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airloop.config import Config
 from airloop.config.vllm_rules import MEMORY, ON_GPUS, SERVED
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.depot import ServedStore
+from airloop.engine.vllm.elsewhere import BOARD, Board, servers_on
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.full import FullEngine, FullServer, FullStore
 from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
@@ -43,7 +44,8 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
     size = (config.seq_len, config.inference.max_batch)
     if not ranks.first:
         return SharedEngine(ranks, policy, (), AdapterStore(Path(), ""), *size)
-    if policy.device.type == "cuda" and not (config.inference.vllm.urls or config.inference_gpu_ids):
+    board = Board.given()
+    if policy.device.type == "cuda" and not (board or config.inference.vllm.urls or config.inference_gpu_ids):
         raise AirError(
             'backend = "vllm" starts a server on each of inference_gpu_ids, and none is named.',
             "name GPUs that do not train: trainer_gpu_ids = [0], inference_gpu_ids = [1].",
@@ -51,35 +53,48 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
     if policy.device.type == "cuda" and full:
         raise AirError(ON_GPUS, 'set trainer.model.train = "lora", or inference.backend = "embedded".')
     pulled = adapters_key(config) if config.inference.vllm.adapters == "http" else ""
-    place = Path(tempfile.mkdtemp(prefix="run-", dir=_home()))
+    place = new_place()
     model = base_directory(loaded, place)
-    told = config.inference.vllm
-    key = os.environ.get(told.api_key_env, "")
-    servers = (
-        [VllmServer(url.rstrip("/").removesuffix("/v1"), key, told.api_key_env, config.seq_len) for url in told.urls]
-        if told.urls
-        else [_server(config, policy, model, place, number, gpu) for number, gpu in enumerate(_gpus(config))]
-    )
+    servers = _servers(config, policy, model, place, board)
     if full:
         return FullEngine(policy, servers, FullStore(place / "weights", ""), *size, place)
-    store = _store(config, place, str(model), servers, pulled)
+    store = _store(config, place, str(model), servers, pulled, board)
     made = (policy, servers, store, *size, place)
     return VllmEngine(*made) if ranks.size == 1 else SharedEngine(ranks, *made)
 
 
-def _store(config: Config, place: Path, model: str, servers: Sequence[VllmServer], key: str) -> AdapterStore:
+def _servers(config: Config, policy: Policy, model: Path, place: Path, board: Board | None) -> list[VllmServer]:
+    """Those that nodes keep, that are named by their addresses, or that we start."""
+    told = config.inference.vllm
+    known = (os.environ.get(told.api_key_env, ""), told.api_key_env, config.seq_len)
+    if board is not None:
+        return servers_on(board, *known)
+    if told.urls:
+        return [VllmServer(url.rstrip("/").removesuffix("/v1"), *known) for url in told.urls]
+    dtype = str(policy.dtype).removeprefix("torch.")
+    gpus = [None if gpu is None else _device(gpu) for gpu in _gpus(config)]
+    return [own_server(config, dtype, model, place, Spot(number, gpu)) for number, gpu in enumerate(gpus)]
+
+
+def _store(
+    config: Config, place: Path, model: str, servers: Sequence[VllmServer], key: str, board: Board | None
+) -> AdapterStore:
     """Where adapters are for these servers, which pull them if there is a key; those of ours are started with what they
     need to."""
     told, older = config.inference.vllm, config.orchestrator.max_staleness  # versions that replies may be of
     for server in servers:
         server.older, server.pulls = older, bool(key)
+        if key and server.command:
+            let_pull(server, place, key)
     where = (place / "adapters", model, older)
     if not key:
         return AdapterStore(*where)
-    if not told.urls:
-        for server in servers:
-            server.env = {**server.env, **_with_plugin(place), KEY: key, FOLDER: str(place)}
-    return ServedStore(*where, key, told.adapters_host, told.adapters_port)
+    return ServedStore(*where, key, board.host if board else told.adapters_host, told.adapters_port)
+
+
+def let_pull(server: VllmServer, place: Path, key: str) -> None:
+    """One that is about to be started, with a folder of its machine's."""
+    server.env = {**server.env, **_with_plugin(place), KEY: key, FOLDER: str(place)}
 
 
 def _with_plugin(place: Path) -> dict[str, str]:
@@ -90,7 +105,7 @@ def _with_plugin(place: Path) -> dict[str, str]:
 
 def adapters_key(config: Config) -> str:
     """That servers and this run know each other by; those that we start get one of their own."""
-    if not config.inference.vllm.urls:
+    if not config.inference.vllm.urls and not os.environ.get(BOARD):
         return secrets.token_urlsafe(24)
     key = os.environ.get(KEY, "")
     if len(key) < SHORTEST:
@@ -102,34 +117,55 @@ def adapters_key(config: Config) -> str:
     return key
 
 
-def _home() -> Path:
+def new_place() -> Path:
+    """For all that servers and their run have as files on one machine."""
     home = cache_directory() / "vllm"
     home.mkdir(parents=True, exist_ok=True)
-    return home
+    return Path(tempfile.mkdtemp(prefix="run-", dir=home))
 
 
 def base_directory(loaded: Loaded, place: Path) -> Path:
     """The model as files; a tiny one is made in memory and has none."""
-    if loaded.path is not None:
-        return loaded.path
+    return loaded.path if loaded.path is not None else _saved_tiny(loaded.name, place)
+
+
+def base_here(name: str, place: Path) -> Path:
+    """The same on a machine that only serves it: found, or fetched, as a learner does."""
+    from airloop.models.sources import locate
+
+    return _saved_tiny(name, place) if name.startswith("tiny:") else locate(name).path
+
+
+def _saved_tiny(name: str, place: Path) -> Path:
     from airloop.models.tiny import save_tiny
 
-    return save_tiny(str(place / "model"), loaded.name.removeprefix("tiny:"))
+    return save_tiny(str(place / "model"), name.removeprefix("tiny:"))
 
 
 def _gpus(config: Config) -> list[int | None]:
     return [*config.inference_gpu_ids] if config.inference_gpu_ids and config.model.device != "cpu" else [None]
 
 
-def _server(config: Config, policy: Policy, model: Path, place: Path, number: int, gpu: int | None) -> VllmServer:
-    port, key = free_port(), secrets.token_urlsafe(24)
-    full = policy.peft is None
+class Spot(NamedTuple):
+    """Where a server is to be: by default nobody but this machine reaches it, and its port and key are its own."""
+
+    number: int = 0
+    gpu: str | None = None  # as CUDA knows it
+    host: str = "127.0.0.1"
+    port: int = 0
+    key: str = ""
+
+
+def own_server(config: Config, dtype: str, model: Path, place: Path, spot: Spot) -> VllmServer:
+    """To be started on this machine."""
+    port, key, gpu = spot.port or free_port(), spot.key or secrets.token_urlsafe(24), spot.gpu
+    full = config.trainer.model.train == "full"
     options = {
         "--model": str(model),
         "--served-model-name": BASE,
-        "--host": "127.0.0.1",
+        "--host": spot.host,
         "--port": str(port),
-        "--dtype": str(policy.dtype).removeprefix("torch."),
+        "--dtype": dtype,
         "--max-model-len": str(config.seq_len),
         "--max-num-seqs": str(config.inference.max_batch),
         **({"--weight-transfer-config": json.dumps({"backend": BACKEND})} if full else _lora_options(config)),
@@ -149,11 +185,11 @@ def _server(config: Config, policy: Policy, model: Path, place: Path, number: in
         **({"VLLM_SERVER_DEV_MODE": "1", **_with_plugin(place)} if full else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}),
         "VLLM_API_KEY": key,  # not in its command, which everybody on the machine can read
         "VLLM_NO_USAGE_STATS": "1",
-        **({"CUDA_VISIBLE_DEVICES": _device(gpu)} if gpu is not None else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}),
+        **({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}),
     }
-    log = place / f"server-{number}.log"
+    log = place / f"server-{spot.number}.log"
     kind = FullServer if full else VllmServer
-    return kind(f"http://127.0.0.1:{port}", key, context=config.seq_len, command=command, env=env, log=log)
+    return kind(f"http://{spot.host}:{port}", key, context=config.seq_len, command=command, env=env, log=log)
 
 
 def _lora_options(config: Config) -> dict[str, str]:

@@ -1,0 +1,158 @@
+"""Nodes that sample: servers of vLLM on each, of which learners know by the board. One that is lost is said, and the
+run goes on with the others."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from airloop.cluster.kept import ServerOrder
+from airloop.cluster.listening import listen
+from airloop.cluster.node import Node, NodeLost
+from airloop.config import Config
+from airloop.config.schema import VllmConfig
+from airloop.engine.vllm.elsewhere import BOARD, Board, Posted
+from airloop.engine.vllm.plugin.adapters import KEY
+from airloop.errors import AirError
+from airloop.runs.run import Run
+
+LOGS = "servers"  # in the run's directory: what each of them prints
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A node, and what its agent says of it."""
+
+    node: Node
+    facts: Mapping[str, Any]
+
+
+class Samplers:
+    def __init__(self, run: Run, nodes: Sequence[Sampler], folder: Path, host: str, say: Callable[[str], None]) -> None:
+        """`folder`: one that all learners see. `host`: the first learner's address, which samplers reach it by."""
+        self._run, self._nodes, self._say = run, nodes, say
+        told = run.config.inference.vllm
+        named = told.adapters_host != VllmConfig.model_fields["adapters_host"].default
+        self._host = told.adapters_host if named else host
+        self._board = Board(folder / "servers.json")
+        self._key, self._adapters_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        self._lock = threading.Lock()  # of what is posted: every node has a thread
+        self._posted: dict[str, Posted] = {}  # by address
+        self._listening: list[threading.Thread] = []
+        self._closed = threading.Event()
+
+    def start(self) -> dict[str, str]:
+        """What ranks need in their environment to find the servers, which come up while those load the model."""
+        (self._run.path / LOGS).mkdir(exist_ok=True)
+        orders = [(sampler, order) for sampler in self._nodes for order in self._orders(sampler)]
+        for number, (sampler, order) in enumerate(orders):
+            order = replace(order, number=number)
+            log = self._run.path / LOGS / f"{number}.log"
+            self._posted[order.url] = Posted(order.url, sampler.node.name, str(log))
+            sampler.node.call("serve", asdict(order))
+        self._post()
+        for sampler in self._nodes:
+            thread = threading.Thread(target=self._follow, args=(sampler.node,), daemon=True, name="air-sampler")
+            self._listening.append(thread)
+            thread.start()
+        return {
+            BOARD: str(self._board.path),
+            KEY: self._adapters_key,
+            self._run.config.inference.vllm.api_key_env: self._key,
+        }
+
+    def close(self, wait_s: float) -> None:
+        self._closed.set()
+        for thread in self._listening:
+            thread.join(wait_s)
+        for sampler in self._nodes:
+            try:
+                sampler.node.call("close")
+            except NodeLost:
+                continue
+
+    def _orders(self, sampler: Sampler) -> list[ServerOrder]:
+        config, gpus = self._run.config, sampler.facts["gpus"]
+        if len(gpus) < len(config.gpus):
+            raise too_few_gpus(sampler.node, len(gpus), len(config.gpus))
+        host = sampler.facts["address"]
+        return [
+            ServerOrder(
+                config=config.model_dump(mode="json", exclude_none=True),
+                dtype=config.dtype_apart,
+                number=0,
+                host=host,
+                port=sampler.node.call("free_port", host),
+                gpu=gpu,
+                key=self._key,
+                adapters_key=self._adapters_key,
+            )
+            for gpu in (gpus[: len(config.gpus)] if config.gpus else [None])
+        ]
+
+    def _follow(self, node: Node) -> None:
+        try:
+            listen(node, self._closed.is_set, self._hear)
+        except Exception as error:  # NodeLost, or whatever else: its servers must not be waited for in vain
+            if not self._closed.is_set():
+                self._lose(node, str(error))
+
+    def _hear(self, url: int | str, kind: str, text: str) -> None:
+        posted = self._posted[str(url)]
+        if kind == "line":
+            with Path(posted.log).open("a", encoding="utf-8", errors="backslashreplace") as log:
+                log.write(f"{text}\n")
+        elif kind == "exit":
+            self._end([posted], f"it ended with exit code {text}, after {posted.starts} starts")
+        else:
+            name, *told = json.loads(text)
+            if name == "failed":
+                self._end([posted], told[0])
+                return
+            self._change([replace(posted, starts=told[0])])
+            self._say(f"note: the server at {url} ended with exit code {told[1]}: its node has started it again")
+
+    def _lose(self, node: Node, why: str) -> None:
+        self._end([one for one in self._posted.values() if one.node == node.name], f"its node was lost: {why}")
+
+    def _end(self, servers: Sequence[Posted], why: str) -> None:
+        self._change([replace(one, gone=why) for one in servers])
+        left = [one for one in self._posted.values() if not one.gone]
+        where = ", ".join(one.url for one in servers)
+        rest = f"{len(left)} of {len(self._posted)} servers go on" if left else "no server is left"
+        self._say(f"note: the sampler node {servers[0].node} has lost {where}: {why}; {rest}")
+
+    def _change(self, servers: Sequence[Posted]) -> None:
+        with self._lock:
+            self._posted |= {one.url: one for one in servers}
+            self._post()
+
+    def _post(self) -> None:
+        self._board.post(self._host, [*self._posted.values()])
+
+
+def share_out(config: Config, found: int) -> tuple[int, int]:
+    """How many of the nodes that are there train, and how many sample. Where there are fewer than there should be,
+    samplers are given up first, and one of each is needed."""
+    roles = config.cluster.roles
+    if roles is None:
+        return found, 0
+    if found < 2:
+        raise AirError(
+            f"cluster.roles wants {roles.learner} learners and {roles.sampler} samplers, and one node is there.",
+            "start Ray on another: one that trains and one that samples are the least.",
+        )
+    learners = min(roles.learner, found - 1)
+    return learners, min(roles.sampler, found - learners)
+
+
+def too_few_gpus(node: Node, found: int, wanted: int) -> AirError:
+    return AirError(
+        f"The node {node.name} shows {found} GPUs to what Ray starts there, not {wanted}.",
+        "look at CUDA_VISIBLE_DEVICES where Ray was started on that node, and at `ray status`.",
+    )
