@@ -55,6 +55,7 @@ def assemble(
     """Cheap refusals first: environments and their tasks, then the model's small files, then its weights.
     On several ranks, each calls it and gets parts of its own. `envs` in place of the config's: none, for a policy that
     is only asked."""
+    config = config.sampled_here()  # a rank's own config has no other machines in it
     envs = load_environments(config) if envs is None else envs
     for env in envs.values():
         env.warm()

@@ -112,11 +112,19 @@ def _what(small: Config) -> str:
     return f"{ranks}{served}, on this machine's CPU"
 
 
+def _machines(config: Config) -> str:
+    if config.cluster.nodes == 1:
+        return ""
+    roles = f" ({config.sampler_nodes} of them only to sample)" if config.sampler_nodes else ""
+    return f"the {config.cluster.nodes} machines{roles} and what is between them, "
+
+
 def _told(config: Config, small: Config, facts: dict[str, Any]) -> str:
     lost = f", {facts['infra_errors']} of them at first spoilt by the machinery" if facts["infra_errors"] else ""
     return (
         f"dry run: {facts['steps']} steps with {facts['episodes']} episodes of {small.task}{lost} and "
         f"{facts['tokens_trained']:,.0f} tokens trained, in {span(facts['seconds'])}: "
         "every part works with every other.\n"
-        f"Not tried: {config.model.name}, GPUs and their memory (`air plan`), and whether it learns (`air doctor`)."
+        f"Not tried: {config.model.name}, {_machines(config)}GPUs and their memory (`air plan`), and whether it learns "
+        "(`air doctor`)."
     )

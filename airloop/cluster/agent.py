@@ -108,6 +108,10 @@ class Agent:
                 tell = functools.partial(self._tell, given.url)
                 self._servers[given.url] = KeptServer(given, self._place, self._finding, tell)
 
+    def replace_server(self, url: str, starts: int) -> None:
+        with self._lock:
+            self._servers[url].replace(starts)
+
     def signal(self, number: int, rank: int, signal: int) -> None:
         """`number`: of this call, so that the same one is not made twice."""
         with self._lock:

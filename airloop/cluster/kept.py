@@ -65,6 +65,11 @@ class KeptServer:
         self._server.start()
         self._tell("event", json.dumps(["started", self._server.starts, code]))
 
+    def replace(self, starts: int) -> None:
+        """End the process of that start, to be started again; another one is left alone."""
+        if self._server is not None and self._server.starts == starts:
+            self._server.let_go()
+
     def end(self) -> None:
         """It ends with its keeper, which is not waited for."""
         self._over = True

@@ -12,7 +12,7 @@ Hear = Callable[[int | str, str, str], None]  # a rank's number or a server's ad
 
 
 def listen(node: Node, ended: Callable[[], bool], hear: Hear) -> None:
-    """Until `ended`. NodeLost where the node is."""
+    """Until `ended`, which is asked every second. NodeLost where the node is."""
     seen = 0
     while not ended():
         for number, who, kind, text in node.call("news", seen, NEWS_S):

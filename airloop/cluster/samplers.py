@@ -3,9 +3,11 @@ run goes on with the others."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from airloop.cluster.listening import listen
 from airloop.cluster.node import Node, NodeLost
 from airloop.config import Config
 from airloop.config.schema import VllmConfig
-from airloop.engine.vllm.elsewhere import BOARD, Board, Posted
+from airloop.engine.vllm.elsewhere import API_KEY, BOARD, Board, Posted
 from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.errors import AirError
 from airloop.runs.run import Run
@@ -54,7 +56,7 @@ class Samplers:
             order = replace(order, number=number)
             log = self._run.path / LOGS / f"{number}.log"
             self._posted[order.url] = Posted(order.url, sampler.node.name, str(log))
-            sampler.node.call("serve", asdict(order))
+            self._call(sampler.node, "serve", asdict(order))
         self._post()
         for sampler in self._nodes:
             thread = threading.Thread(target=self._follow, args=(sampler.node,), daemon=True, name="air-sampler")
@@ -63,18 +65,31 @@ class Samplers:
         return {
             BOARD: str(self._board.path),
             KEY: self._adapters_key,
-            self._run.config.inference.vllm.api_key_env: self._key,
+            API_KEY: self._key,
         }
 
     def close(self, wait_s: float) -> None:
+        """Nodes that do not answer are not waited for any longer: servers end with their agents, too."""
         self._closed.set()
-        for thread in self._listening:
-            thread.join(wait_s)
-        for sampler in self._nodes:
-            try:
-                sampler.node.call("close")
-            except NodeLost:
-                continue
+        closing = [threading.Thread(target=self._close, args=(one.node,), daemon=True) for one in self._nodes]
+        for thread in closing:
+            thread.start()
+        until = time.monotonic() + wait_s
+        for thread in (*closing, *self._listening):
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _close(self, node: Node) -> None:
+        with contextlib.suppress(NodeLost):
+            node.call("close")
+
+    def _call(self, node: Node, method: str, *given: Any) -> Any:
+        try:
+            return node.call(method, *given)
+        except NodeLost as lost:
+            raise AirError(
+                f"The sampler node {node.name} was lost before the run had begun: {lost}.",
+                "`ray status` says what is there: start it again, or lower cluster.roles.sampler and cluster.nodes.",
+            ) from lost
 
     def _orders(self, sampler: Sampler) -> list[ServerOrder]:
         config, gpus = self._run.config, sampler.facts["gpus"]
@@ -87,7 +102,7 @@ class Samplers:
                 dtype=config.dtype_apart,
                 number=0,
                 host=host,
-                port=sampler.node.call("free_port", host),
+                port=self._call(sampler.node, "free_port", host),
                 gpu=gpu,
                 key=self._key,
                 adapters_key=self._adapters_key,
@@ -97,10 +112,18 @@ class Samplers:
 
     def _follow(self, node: Node) -> None:
         try:
-            listen(node, self._closed.is_set, self._hear)
+            listen(node, lambda: self._closed.is_set() or self._replace(node), self._hear)
         except Exception as error:  # NodeLost, or whatever else: its servers must not be waited for in vain
             if not self._closed.is_set():
                 self._lose(node, str(error))
+
+    def _replace(self, node: Node) -> bool:
+        """Servers that the first rank wants to be ended, because they do not do what they are asked. False: whoever
+        listens goes on."""
+        for number, one in enumerate([*self._posted.values()]):
+            if one.node == node.name and (starts := self._board.take_asked(number)) is not None:
+                node.call("replace_server", one.url, starts)
+        return False
 
     def _hear(self, url: int | str, kind: str, text: str) -> None:
         posted = self._posted[str(url)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -267,6 +267,16 @@ class RunConfig(Section):
         if self.model.dtype != "auto":
             return self.model.dtype
         return "bfloat16" if self.gpus and not self.model.name.startswith("tiny:") else "float32"
+
+    def sampled_here(self) -> Self:
+        """The same for a process that is no rank of a run with samplers elsewhere, such as an evaluation: it samples
+        on its own weights."""
+        if self.cluster.roles is None:
+            return self
+        inference = self.inference.model_copy(update={"backend": "embedded", "vllm": VllmConfig()})
+        model = self.model.model_copy(update={"dtype": self.dtype_apart})
+        nodes = self.cluster.model_copy(update={"nodes": self.learner_nodes, "roles": None})
+        return self.model_copy(update={"inference": inference, "model": model, "cluster": nodes})
 
     @property
     def own_code(self) -> list[str]:

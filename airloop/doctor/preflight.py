@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.config import ClusterConfig, Config, to_toml
-from airloop.config.schema import VllmConfig
 from airloop.doctor.case import Case
 from airloop.doctor.examine import examine
 from airloop.doctor.report import as_json, exit_code, refusal, summary, unjudged, warnings
@@ -98,13 +97,11 @@ def skip(run: Run, watcher: Watcher) -> None:
 def _for_one(config: Config) -> Config:
     trainer = config.trainer.model_copy(update={"processes": None})
     ids = [config.gpu] if config.gpu is not None else None
+    # Servers on other machines are compared with the trainer when they come.
     served = config.inference_gpu_ids if config.inference.backend == "vllm" else None
     alone: dict[str, Any] = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer}
     alone["cluster"] = ClusterConfig()
-    if config.cluster.roles is not None:  # its servers are elsewhere, and compared with the trainer when they come
-        alone["inference"] = config.inference.model_copy(update={"backend": "embedded", "vllm": VllmConfig()})
-        alone["model"] = config.model.model_copy(update={"dtype": config.dtype_apart})
-    return config.model_copy(update=alone)
+    return config.sampled_here().model_copy(update=alone)
 
 
 def _examined_apart(config: Config, run: Run, ranks: int) -> dict[str, Any] | None:

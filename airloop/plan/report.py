@@ -38,6 +38,8 @@ def _head(config: Config, shape: Shape, made: MemoryPlan) -> str:
     lora = config.trainer.model.lora
     how = "all weights trained" if config.trainer.model.train == "full" else f"LoRA of rank {lora.rank}"
     gpus = f"{made.gpus} GPU{'s' if made.gpus > 1 else ''} of {gib(made.gpu_bytes)} GiB"
+    if config.cluster.nodes > 1:
+        gpus += f", of {_machines(config.learner_nodes, 'train')}"
     return f"{config.model.name} ({_count(shape.parameters)}), {how}, on {gpus}"
 
 
@@ -75,6 +77,8 @@ def _about(config: Config, made: MemoryPlan) -> list[str]:
 def _served(servers: ServerPlan) -> list[str]:
     """Beside what trains."""
     what = f"{servers.gpus} servers of vLLM, each" if servers.gpus > 1 else "A server of vLLM,"
+    if servers.nodes:
+        what = f"On {_machines(servers.nodes, 'only sample')}, {what[0].lower()}{what[1:]}"
     room = f"room for about {servers.kv_tokens:,} tokens of keys and values"
     lines = [
         f"{what} on a GPU of its own: {gib(servers.share)} GiB of it, with {gib(servers.weights)} GiB of weights "
@@ -112,6 +116,10 @@ def _too_large(made: MemoryPlan) -> str:
     return (
         f"No key makes it fit: choose a smaller model.name, or a GPU of {gib(int(needed / (1 - SLACK)))} GiB or more."
     )
+
+
+def _machines(count: int, do: str) -> str:
+    return f"one machine that {do}s" if count == 1 else f"{count} machines that {do}"
 
 
 def _count(parameters: int) -> str:

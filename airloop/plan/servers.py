@@ -18,6 +18,7 @@ class ServerPlan:
     """Bytes of one server's GPU."""
 
     gpus: int
+    nodes: int  # that do nothing else; 0: they are on the machine that trains
     share: int  # of the GPU, that it takes
     weights: int
     adapters: int
@@ -32,7 +33,8 @@ class ServerPlan:
 
 def plan_servers(config: Config, shape: Shape, gpu_bytes: int) -> ServerPlan | None:
     """Of the servers that a run starts, each on a GPU of `gpu_bytes`; None where it starts none."""
-    if config.inference.backend != "vllm" or not config.inference_gpu_ids:
+    gpus = len(config.inference_gpu_ids or []) or config.sampler_nodes * len(config.gpus)
+    if config.inference.backend != "vllm" or not gpus:
         return None
     item = 4 if config.model.dtype == "float32" else 2
     lora = config.trainer.model.lora
@@ -40,6 +42,5 @@ def plan_servers(config: Config, shape: Shape, gpu_bytes: int) -> ServerPlan | N
     share = int(gpu_bytes * (config.inference.gpu_memory_utilization or MEMORY))
     weights, adapters = shape.parameters * item, adapter * (SERVED + config.orchestrator.max_staleness)
     room = max(0, share - weights - adapters - WORKSPACE)
-    return ServerPlan(
-        len(config.inference_gpu_ids), share, weights, adapters, room // (shape.kv_values * item), config.seq_len
-    )
+    tokens = room // (shape.kv_values * item)
+    return ServerPlan(gpus, config.sampler_nodes, share, weights, adapters, tokens, config.seq_len)

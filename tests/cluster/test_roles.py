@@ -3,10 +3,14 @@ vLLM, in processes of their own, that the agents start, watch and start again.""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from support.rank_runs import FLAGS, started_from, words
 from support.scripted_nodes import ScriptedNodes
@@ -15,13 +19,17 @@ from support.warm_ranks import WarmServer
 
 from airloop.cluster.launcher import ClusterLauncher
 from airloop.config import load_config
+from airloop.engine.vllm.elsewhere import Board
+from airloop.errors import AirError
 from airloop.launch import local
 from airloop.launch.monitor import run_ranks
+from airloop.learn.checkpoints import checkpoints
 from airloop.models.tiny import save_tiny
 from airloop.runs.run import Run
 from airloop.watch.display.display import Display
 
 pytestmark = pytest.mark.slow
+WAIT_S = 200.0
 SERVED = {
     **FLAGS,
     "deterministic": "false",
@@ -30,6 +38,7 @@ SERVED = {
     "cluster.nodes": "3",
     "cluster.roles.learner": "1",
     "cluster.roles.sampler": "2",
+    "ckpt.interval": "1",
 }
 
 
@@ -38,33 +47,144 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return started_from(tmp_path_factory.mktemp("start"))
 
 
-class World:
-    """A run on scripted nodes, trained in a thread of this process."""
-
-    def __init__(self, folder: Path, start: dict[str, str], **changes: str) -> None:
-        self.nodes = ScriptedNodes(int(changes.get("cluster.nodes", "3")))
-        model = save_tiny(folder / "tiny")  # as files: agents of one process would make it at the same time
-        named = {"inference.vllm.python": str(interpreter(folder)), "output_dir": str(folder / "out")}
-        named["model.name"] = str(model)
-        config = load_config(words({**SERVED, **start, **named, **changes}))
-        self.run = Run.create(config, config.task)
-        self.run.note(proofs="skipped")
-        self.said: list[str] = []
-        self.error: BaseException | None = None
-
-    def train(self, resuming: bool = False) -> None:
-        run_ranks(self.run, Display(quiet=True), resuming, ClusterLauncher(self.nodes, self.said.append))
-
-
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "ForkServer", WarmServer)
     monkeypatch.setenv("AIR_CACHE", str(tmp_path / "cache"))
 
 
-def test_a_run_is_sampled_by_servers_that_nodes_keep(tmp_path: Path, start: dict[str, str]) -> None:
-    world = World(tmp_path, start)
-    world.train()
-    lines = world.run.metrics("train")
-    assert [(m["rollout"]["episodes"], m["rollout"]["infra_errors"]) for m in lines] == [(20, 0)] * 3
+class World:
+    """A run on scripted nodes, trained in a thread."""
+
+    def __init__(self, folder: Path, start: dict[str, str], **changes: str) -> None:
+        self.count = int(changes.get("cluster.nodes", SERVED["cluster.nodes"]))
+        named = {"inference.vllm.python": str(interpreter(folder)), "output_dir": str(folder / "out")}
+        # As files: agents of one process would make it at the same time.
+        named["model.name"] = str(save_tiny(folder / "tiny"))
+        config = load_config(words({**SERVED, **start, **named, **changes}))
+        self.run = Run.create(config, config.task)
+        self.run.note(proofs="skipped")
+        self.nodes = ScriptedNodes(self.count)
+        self.said: list[str] = []
+        self.error: AirError | None = None
+        self._thread = threading.Thread(target=self._train, daemon=True)
+
+    def begin(self, resuming: bool = False) -> None:
+        self.error, self.nodes = None, ScriptedNodes(self.count)
+        for number, node in enumerate(self.nodes.nodes):  # each listens on an address of its own
+            facts = node.agent.facts(self.nodes.head)
+            node.says["facts"] = {**facts, "address": f"127.0.0.{number + 1}"}
+        self._thread = threading.Thread(target=self._train, args=(resuming,), daemon=True)
+        self._thread.start()
+
+    def _train(self, resuming: bool) -> None:
+        try:
+            run_ranks(self.run, Display(quiet=True), resuming, ClusterLauncher(self.nodes, self.said.append))
+        except AirError as error:
+            self.error = error
+
+    def end(self) -> AirError | None:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        return self.error
+
+    def until(self, there: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not there():
+            assert self._thread.is_alive(), self.error
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def steps(self) -> list[dict[str, Any]]:
+        return self.run.metrics("train")
+
+    @property
+    def board(self) -> Board:
+        (found,) = self.run.path.glob(".ranks-*/servers.json")
+        return Board(found)
+
+    def lose(self, node: int) -> None:
+        """As a machine that is switched off."""
+        self.nodes.nodes[node].lost = "its machine was taken back"
+        self.nodes.nodes[node].agent.close()
+
+
+@pytest.fixture
+def made(tmp_path: Path, start: dict[str, str]) -> Iterator[Callable[..., World]]:
+    worlds: list[World] = []
+
+    def make(**changes: str) -> World:
+        worlds.append(World(tmp_path, start, **changes))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.nodes.close()
+        world.run.close()
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health").status_code == 200
+    return False
+
+
+def test_a_run_goes_on_without_a_sampler_node_that_is_lost(made: Callable[..., World], tmp_path: Path) -> None:
+    world = made(max_steps="12")
+    world.begin()
+    world.until(lambda: len(world.steps()) >= 2)
+    urls = [one.url for one in world.board.servers]
+    assert [url.rpartition(":")[0] for url in urls] == ["http://127.0.0.2", "http://127.0.0.3"], "each on its own node"
+    keys = (b"API_KEY", b"ADAPTERS_KEY")
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if readable(path)]
+    assert not [line for line in commands if any(key in line for key in keys)], "nobody reads a key in a command"
+    world.lose(2)
+    seen = len(world.steps())
+    assert world.end() is None
+    lines = world.steps()
+    assert [(m["rollout"]["episodes"], m["rollout"]["infra_errors"]) for m in lines] == [(20, 0)] * 12
     assert max(m["learner"]["logprob_gap_mean"] for m in lines) < 1e-4
+    assert lines[0]["servers"] == {"answering": 2, "all": 2} and lines[-1]["servers"] == {"answering": 1, "all": 2}
+    assert seen < 12, "it was lost on the way"
+    (told,) = [text for text in world.said if "has lost" in text]
+    assert "node2" in told and urls[1] in told and "its machine was taken back" in told and "1 of 2 servers" in told
+    assert sum("never run" in text for text in world.said) == 1
+    time.sleep(1.0)
+    assert not any(map(answers, urls)), "servers end with the run"
+    assert not list(tmp_path.glob("cache/vllm/run-*")), "and leave nothing on their nodes"
+
+
+def readable(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except OSError:
+        return False
+
+
+def test_a_server_is_started_again_by_its_node_and_without_any_node_left_the_run_ends_and_can_be_resumed(
+    made: Callable[..., World],
+) -> None:
+    one = {"cluster.nodes": "2", "cluster.roles.sampler": "1", "max_steps": "40"}
+    world = made(**one)
+    world.begin()
+    world.until(lambda: len(world.steps()) >= 2)
+    (server,) = world.board.servers
+    httpx.post(f"{server.url}/break", json={"after": 30})
+    world.until(lambda: world.board.servers[0].starts == 2)
+    before = len(world.steps())
+    world.until(lambda: len(world.steps()) >= before + 3)
+    assert [text for text in world.said if "its node has started it again" in text and "exit code 9" in text]
+    world.lose(1)
+    error = world.end()
+    assert error is not None and "No server of vLLM is left" in error.problem and "--resume" in error.fix
+    assert "its machine was taken back" in error.problem and any("no server is left" in text for text in world.said)
+    assert all(m["rollout"]["infra_errors"] == 0 for m in world.steps()), "no episode was spoilt"
+    done = len(world.steps())
+    assert checkpoints(world.run.path / "checkpoints")[-1][0] == done, "what was trained is kept"
+    text = world.run.path / "config.toml"
+    text.write_text(text.read_text().replace("max_steps = 40", f"max_steps = {done + 1}"))
+    world.run.close()
+    world.run = Run.open(world.run.path)
+    world.run.lock(time.time())
+    world.begin(resuming=True)
+    assert world.end() is None and [m["step"] for m in world.steps()] == list(range(done + 1))

@@ -38,10 +38,10 @@ def words(settings: dict[str, str]) -> list[str]:
     return [word for key, value in settings.items() for word in (f"--{key}", value)]
 
 
-def started_from(directory: Path, train: str = "lora") -> dict[str, str]:
-    """What a run starts from: something that sometimes scores."""
+def started_from(directory: Path, train: str = "lora", **more: str) -> dict[str, str]:
+    """What a run starts from: something that sometimes scores. `more`: what else is other than in FLAGS."""
     fit = {"warmstart.steps": "30", "warmstart.episodes": "64", "warmstart.lr": "1e-2"}
-    settings = {**FLAGS, **fit, "trainer.model.train": train, "output_dir": str(directory)}
+    settings = {**FLAGS, **fit, "trainer.model.train": train, "output_dir": str(directory), **more}
     made, _ = asyncio.run(warmstart(load_config(words(settings)), Display(quiet=True)))
     return {"model.adapter": str(made / "adapter")} if train == "lora" else {"model.name": str(made / "model")}
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from airloop.engine.vllm.server import READY_S, VllmServer
+from airloop.engine.vllm.server import ANSWER_S, READY_S, VllmServer
 from airloop.files import write_json
 
 BOARD = "AIR_SERVERS"  # in a rank's environment: the board's path
+API_KEY = "VLLM_API_KEY"  # there, and in that of the servers
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Posted:
 
 
 class Board:
-    """Written whole, by one; read by all ranks."""
+    """Written whole, by one; read by all ranks. The first rank leaves beside it which server is to be ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,6 +43,23 @@ class Board:
     def post(self, host: str, servers: Sequence[Posted]) -> None:
         """`host`: the address of the first rank's machine by which servers reach it."""
         write_json(self.path, {"host": host, "servers": [asdict(server) for server in servers]})
+
+    def ask_end(self, url: str) -> None:
+        """Of the process that is there now, not of one that takes its place."""
+        for number, one in enumerate(self.servers):
+            if one.url == url:
+                write_json(self._asked(number), one.starts)
+
+    def take_asked(self, number: int) -> int | None:
+        """Which process of a server is to be ended, by the number of its start; None where nobody has asked."""
+        with contextlib.suppress(FileNotFoundError):
+            asked = int(self._asked(number).read_text(encoding="utf-8"))
+            self._asked(number).unlink()
+            return asked
+        return None
+
+    def _asked(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.stem}-end-{number}.json")
 
     @property
     def host(self) -> str:
@@ -73,10 +91,16 @@ class NodeServer(VllmServer):
         posted = self.board.servers if self.board else []
         return next((f"{one.gone} (node {one.node})" for one in posted if one.url == self.url and one.gone), "")
 
+    async def end(self) -> None:
+        """By its node. One that cannot be reached has ended, or what is between us has: its node knows which."""
+        if self.board and not self.shared and not self.gone() and await self.is_healthy(ANSWER_S):
+            self.board.ask_end(self.url)
+
     async def close(self) -> None:
-        self.forget()  # it ends with the run: nothing is to be taken from it
+        self.board = None  # it ends with the run
+        self.forget()
         await super().close()
 
 
-def servers_on(board: Board, key: str, key_name: str, context: int) -> list[VllmServer]:
-    return [NodeServer(one.url, key, key_name, context, log=Path(one.log), board=board) for one in board.servers]
+def servers_on(board: Board, key: str, context: int) -> list[VllmServer]:
+    return [NodeServer(one.url, key, API_KEY, context, log=Path(one.log), board=board) for one in board.servers]

@@ -238,7 +238,7 @@ class VllmEngine:
     async def _look_at(self, server: VllmServer) -> None:
         if why := server.gone():
             server.lost = why
-            return
+            return server.hang_up()
         if not server.lost and (code := server.ended()) is not None:
             server.lost = f"it ended with exit code {code}"
         if not server.lost and self._is_asked(server) and time.monotonic() - server.heard > IDLE_S:

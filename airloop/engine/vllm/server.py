@@ -91,6 +91,7 @@ class VllmServer:
     lost: str = "it is being started"  # why it is asked for no replies
     routes: ClassVar[Mapping[str, str]] = ROUTES
     _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
+    _waits: set[asyncio.Timeout] = field(default_factory=set, repr=False)  # for what it was asked
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _client: httpx.AsyncClient | None = field(default=None, repr=False)
 
@@ -144,6 +145,23 @@ class VllmServer:
         """Why it will never come back, where somebody else keeps it and says so."""
         return ""
 
+    def hang_up(self) -> None:
+        """Nothing more will come: a machine that is gone closes no connection."""
+        for wait in self._waits:
+            wait.reschedule(0.0)
+
+    @contextlib.asynccontextmanager
+    async def _awaited(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            raise ServerLost(self.gone() or "it is gone") from None
+
     async def is_healthy(self, timeout_s: float) -> bool:
         with contextlib.suppress(httpx.HTTPError):
             return (await self.client.get("/health", timeout=timeout_s)).status_code == 200
@@ -183,7 +201,8 @@ class VllmServer:
         self.busy += 1
         self.heard = time.monotonic()
         try:
-            async with self.client.stream("POST", "/inference/v1/generate", json={**body, "stream": True}) as answer:
+            asked = self.client.stream("POST", "/inference/v1/generate", json={**body, "stream": True})
+            async with self._awaited(), asked as answer:
                 if answer.status_code != 200:
                     said = (await answer.aread()).decode(errors="replace")[:500]
                     if answer.status_code == 404 and body["model"] != self.model:
@@ -239,7 +258,8 @@ class VllmServer:
         """False where what the body names is not there."""
         try:
             # A server that fails at it hangs up after its answer, and who comes next would find a line that is dead.
-            answer = await self.client.post(route, json=dict(body), headers={"Connection": "close"})
+            async with self._awaited():
+                answer = await self.client.post(route, json=dict(body), headers={"Connection": "close"})
         except httpx.HTTPError as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
         self.heard = time.monotonic()

@@ -6,11 +6,13 @@ Ranks meet twice: where servers are there, and where a version is. Both come at 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from airloop.engine.vllm.adapters import AdapterStore
+from airloop.engine.vllm.elsewhere import Board, NodeServer
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.server import ANSWER_S, VllmServer
 from airloop.ranks import Ranks
@@ -56,7 +58,9 @@ class SharedEngine(VllmEngine):
 
     def _hear(self, served: Served) -> None:
         known: dict[str, Any] = {"context": self.context, "shared": True, "pulls": served.pulls}
-        self.servers = [VllmServer(*where, **known, _adapters=[served.name]) for where in served.servers]
+        board = Board.given()
+        kind = VllmServer if board is None else functools.partial(NodeServer, board=board)
+        self.servers = [kind(*where, **known, _adapters=[served.name]) for where in served.servers]
         self._store = AdapterStore(Path(served.adapters), "")
         self._name = served.name
 

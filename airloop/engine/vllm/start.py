@@ -17,7 +17,7 @@ from airloop.config import Config
 from airloop.config.vllm_rules import MEMORY, ON_GPUS, SERVED
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.depot import ServedStore
-from airloop.engine.vllm.elsewhere import BOARD, Board, servers_on
+from airloop.engine.vllm.elsewhere import API_KEY, BOARD, Board, servers_on
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.full import FullEngine, FullServer, FullStore
 from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
@@ -66,10 +66,10 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
 def _servers(config: Config, policy: Policy, model: Path, place: Path, board: Board | None) -> list[VllmServer]:
     """Those that nodes keep, that are named by their addresses, or that we start."""
     told = config.inference.vllm
-    known = (os.environ.get(told.api_key_env, ""), told.api_key_env, config.seq_len)
     if board is not None:
-        return servers_on(board, *known)
+        return servers_on(board, os.environ.get(API_KEY, ""), config.seq_len)
     if told.urls:
+        known = (os.environ.get(told.api_key_env, ""), told.api_key_env, config.seq_len)
         return [VllmServer(url.rstrip("/").removesuffix("/v1"), *known) for url in told.urls]
     dtype = str(policy.dtype).removeprefix("torch.")
     gpus = [None if gpu is None else _device(gpu) for gpu in _gpus(config)]

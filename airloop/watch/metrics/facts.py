@@ -14,6 +14,7 @@ from airloop.watch.metrics.ledger import Ledger, Terms, account
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
+    from airloop.engine.base import Engine
     from airloop.learn.advantages import Batch
     from airloop.learn.report import Report
     from airloop.rollout.collected import Collected
@@ -45,6 +46,7 @@ def step_facts(parts: Components, collected: Collected, report: Report) -> dict[
         "first_error": first[:ERROR_CHARACTERS],
         **commonest_crash(collected),
         "memory": memory(str(parts.policy.device)),
+        **_servers(parts.engine),
         "plan": {
             "max_steps": config.max_steps,
             "lr": config.trainer.optim.lr,
@@ -54,6 +56,12 @@ def step_facts(parts: Components, collected: Collected, report: Report) -> dict[
             "success": {title: env.success for title, env in parts.envs.items()},
         },
     }
+
+
+def _servers(engine: Engine) -> dict[str, dict[str, int]]:
+    """Of an engine that is made of servers: one that has died, or whose node is lost, is missed here."""
+    found = getattr(engine, "servers", ())
+    return {"servers": {"answering": sum(not one.lost for one in found), "all": len(found)}} if found else {}
 
 
 def commonest_crash(collected: Collected) -> dict[str, str]:

@@ -169,6 +169,8 @@ def _ledger() -> Iterator[Name]:
 
 
 def _machine() -> Iterator[Name]:
+    yield Name("train/servers/answering", "servers", "Servers of vLLM that are asked for replies, as the step ends.")
+    yield Name("train/servers/all", "servers", "Servers of vLLM that the run began with.")
     yield Name("train/memory/used", "MiB", "Memory of the process between two steps.")
     yield Name("train/memory/peak", "MiB", "The most memory that the process has had so far.")
     yield Name("train/memory/available", "MiB", "Memory that it could still have.")

@@ -1,0 +1,75 @@
+"""[cluster] roles above Ray itself: raylets of this machine as nodes, one of which only samples, with vLLM's build for
+CPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import warm_process
+from support.interop_world import ROOT, interpreter
+from support.rank_runs import FLAGS, started_from, the_run, words
+from support.raylets import Raylets
+
+from airloop.learn.checkpoints import checkpoints
+from airloop.models.tiny import save_tiny
+
+pytestmark = pytest.mark.interop
+WIDE = 128  # heads of 16 numbers, as the tiny model has otherwise, are none of vLLM's
+ROLES = {
+    **FLAGS,
+    "deterministic": "false",
+    "model.device": "cpu",
+    "cluster.nodes": "2",
+    "cluster.roles.learner": "1",
+    "cluster.roles.sampler": "1",
+    "max_steps": "4000",
+    "ckpt.interval": "1",
+}
+
+
+@pytest.fixture
+def raylets() -> Iterator[Raylets]:
+    found = Raylets(interpreter("ray"))
+    yield found
+    found.close()
+
+
+def test_a_node_with_vllm_samples_for_another_that_trains_and_its_loss_ends_the_run_with_a_sentence(
+    raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run for both: vLLM takes more than a minute to start."""
+    monkeypatch.chdir(tmp_path)  # Ray has what it starts look for packages where the command is called
+    python = interpreter("vllm")
+    raylets.add()
+    second = raylets.add()
+    model = save_tiny(tmp_path / "tiny", "llama", hidden=WIDE)
+    start = started_from(tmp_path / "start", **{"model.name": str(model)})
+    named = {**start, "inference.vllm.python": python, "model.name": str(model), "output_dir": str(tmp_path / "out")}
+    env = {**os.environ, "RAY_ADDRESS": raylets.address, "PYTHONPATH": str(ROOT / "tests")}
+    argv = ["train", "--skip-proofs", *words({**ROLES, **named})]
+    server = warm_process.server_of(interpreter("ray"))
+    training = warm_process.Process(argv, env=env, stderr=True, server=server)
+    try:
+        until = time.monotonic() + 300
+        while not list(tmp_path.glob("out/exp*/checkpoints/step_3")):
+            assert training.poll() is None, training.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        second.signal(signal.SIGKILL)
+        began, (_, said) = time.monotonic(), training.communicate(timeout=120)
+    finally:
+        training.kill()
+    assert training.returncode == 1 and time.monotonic() - began < 90
+    run = the_run(tmp_path / "out")
+    assert "No server of vLLM is left" in said and "its node was lost" in said and "no server is left" in said
+    assert "air train --resume" in said and said.count("never run") == 1 and "Traceback" not in said
+    assert run.status()["status"] == "failed" and checkpoints(run.path / "checkpoints")
+    lines = run.metrics("train")
+    assert all((m["rollout"]["episodes"], m["rollout"]["infra_errors"]) == (20, 0) for m in lines)
+    assert max(m["learner"]["logprob_gap_mean"] for m in lines) < 1e-4
+    assert "vLLM" in (run.path / "servers" / "0.log").read_text(), "what it printed has come from its node"
