@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.cluster.network import free_port, way_to
+from airloop.cluster.network import free_ports, way_to
 from airloop.launch.base import Handle, Order
 from airloop.launch.local import LocalLauncher
 from airloop.own_code import content_digest
@@ -79,8 +79,8 @@ class Agent:
         except OSError:
             return None
 
-    def free_port(self, address: str) -> int:
-        return free_port(address)
+    def free_ports(self, address: str, count: int) -> list[int]:
+        return free_ports(address, count)
 
     def prepare(self, device: str) -> None:
         """For the first rank, on all nodes at the same time: to import torch takes seconds."""

@@ -38,6 +38,12 @@ NEVER_RUN = (
 )
 
 
+ONLY_SAMPLE = (
+    "note: machines that only sample: this was tried with vLLM's build for CPUs on the learners' own machine; vLLM on "
+    "GPUs, and a real network between it and them, were not tried."
+)
+
+
 class RemoteRank:
     """Implements Handle, of a rank on a node. What it tells and how it ends comes by `hear`."""
 
@@ -103,6 +109,8 @@ class ClusterLauncher:
 
     def orders(self, run: Run, resuming: bool) -> list[Order]:
         self._say(NEVER_RUN)
+        if run.config.sampler_nodes:
+            self._say(ONLY_SAMPLE)
         config, self._each, self._run = run.config, run.config.ranks_per_node, run.path
         joined = self._all.join(config.cluster.nodes, len(config.gpus), resuming)
         learners, samplers = share_out(config, len(joined))
@@ -126,7 +134,7 @@ class ClusterLauncher:
             found = [Sampler(*both) for both in zip(joined[learners:], facts[learners:], strict=True)]
             self._samplers = Samplers(run, found, self._folder, host, self._say)
             environment = self._samplers.start()
-        (port,) = self._ask("free_port", host, of=self._nodes[:1])
+        ((port,),) = self._ask("free_ports", host, 1, of=self._nodes[:1])
         orders = [self._order(run, rank, facts, f"{host}:{port}", resuming) for rank in range(self._size)]
         return [replace(order, environment=environment) for order in orders]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
@@ -28,12 +29,13 @@ def way_to(host: str) -> Way:
     return Way(address, "lo" if address.startswith("127.") else "")
 
 
-def free_port(address: str) -> int:
-    """One that nobody listens at. Whoever asked should take it soon: it is not held."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as taken:
-        taken.bind((address, 0))
-        port: int = taken.getsockname()[1]
-        return port
+def free_ports(address: str, count: int = 1) -> list[int]:
+    """As many that nobody listens at, all different. Whoever asked should take them soon: they are not held."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
+        for one in taken:
+            one.bind((address, 0))
+        return [one.getsockname()[1] for one in taken]
 
 
 def _address_of(asking: socket.socket, interface: str) -> str | None:

@@ -96,18 +96,20 @@ class Samplers:
         if len(gpus) < len(config.gpus):
             raise too_few_gpus(sampler.node, len(gpus), len(config.gpus))
         host = sampler.facts["address"]
+        places = gpus[: len(config.gpus)] if config.gpus else [None]
+        ports = self._call(sampler.node, "free_ports", host, len(places))
         return [
             ServerOrder(
                 config=config.model_dump(mode="json", exclude_none=True),
                 dtype=config.dtype_apart,
                 number=0,
                 host=host,
-                port=self._call(sampler.node, "free_port", host),
+                port=port,
                 gpu=gpu,
                 key=self._key,
                 adapters_key=self._adapters_key,
             )
-            for gpu in (gpus[: len(config.gpus)] if config.gpus else [None])
+            for gpu, port in zip(places, ports, strict=True)
         ]
 
     def _follow(self, node: Node) -> None:

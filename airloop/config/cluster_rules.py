@@ -42,14 +42,14 @@ def _roles(config: RunConfig, roles: RolesConfig) -> Iterator[Conflict]:
     for role, does in without.items():
         if getattr(roles, role) == 0:
             yield Conflict(
-                (ROLES,),
+                (f"{ROLES}.learner", f"{ROLES}.sampler"),
                 f"cluster.roles has no {role}, and one machine at least {does}",
                 {f"{ROLES}.{role}": max(1, nodes - roles.learner - roles.sampler)},
             )
             return
     if (together := roles.learner + roles.sampler) != nodes:
         yield Conflict(
-            (ROLES, NODES),
+            (f"{ROLES}.learner", f"{ROLES}.sampler", NODES),
             f"cluster.roles has learner = {roles.learner} and sampler = {roles.sampler}, {together} machines together, "
             f"and cluster.nodes = {nodes}",
             {NODES: together},

@@ -52,7 +52,7 @@ def _deployment(given: Any, _: Mapping[str, Any]) -> Answer:
     if not isinstance(given, Mapping) or given.get("type", "single_node") != "single_node":
         return Answer(
             f"{ONE_COPY}, on several machines as on one: {OWN_RANKS}",
-            instead="say cluster.nodes and cluster.gpus_per_node",
+            instead="say cluster.nodes and cluster.gpus_per_node, and cluster.roles where some only sample",
             choice=True,
         )
     count = int(number(given.get("num_train_gpus", 1)) or 0) + int(number(given.get("num_infer_gpus", 1)) or 0)

@@ -51,7 +51,7 @@ def test_a_rank_and_the_doctor_know_nothing_of_other_machines() -> None:
         ("--cluster.gpus_per_node 2 --model.device cpu", 'has no effect with device = "cpu"', ""),
         ("--cluster.nodes 2 --model.device cpu --trainer.processes 3", "cannot be shared evenly", "processes 4"),
         ("--cluster.nodes 2 --cluster.gpus_per_node 2 --trainer.processes 2", "4 GPUs of 2 machines", "processes 4"),
-        ("--cluster.nodes 2 --model.device cpu --inference.backend vllm", "several machines with backend", "embedded"),
+        ("--cluster.nodes 3 --model.device cpu --inference.backend vllm", "does not say which", "roles.sampler 2"),
         ("--cluster.nodes 0", "greater than or equal to 1", ""),
     ],
 )
@@ -59,6 +59,65 @@ def test_what_excludes_each_other_is_refused(words: str, problem: str, fix: str)
     with pytest.raises(AirError) as refused:
         config_of(*words.split())
     assert problem in str(refused.value) and fix in str(refused.value)
+
+
+ROLES = "--cluster.nodes 3 --cluster.gpus_per_node 8 --cluster.roles.learner 1 --cluster.roles.sampler 2"
+
+
+def test_roles_share_the_machines_out_and_say_what_samples() -> None:
+    config = config_of(*ROLES.split())
+    assert (config.ranks, config.ranks_per_node, config.learner_nodes, config.sampler_nodes) == (8, 8, 1, 2)
+    assert (config.inference.backend, config.inference.vllm.adapters, config.dtype_apart) == (
+        "vllm",
+        "http",
+        "bfloat16",
+    )
+    cpus = config_of(*CPUS.split(), "--trainer.processes", "4")
+    assert (cpus.ranks, cpus.ranks_per_node, cpus.dtype_apart) == (4, 2, "float32")
+    both = config_of("--cluster.nodes", "3", "--model.device", "cpu")
+    assert both.cluster.roles is None and (both.learner_nodes, both.sampler_nodes, both.ranks) == (3, 0, 3)
+
+
+CPUS = "--cluster.nodes 3 --model.device cpu --cluster.roles.learner 2 --cluster.roles.sampler 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        (f"{ROLES} --cluster.nodes 4", "learner = 1 and sampler = 2, 3 machines together, and cluster.nodes = 4", "3"),
+        (f"{ROLES} --cluster.roles.learner 0", "has no learner, and one machine at least trains", "learner 1"),
+        (f"{ROLES} --cluster.roles.sampler 0", "has no sampler, and one machine at least samples", "sampler 2"),
+        ("--cluster.nodes 3 --model.device cpu --cluster.roles.sampler 1", "has no learner", "learner 2"),
+        (f"{ROLES} --cluster.roles.grader 1", "[cluster.roles] has learner, sampler", ""),
+        (f"{ROLES} --inference.backend embedded", "such machines need servers of vLLM", "--inference.backend vllm"),
+        (f"{ROLES} --inference.vllm.adapters files", "they pull adapters", "adapters http"),
+        (f'{ROLES} --inference.vllm.urls ["http://a:1"]', "names others that run already", "leave"),
+        (f"{ROLES} --trainer.model.train full", "with samplers on machines of their own", "train lora"),
+        (f"{ROLES} --trainer_gpu_ids [0]", "GPUs of one machine", "gpus_per_node 8"),
+        (f"{ROLES} --inference_gpu_ids [1]", "GPUs of one machine", "gpus_per_node 8"),
+        (f"{ROLES} --trainer.processes 24", "each of the 8 GPUs", "processes 8"),
+        (f"{CPUS} --trainer.processes 3", "cannot be shared evenly by cluster.roles.learner = 2", "processes 4"),
+        (f"{ROLES} --deterministic true", "a server's batches follow from the clock", "deterministic false"),
+    ],
+)
+def test_roles_that_cannot_be_are_refused(words: str, problem: str, fix: str) -> None:
+    with pytest.raises(AirError) as refused:
+        config_of(*words.split())
+    assert problem in str(refused.value) and fix in str(refused.value)
+    assert "mistakes" not in str(refused.value), "one mistake is told once"
+
+
+def test_who_is_no_rank_of_such_a_run_samples_for_itself() -> None:
+    """A doctor, an evaluation; ranks keep their servers."""
+    config = config_of(*ROLES.split())
+    here = config.sampled_here()
+    assert (here.inference.backend, here.cluster.roles, here.ranks) == ("embedded", None, 8)
+    assert Config.model_validate(here.model_dump()) == here, "no rule is broken"
+    for alone in (_for_one(config), config_for_rank(config, "cuda")):
+        assert alone.ranks == 1 and alone.cluster == ClusterConfig() and alone.model.dtype == "bfloat16"
+    assert _for_one(config).inference.backend == "embedded"
+    assert config_for_rank(config, "cuda").inference.backend == "vllm"
+    assert config_of("--cluster.nodes", "2", "--model.device", "cpu").sampled_here().cluster.nodes == 2
 
 
 @pytest.mark.slow

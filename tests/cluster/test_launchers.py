@@ -16,7 +16,7 @@ from support.warm_ranks import WarmServer
 
 from airloop.cluster.agent import Agent, versions
 from airloop.cluster.launcher import ClusterLauncher
-from airloop.cluster.network import free_port, way_to
+from airloop.cluster.network import free_ports, way_to
 from airloop.config import load_config
 from airloop.errors import AirError
 from airloop.launch import local
@@ -163,7 +163,8 @@ def test_news_are_kept_until_they_have_arrived() -> None:
 
 def test_the_way_to_a_machine_is_found_by_asking_the_kernel() -> None:
     assert way_to("127.0.0.1") == ("127.0.0.1", "lo")
-    assert 0 < free_port("127.0.0.1") < 65536
+    ports = free_ports("127.0.0.1", 20)
+    assert len({*ports}) == 20 and min(ports) > 0 and max(ports) < 65536
 
 
 def test_the_agents_facts_can_travel() -> None:

@@ -40,6 +40,7 @@ LORA_FIX = (
     "start it with --enable-lora, a --max-lora-rank of at least the adapter's and --max-loras 2, and one more for each "
     f"of max_staleness; {FILES_FIX}"
 )
+GONE_FIX = "mend what it names on that node, then go on with `air train --resume RUN`."
 READY_S = 900.0  # for the weights to be read and kernels to be made
 ANSWER_S = 120.0  # for a single token, of a server that lives
 SILENT_S = 300.0  # between two tokens of a reply
@@ -126,7 +127,7 @@ class VllmServer:
         while True:
             if why := self.gone():
                 told = f"The vLLM at {self.url} is gone: {why}.\n{self.tail()}"
-                raise AirError(told.rstrip(), _start_fix(self.tail()))
+                raise AirError(told.rstrip(), GONE_FIX)
             if (code := self.ended()) is not None:
                 raise AirError(f"vLLM did not start (exit code {code}):\n{self.tail()}", _start_fix(self.tail()))
             if await self.is_healthy(5.0):

@@ -1,0 +1,307 @@
+"""Parts of samplers on nodes of their own: what they are started with, how they are kept, what the board says, and when
+one that is gone is hung up on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.launcher_contract import Told, ended
+from support.rank_runs import FLAGS, words
+from support.scripted_nodes import ScriptedNodes
+from support.warm_ranks import WarmServer
+
+from airloop.cluster.agent import Agent
+from airloop.cluster.kept import KeptServer, ServerOrder
+from airloop.cluster.launcher import ClusterLauncher
+from airloop.cluster.node import NodeLost
+from airloop.cluster.samplers import Sampler, Samplers, share_out
+from airloop.config import Config, load_config
+from airloop.engine.vllm.elsewhere import API_KEY, BOARD, Board, NodeServer, Posted
+from airloop.engine.vllm.engine import STARTS
+from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
+from airloop.engine.vllm.server import ServerLost
+from airloop.errors import AirError
+from airloop.launch import local
+from airloop.launch.base import Order
+from airloop.launch.local import LocalLauncher
+from airloop.models.tiny import save_tiny
+from airloop.runs.run import Run
+
+WAIT_S = 60.0
+CPUS = {"model.device": "cpu", "cluster.nodes": "3", "cluster.roles.learner": "1", "cluster.roles.sampler": "2"}
+GPUS = {**CPUS, "model.device": "auto", "cluster.gpus_per_node": "2"}
+
+
+def config_of(**more: str) -> Config:
+    return load_config(words({**FLAGS, "deterministic": "false", **more}))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AIR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vllm"
+
+
+def until(there: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def order_of(folder: Path, script: str) -> ServerOrder:
+    """Of a server whose interpreter is a script of ours."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    named = {"inference.vllm.python": str(program), "model.name": str(save_tiny(folder / "tiny"))}
+    config = config_of(**CPUS, **named).model_dump(mode="json", exclude_none=True)
+    return ServerOrder(config, "float32", 0, "127.0.0.3", 8123, None, "the key", "the other key")
+
+
+def kept_by(agent: Agent, order: ServerOrder) -> Iterator[tuple[str, str]]:
+    """What an agent tells of a server, in the end its exit."""
+    agent.serve(vars(order))
+    seen, deadline = 0, time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        for number, who, kind, text in agent.news(seen, 0.2):
+            assert who == order.url
+            seen = number
+            yield kind, text
+            if kind == "exit" or (kind == "event" and json.loads(text)[0] == "failed"):
+                return
+    raise AssertionError("it has told of no end")
+
+
+def test_a_server_is_started_with_keys_in_its_environment_on_the_address_of_its_node(tmp_path: Path) -> None:
+    order = order_of(tmp_path, f'env > {tmp_path}/env; echo "$@" > {tmp_path}/words; exec sleep 60')
+    agent = Agent({}, ".")
+    agent.serve(vars(order))
+    agent.serve(vars(order))  # a call may come twice
+    until((tmp_path / "words").exists)
+    until(lambda: (tmp_path / "words").read_text())
+    given = (tmp_path / "words").read_text().split()
+    options = dict(itertools.pairwise(given))
+    assert (options["--host"], options["--port"]) == ("127.0.0.3", "8123")
+    assert options["--model"] == str(tmp_path / "tiny") and options["--dtype"] == "float32"
+    env = dict(line.partition("=")[::2] for line in (tmp_path / "env").read_text().splitlines())
+    assert (env["VLLM_API_KEY"], env[KEY]) == ("the key", "the other key")
+    assert not {"the", "key", "other"} & {*given}, "a command can be read by everybody"
+    plugin = Path(env["PYTHONPATH"].split(":")[0])
+    assert (plugin / "airloop_vllm" / "adapters.py").is_file() and plugin.is_relative_to(env[FOLDER])
+    assert "VLLM_SERVER_DEV_MODE" not in env, "routes that ask for no key are not there"
+    assert len(agent._servers) == 1
+    agent.close()
+    assert not plugin.exists()
+
+
+def test_a_server_that_ends_is_started_again_a_few_times(tmp_path: Path) -> None:
+    order = order_of(tmp_path, f"echo $PPID >> {tmp_path}/starts; echo no GPU here; printf half; exit 7")
+    agent = Agent({}, ".")
+    told = list(kept_by(agent, order))
+    agent.close()
+    assert [json.loads(text) for kind, text in told if kind == "event"] == [["started", 2, 7], ["started", 3, 7]]
+    assert told[-1] == ("exit", "7") and len((tmp_path / "starts").read_text().split()) == STARTS
+    lines = [text for kind, text in told if kind == "line"]
+    assert "".join(lines) == "no GPU herehalf" * STARTS and lines[0] == "no GPU here"
+
+
+def test_one_that_hangs_is_ended_and_started_again_and_only_that_one(tmp_path: Path) -> None:
+    order = order_of(tmp_path, f"echo up >> {tmp_path}/starts; exec sleep 60")
+    agent = Agent({}, ".")
+    agent.serve(vars(order))
+    until((tmp_path / "starts").exists)
+    agent.replace_server(order.url, 1)
+    until(lambda: [text for _, _, kind, text in agent.news(0, 0.1) if kind == "event" and '"started", 2' in text])
+    agent.replace_server(order.url, 1)  # the same call again, or one that comes late
+    time.sleep(0.5)
+    agent.news(0, 0.1)
+    assert len((tmp_path / "starts").read_text().split()) == 2
+    agent.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            {"inference": {"backend": "vllm", "vllm": {"python": "nowhere/python"}}},
+            "is no program. (name an interpreter",
+        ),
+        ({"model": {"name": "./nothing", "device": "cpu"}}, "there is no model at './nothing'"),
+    ],
+)
+def test_what_a_node_lacks_is_told(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
+    order = order_of(tmp_path, "exit 1")
+    agent = Agent({}, ".")
+    ((kind, text),) = kept_by(agent, replace(order, config={**order.config, **wrong}))
+    assert kind == "event" and told in json.loads(text)[1]
+    agent.close()
+
+
+def test_one_that_is_ended_before_it_is_started_does_not_stay(tmp_path: Path) -> None:
+    order, finding = order_of(tmp_path, f"touch {tmp_path}/up; exec sleep 60"), threading.Lock()
+    finding.acquire()
+    kept = KeptServer(order, tmp_path, finding, lambda kind, text: None)
+    kept.end()
+    finding.release()
+    until(lambda: kept._server is not None)
+    assert kept._server is not None
+    until(lambda: kept._server.ended() is not None)
+
+
+def board_of(folder: Path, *servers: Posted) -> Board:
+    board = Board(folder / "servers.json")
+    board.post("10.0.0.5", servers)
+    return board
+
+
+HERE = Posted("http://127.0.0.1:9", "node1", "servers/0.log")
+
+
+def test_the_board_says_how_servers_are_and_which_is_to_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = board_of(tmp_path, HERE, replace(HERE, url="http://127.0.0.1:10", starts=3))
+    monkeypatch.setenv(BOARD, str(board.path))
+    given = Board.given()
+    assert given is not None and given.host == "10.0.0.5" and given.servers == board.servers
+    given.ask_end("http://127.0.0.1:10")
+    assert [board.take_asked(0), board.take_asked(1), board.take_asked(1)] == [None, 3, None]
+    board.path.unlink()
+    assert given.servers == [] and NodeServer(HERE.url, board=given).gone() == "", "it goes with the run"
+
+
+def test_who_waits_for_a_server_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
+    """A machine without power closes no connection: this one takes requests and never answers."""
+    board = board_of(tmp_path, HERE)
+
+    async def main() -> None:
+        silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        board.post("", [replace(HERE, url=url)])
+        server = NodeServer(url, board=board, pulls=True)
+        asked = [
+            asyncio.ensure_future(anext(aiter(server.stream({"model": "a"})))),
+            asyncio.ensure_future(server.load("air-1", tmp_path)),
+        ]
+        await asyncio.sleep(0.3)
+        assert not any(one.done() for one in asked) and server.gone() == ""
+        board.post("", [replace(HERE, url=url, gone="its node was lost: no power")])
+        assert server.gone() == "its node was lost: no power (node node1)"
+        server.hang_up()
+        found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+        assert all(isinstance(one, ServerLost) and "no power" in str(one) for one in found), found
+        with pytest.raises(AirError, match="is gone: its node was lost: no power"):
+            await server.ready()
+        await server.close()
+        silent.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("found", "shared"), [(3, (1, 2)), (2, (1, 1))], ids=["all of them", "one sampler is missing"])
+def test_nodes_that_are_there_are_shared_out(found: int, shared: tuple[int, int]) -> None:
+    assert share_out(config_of(**CPUS), found) == shared
+    two = config_of(**{**CPUS, "cluster.nodes": "4", "cluster.roles.learner": "2"})
+    assert [share_out(two, count) for count in (2, 3, 4)] == [(1, 1), (2, 1), (2, 2)]
+    with pytest.raises(AirError, match="wants 1 learners and 2 samplers, and one node is there"):
+        share_out(config_of(**CPUS), 1)
+
+
+class Recording:
+    """Implements Node: what its agent would be asked to start, where there is no GPU to start it on."""
+
+    def __init__(self, name: str, lost: bool = False) -> None:
+        self.name, self.lost = name, lost
+        self.orders: list[ServerOrder] = []
+
+    def call(self, method: str, *given: Any) -> Any:
+        if self.lost:
+            raise NodeLost("no power")
+        if method == "serve":
+            self.orders.append(ServerOrder(**given[0]))
+        return {"free_ports": [7000, 7001], "news": []}.get(method)
+
+
+def samplers_on(tmp_path: Path, gpus: list[str], **more: str) -> tuple[Samplers, list[Recording]]:
+    config = config_of(**GPUS, output_dir=str(tmp_path), **more)
+    run = Run.create(config, config.task)
+    nodes = [Recording("a"), Recording("b")]
+    facts = [{"gpus": gpus, "address": f"10.0.0.{number}"} for number in (6, 7)]
+    found = [Sampler(*both) for both in zip(nodes, facts, strict=True)]
+    return Samplers(run, found, tmp_path, "10.0.0.5", print), nodes
+
+
+def test_a_server_on_each_gpu_of_each_sampler_node(tmp_path: Path) -> None:
+    samplers, nodes = samplers_on(tmp_path, ["GPU-7", "GPU-9", "GPU-11"])
+    environment = samplers.start()
+    orders = [order for node in nodes for order in node.orders]
+    assert [(o.number, o.host, o.gpu, o.dtype) for o in orders] == [
+        (0, "10.0.0.6", "GPU-7", "float32"),
+        (1, "10.0.0.6", "GPU-9", "float32"),
+        (2, "10.0.0.7", "GPU-7", "float32"),
+        (3, "10.0.0.7", "GPU-9", "float32"),
+    ]
+    assert {o.key for o in orders} == {environment[API_KEY]} != {o.adapters_key for o in orders} == {environment[KEY]}
+    board = Board(Path(environment[BOARD]))
+    assert board.host == "10.0.0.5" and [one.url for one in board.servers] == [o.url for o in orders]
+    assert "key" not in board.path.read_text()
+    samplers.close(1.0)
+    named, _ = samplers_on(tmp_path, ["0", "1"], **{"inference.vllm.adapters_host": "192.168.0.5"})
+    assert Board(Path(named.start()[BOARD])).host == "192.168.0.5", "the user knows a better way"
+    named.close(1.0)
+
+
+def test_a_sampler_node_with_too_few_gpus_and_one_that_is_lost_at_once_are_refused(tmp_path: Path) -> None:
+    samplers, _ = samplers_on(tmp_path, ["0"])
+    with pytest.raises(AirError, match="The node a shows 1 GPUs to what Ray starts there, not 2"):
+        samplers.start()
+    samplers, nodes = samplers_on(tmp_path, ["0", "1"])
+    nodes[1].lost = True
+    with pytest.raises(AirError, match="The sampler node b was lost before the run had begun: no power"):
+        samplers.start()
+
+
+@pytest.mark.slow
+def test_keys_go_to_ranks_by_their_environment_and_not_by_their_command(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    launcher._asked = True  # each is started anew, as on GPUs
+    told = Told()
+    order = Order(str(tmp_path), 0, 1, str(tmp_path), "cpu", False, environment={API_KEY: "secret-1", KEY: "secret-2"})
+    process = launcher.spawn(order, told)
+    place = Path(f"/proc/{process.pid}")
+    until(lambda: b"airloop.rank" in (place / "cmdline").read_bytes())
+    assert b"secret" not in (place / "cmdline").read_bytes()
+    assert f"{API_KEY}=secret-1".encode() in (place / "environ").read_bytes()
+    assert ended(process) == 1 and "is not a run" in str(told.events[0])
+    launcher.close()
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_lost_is_told_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three nodes train; what the third lacks is nobody's affair before the ranks are there."""
+    monkeypatch.setattr(local, "ForkServer", WarmServer)
+    more = {"cluster.roles.learner": "2", "cluster.roles.sampler": "1", "inference.vllm.python": "nowhere/python"}
+    config = config_of(**{**CPUS, **more}, output_dir=str(tmp_path))
+    run, nodes, said = Run.create(config, config.task), ScriptedNodes(3), list[str]()
+    launcher = ClusterLauncher(nodes, said.append)
+    orders = launcher.orders(run, False)
+    assert [(o.rank, o.size, o.here) for o in orders] == [(0, 2, 1), (1, 2, 1)]
+    assert {*orders[0].environment} == {BOARD, KEY, API_KEY} and orders[0].environment == orders[1].environment
+    until(lambda: any("is no program" in text and "no server is left" in text for text in said))
+    told = Told()
+    process = launcher.spawn(orders[1], told)
+    nodes.nodes[1].lost = "its machine was taken back"
+    assert ended(process) == 1
+    assert "The node node1 of 2 was lost: its machine was taken back" in str(told.events[0][1])
+    launcher.close()
+    run.close()
