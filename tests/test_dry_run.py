@@ -9,8 +9,8 @@ import pytest
 from support import warm_process
 from support.vllm_standin import interpreter
 
-from airloop.config import load_config, to_toml
-from airloop.dry_run import CONTEXT, shrunk
+from airloop.config import ClusterConfig, load_config, to_toml
+from airloop.dry_run import CONTEXT, _told, _what, shrunk
 
 # As people have them: some GPUs sample, others train.
 APART = """
@@ -54,6 +54,19 @@ def test_what_costs_is_small_and_the_rest_is_its_own(tmp_path: Path) -> None:
     again = tmp_path / "small.toml"
     again.write_text(to_toml(small))
     assert load_config(["@", str(again)]) == small, "no rule is broken by it"
+
+
+def test_samplers_on_other_machines_become_one_server_here(tmp_path: Path) -> None:
+    ids = "inference_gpu_ids = [0]\ntrainer_gpu_ids = [2, 3]\n"
+    roles = "[cluster]\nnodes = 3\ngpus_per_node = 2\nroles = { learner = 1, sampler = 2 }\n"
+    config = load_config(["@", write(tmp_path, APART.replace(ids, "") + roles)])
+    small = shrunk(config, tmp_path / "model", tmp_path)
+    assert (small.ranks, small.inference.backend, small.inference.vllm.adapters) == (2, "vllm", "http")
+    assert small.cluster == ClusterConfig() and "2 processes train, a server of vLLM samples" in _what(small)
+    told = _told(config, small, {"steps": 2, "episodes": 8, "infra_errors": 0, "tokens_trained": 9, "seconds": 60.0})
+    assert "the 3 machines (2 of them only to sample) and what is between them" in told
+    (tmp_path / "small.toml").write_text(to_toml(small))
+    assert load_config(["@", str(tmp_path / "small.toml")]) == small, "no rule is broken by it"
 
 
 def test_it_goes_on_with_nothing() -> None:

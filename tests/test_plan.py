@@ -496,3 +496,14 @@ def test_servers_have_gpus_of_their_own() -> None:
     assert report["servers"]["kv_tokens"] == room // (2 * shape.kv_values) > 2048
     narrow = make_report(Config(**ids, inference={"gpu_memory_utilization": 0.65}), shape, 24 * GIB)
     assert not narrow["fits"] and not narrow["servers"]["fits"] and "It does not fit there" in narrow["text"]
+
+
+def test_servers_on_machines_of_their_own() -> None:
+    shape = shape_of(config_json("7b"))
+    roles = {"nodes": 5, "gpus_per_node": 4, "roles": {"learner": 2, "sampler": 3}}
+    report = make_report(Config(cluster=roles, trainer={"model": {"ac": {"freq": 1}}}), shape, 24 * GIB)
+    assert (report["gpus"], report["servers"]["gpus"], report["servers"]["nodes"]) == (8, 12, 3)
+    assert report["kv_tokens"] == 0 and "on 8 GPUs of 24.0 GiB, of 2 machines that train" in report["text"]
+    assert "On 3 machines that only sample, 12 servers of vLLM, each on a GPU of its own" in report["text"]
+    both = make_report(Config(cluster={"nodes": 2, "gpus_per_node": 4}), shape, 24 * GIB)
+    assert "servers" not in both and both["gpus"] == 8

@@ -130,8 +130,10 @@ class Samplers:
     def _hear(self, url: int | str, kind: str, text: str) -> None:
         posted = self._posted[str(url)]
         if kind == "line":
-            with Path(posted.log).open("a", encoding="utf-8", errors="backslashreplace") as log:
-                log.write(f"{text}\n")
+            # A full disk is reported by whatever must not be lost; it is no loss of a node.
+            log = Path(posted.log)
+            with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{text}\n")
         elif kind == "exit":
             self._end([posted], f"it ended with exit code {text}, after {posted.starts} starts")
         else:
@@ -139,11 +141,13 @@ class Samplers:
             if name == "failed":
                 self._end([posted], told[0])
                 return
-            self._change([replace(posted, starts=told[0])])
+            self._change([replace(posted, starts=told[0], code=told[1])])
             self._say(f"note: the server at {url} ended with exit code {told[1]}: its node has started it again")
 
     def _lose(self, node: Node, why: str) -> None:
-        self._end([one for one in self._posted.values() if one.node == node.name], f"its node was lost: {why}")
+        there = [one for one in self._posted.values() if one.node == node.name and not one.gone]
+        if there:
+            self._end(there, f"its node was lost: {why}")
 
     def _end(self, servers: Sequence[Posted], why: str) -> None:
         self._change([replace(one, gone=why) for one in servers])
@@ -153,7 +157,7 @@ class Samplers:
         self._say(f"note: the sampler node {servers[0].node} has lost {where}: {why}; {rest}")
 
     def _change(self, servers: Sequence[Posted]) -> None:
-        with self._lock:
+        with self._lock, contextlib.suppress(AirError, OSError):  # as above
             self._posted |= {one.url: one for one in servers}
             self._post()
 

@@ -208,6 +208,22 @@ def test_who_waits_for_a_server_that_is_gone_is_told_at_once(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def test_a_process_that_has_taken_the_place_of_another_is_not_taken_for_it(tmp_path: Path) -> None:
+    """However quick its node was: it has to show first that it computes what the trainer does."""
+    board = board_of(tmp_path, HERE)
+    server = NodeServer(HERE.url, board=board)
+    server.start()
+    server._adapters = ["air-1"]
+    assert server.ended() is None
+    board.post("", [replace(HERE, starts=2, code=9)])
+    assert server.ended() == 9
+    with pytest.raises(AirError, match=r"did not start \(exit code 9\)"):
+        asyncio.run(server.ready())
+    assert server._adapters == []
+    server.start()
+    assert server.ended() is None and server.starts == 2
+
+
 @pytest.mark.parametrize(("found", "shared"), [(3, (1, 2)), (2, (1, 1))], ids=["all of them", "one sampler is missing"])
 def test_nodes_that_are_there_are_shared_out(found: int, shared: tuple[int, int]) -> None:
     assert share_out(config_of(**CPUS), found) == shared

@@ -20,7 +20,7 @@ from test_learner import group_rows, make_policy
 from torch import Tensor
 
 import airloop.ranks
-from airloop.cluster.network import free_port
+from airloop.cluster.network import free_ports
 from airloop.engine.base import Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.learn.advantages import Batch

@@ -26,6 +26,7 @@ class Posted:
     node: str  # its name
     log: str  # a file that every learner sees
     starts: int = 1
+    code: int = 0  # with which the process before ended
     gone: str = ""  # why it will not come back
 
 
@@ -67,8 +68,8 @@ class Board:
 
     @property
     def servers(self) -> list[Posted]:
-        """Nothing where it has just been taken away, with the run."""
-        with contextlib.suppress(FileNotFoundError):
+        """Nothing where it cannot be read just now, or has been taken away with the run."""
+        with contextlib.suppress(OSError):
             return [Posted(**one) for one in json.loads(self.path.read_text(encoding="utf-8"))["servers"]]
         return []
 
@@ -79,6 +80,11 @@ class NodeServer(VllmServer):
 
     board: Board | None = None
 
+    def start(self) -> None:
+        """It is: from now on the process that is there counts."""
+        if posted := self._posted():
+            self.starts = posted.starts
+
     @property
     def _ready_s(self) -> float:
         return READY_S
@@ -87,9 +93,17 @@ class NodeServer(VllmServer):
         self.forget()  # whatever it had: it may be another process than before
         await super().ready()
 
+    def ended(self) -> int | None:
+        """Of the process that we know, where another has taken its place: that one is admitted as if it were new."""
+        posted = self._posted()
+        return posted.code if posted and posted.starts != self.starts else None
+
     def gone(self) -> str:
-        posted = self.board.servers if self.board else []
-        return next((f"{one.gone} (node {one.node})" for one in posted if one.url == self.url and one.gone), "")
+        posted = self._posted()
+        return f"{posted.gone} (node {posted.node})" if posted and posted.gone else ""
+
+    def _posted(self) -> Posted | None:
+        return next((one for one in self.board.servers if one.url == self.url), None) if self.board else None
 
     async def end(self) -> None:
         """By its node. One that cannot be reached has ended, or what is between us has: its node knows which."""
