@@ -34,6 +34,8 @@ News = tuple[int, int | str, str, str]
 LOOK_S = 0.1
 # A rank's last lines may still be in its pipe when it has ended: so long its end is not news.
 LAST_WORDS_S = 0.3
+# For all servers to end: their keepers ask for 5 s, and then do not ask any more.
+END_S = 8.0
 
 
 def versions() -> dict[str, str]:
@@ -136,6 +138,9 @@ class Agent:
             self._launcher.close()
             for server in self._servers.values():
                 server.end()
+            until = time.monotonic() + END_S
+            for server in self._servers.values():
+                server.wait(max(0.0, until - time.monotonic()))  # one that still runs would go on writing there
             if self._place is not None:
                 shutil.rmtree(self._place, ignore_errors=True)
 

@@ -71,10 +71,14 @@ class KeptServer:
             self._server.let_go()
 
     def end(self) -> None:
-        """It ends with its keeper, which is not waited for."""
+        """Its keeper sees to it; `wait` waits for that."""
         self._over = True
         if self._server is not None:
             self._server.let_go()
+
+    def wait(self, wait_s: float) -> None:
+        if self._server is not None:
+            self._server.wait(wait_s)
 
     def _begin(self) -> None:
         order = self._order

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.cluster.agent import as_given, versions
+from airloop.cluster.agent import END_S, as_given, versions
 from airloop.cluster.listening import listen
 from airloop.cluster.node import Node, NodeLost, Nodes
 from airloop.cluster.samplers import Sampler, Samplers, share_out, too_few_gpus
@@ -172,7 +172,7 @@ class ClusterLauncher:
     def close(self) -> None:
         self._closed = True
         if self._samplers is not None:
-            self._samplers.close(CLOSE_S)
+            self._samplers.close(END_S + CLOSE_S)
         until = time.monotonic() + CLOSE_S
         for thread in self._listening.values():  # all of them are about to end
             thread.join(max(0.0, until - time.monotonic()))

@@ -147,7 +147,7 @@ class Samplers:
     def _lose(self, node: Node, why: str) -> None:
         there = [one for one in self._posted.values() if one.node == node.name and not one.gone]
         if there:
-            self._end(there, f"its node was lost: {why}")
+            self._end([replace(one, with_node=True) for one in there], f"its node was lost: {why}")
 
     def _end(self, servers: Sequence[Posted], why: str) -> None:
         self._change([replace(one, gone=why) for one in servers])

@@ -381,6 +381,6 @@ def leave_at_once(ranks: Ranks) -> list[int]:
 
 @pytest.mark.slow
 def test_ranks_of_several_machines_meet_at_a_store_that_the_first_keeps_to_the_end(tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    address = f"127.0.0.1:{free_ports('127.0.0.1')[0]}"
     assert on_ranks(3, tmp_path, leave_at_once, address=address) == [[3, 3, 3]] * 3
     assert not list(tmp_path.rglob("store"))

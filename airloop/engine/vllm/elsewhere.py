@@ -28,6 +28,7 @@ class Posted:
     starts: int = 1
     code: int = 0  # with which the process before ended
     gone: str = ""  # why it will not come back
+    with_node: bool = False  # its node is: what it printed last says nothing of that
 
 
 class Board:
@@ -101,6 +102,10 @@ class NodeServer(VllmServer):
     def gone(self) -> str:
         posted = self._posted()
         return f"{posted.gone} (node {posted.node})" if posted and posted.gone else ""
+
+    def tail(self) -> str:
+        posted = self._posted()
+        return "" if posted and posted.with_node else super().tail()
 
     def _posted(self) -> Posted | None:
         return next((one for one in self.board.servers if one.url == self.url), None) if self.board else None

@@ -329,7 +329,6 @@ class VllmEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(server.close() for server in self.servers))
         self._store.clear()
-        if self.place is not None and not any(
-            server.starts and (server.starts > 1 or server.lost) for server in self.servers
-        ):
+        started = [server for server in self.servers if server.command and server.starts]
+        if self.place is not None and not any(server.starts > 1 or server.lost for server in started):
             shutil.rmtree(self.place, ignore_errors=True)  # else its logs tell what happened

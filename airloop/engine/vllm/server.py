@@ -273,14 +273,18 @@ class VllmServer:
     async def end(self) -> None:
         """One that is ours and does not answer any more."""
         self.let_go()
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, END_S)
+        await asyncio.to_thread(self.wait, END_S)
 
     def let_go(self) -> None:
         """Without waiting for its end: the keeper sees to it."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
+
+    def wait(self, wait_s: float) -> None:
+        """For the end of one that was let go."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
 
     async def close(self) -> None:
         if not self.command and not self.shared:  # it goes on without us
