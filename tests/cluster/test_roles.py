@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.kept_process import pid_of
 from support.rank_runs import FLAGS, started_from, words
 from support.scripted_nodes import ScriptedNodes
 from support.vllm_standin import interpreter
@@ -118,10 +119,8 @@ class World:
     def switch_off(self, node: int) -> None:
         """As a machine is that is without power: what it had promised never comes, and no connection is closed."""
         kept = self.kept(node)
-        assert kept._server is not None and kept._server._process is not None
-        keeper = kept._server._process.pid
-        server = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
-        os.kill(server, signal.SIGSTOP)
+        assert kept._server is not None
+        os.kill(pid_of(kept._server), signal.SIGSTOP)
         time.sleep(1.0)  # requests are under way there
         self.nodes.nodes[node].lost = "its machine was taken back"
 

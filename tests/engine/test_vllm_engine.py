@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.engine_conformance import CHECKS, PROMPT, agrees, change
+from support.kept_process import child_of
 from support.vllm_served import broken, make_policy, served
 from support.vllm_standin import StandInServer, stand_in
 
@@ -249,7 +250,8 @@ def test_what_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None
         asyncio.run(work())
 
 
-def test_a_server_goes_with_whoever_started_it_however_that_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("children", [False, True], ids=["it is killed", "after its children, as by Ray"])
+def test_a_server_goes_with_whoever_started_it_however_that_ends(tmp_path: Path, children: bool) -> None:
     pids = tmp_path / "pids"
     inner = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
     outer = (
@@ -260,7 +262,9 @@ def test_a_server_goes_with_whoever_started_it_however_that_ends(tmp_path: Path)
     starter = subprocess.Popen([sys.executable, "-c", outer])
     while not pids.exists() or not pids.read_text().strip():
         time.sleep(0.05)
-    pid = int(pids.read_text())
+    pid, below = int(pids.read_text()), child_of(starter.pid)
+    if children:
+        os.kill(below, signal.SIGKILL)
     starter.kill()
     starter.wait()
     for _ in range(100):
@@ -269,4 +273,5 @@ def test_a_server_goes_with_whoever_started_it_however_that_ends(tmp_path: Path)
         except ProcessLookupError:
             return
         time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
     pytest.fail("the server is still there")

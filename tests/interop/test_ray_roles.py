@@ -3,6 +3,7 @@ CPUs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -39,6 +40,17 @@ def raylets() -> Iterator[Raylets]:
     found.close()
 
 
+def served_from(model: Path) -> list[int]:
+    """Processes of vLLM that have this model."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"vllm.entrypoints.openai.api_server" in words and str(model).encode() in words:
+                found.append(int(path.parent.name))
+    return found
+
+
 def test_a_node_with_vllm_samples_for_another_that_trains_and_its_loss_ends_the_run_with_a_sentence(
     raylets: Raylets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,10 +72,15 @@ def test_a_node_with_vllm_samples_for_another_that_trains_and_its_loss_ends_the_
             assert training.poll() is None, training.communicate()[1]
             assert time.monotonic() < until
             time.sleep(0.2)
+        assert served_from(model)
         second.signal(signal.SIGKILL)
         began, (_, said) = time.monotonic(), training.communicate(timeout=120)
     finally:
         training.kill()
+    until = time.monotonic() + 60
+    while served_from(model):
+        assert time.monotonic() < until, "its server has outlived it, and holds what it holds"
+        time.sleep(0.2)
     assert training.returncode == 1 and time.monotonic() - began < 90
     run = the_run(tmp_path / "out")
     assert "No server of vLLM is left" in said and "its node was lost" in said and "no server is left" in said

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from support import warm_process
 from support.engine_conformance import CHECKS, PROMPT, agrees, change, check_versions
 from support.interop_world import interpreter
+from support.kept_process import pid_of
 
 from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
@@ -86,10 +87,7 @@ def test_a_server_of_vllm_does_what_every_engine_must_and_is_started_again_when_
     async def killed(engine: VllmEngine, parts: Components) -> None:
         """It comes back by itself, with the policy as it is now."""
         (server,) = engine.servers
-        assert server._process is not None
-        keeper = server._process.pid
-        found = Path(f"/proc/{keeper}/task/{keeper}/children").read_text()
-        os.kill(int(found.split()[0]), signal.SIGKILL)
+        os.kill(pid_of(server), signal.SIGKILL)
         while not server.lost:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         while server.lost:  # noqa: ASYNC110

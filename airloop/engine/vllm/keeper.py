@@ -27,13 +27,22 @@ def keep(command: list[str]) -> int:
             server.wait(GRACE_S)
         end(server.pid, signal.SIGKILL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is for who started us: it closes our end
-        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=follow, daemon=True).start()
     code = server.wait()
     end(server.pid, signal.SIGKILL)  # what it left behind: its engine is a process of its own
     return code
 
 
+def main() -> int:
+    """In a process below the one that is seen: whoever kills what a dead process has started, as Ray does with an
+    actor's, kills its children and not theirs, and the server would be nobody's."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is for who started us: it closes our end
+        signal.signal(number, signal.SIG_IGN)
+    if (keeper := os.fork()) == 0:
+        os.setsid()
+        return keep(sys.argv[1:])
+    return os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
+
+
 if __name__ == "__main__":
-    sys.exit(keep(sys.argv[1:]) & 0xFF)
+    sys.exit(main() & 0xFF)
