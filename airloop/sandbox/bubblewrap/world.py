@@ -5,28 +5,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import itertools
-import json
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from airloop.errors import InfraError
 from airloop.sandbox import processes
-from airloop.sandbox.base import HOME, WORKSPACE, Clock, Image, Result, Snapshot, World, WorldLost, inside
+from airloop.sandbox.base import WORKSPACE, Clock, Image, Result, Snapshot, WorldLost, inside
 from airloop.sandbox.bubblewrap import cgroups
 from airloop.sandbox.bubblewrap.command import PROXY_PORT, environment
+from airloop.sandbox.bubblewrap.files import WorldFiles
 from airloop.sandbox.bubblewrap.host import Host
 from airloop.sandbox.bubblewrap.network import Proxy
 from airloop.sandbox.bubblewrap.start import child_pid, limits_of, set_limits, spawn
-from airloop.sandbox.door.doorkeeper import FILES_LIMIT, Door, Facts, archive
+from airloop.sandbox.door.doorkeeper import Door, Facts, archive
 from airloop.sandbox.passage import Passage
 from airloop.sandbox.shell import KILLED, Shell
 
@@ -37,7 +35,7 @@ CLOSE_S = 5.0
 FREEZE_S, FREEZE_LOOK_S = 10.0, 0.0005  # for everything to stand still, and between looks
 
 
-class BubbleWorld(World):
+class BubbleWorld(WorldFiles):
     def __init__(self, host: Host, image: Image, name: str) -> None:
         self.host = host
         self.image = image
@@ -267,34 +265,6 @@ class BubbleWorld(World):
             if killed and not cgroups.ran_out_of_memory(self.groups):
                 return InfraError(f"the sandbox {self.name} was killed from outside (exit code {code}) {self._said()}")
         return lost
-
-    async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        await self._ask("put", {}, archive([(inside(path), content, mode)]))
-
-    async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
-        return (await self.get_many([path], limit_bytes, limit_bytes))[0]
-
-    async def get_many(self, paths: Sequence[str], limit_bytes: int, total_bytes: int) -> list[bytes | None]:
-        asked = {"paths": [inside(path) for path in paths], "limit": limit_bytes, "total": total_bytes}
-        facts, content = await self._ask("get", asked)
-        sizes = facts["sizes"]
-        ends = itertools.accumulate(size or 0 for size in sizes)
-        return [None if size is None else content[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-
-    async def list(self, pattern: str) -> list[str]:
-        _, found = await self._ask("list", {"root": WORKSPACE, "pattern": pattern, "limit": 10_000})
-        return [str(name) for name in json.loads(found)]
-
-    async def snapshot(self) -> Snapshot:
-        limit = min(FILES_LIMIT, self.image.limits.disk_mb << 20)
-        return Snapshot(replace(self.image, files=()), await self._packed(HOME, limit))
-
-    async def pack(self, limit_bytes: int) -> bytes:
-        return await self._packed(WORKSPACE, limit_bytes)
-
-    async def _packed(self, place: str, limit: int) -> bytes:
-        skip = [to for _, to in self.image.binds]
-        return (await self._ask("pack", {"paths": [place], "skip": skip, "limit": limit}))[1]
 
     async def _ask(self, op: str, facts: Facts, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
         self._check_open()
