@@ -39,6 +39,7 @@ from airloop.own_code import is_file_id, split_id
 from airloop.rollout.sampler import Sampler
 from airloop.runs.run import read_trajectories
 from airloop.runs.trajectory_file import to_json
+from airloop.success import METRIC
 from airloop.types import Sampled, Task, Trajectory
 from airloop.waits import waiting
 
@@ -169,6 +170,7 @@ async def warmstart(
         return found
     asked = warmstart_directory(config).name
     demonstrations = await collect_demonstrations(config, watcher)
+    watcher.say(f"supervised start: {describe(demonstrations)}")
     watcher.phase("loading the model")
     parts = assemble(config, watcher.say)
     try:
@@ -213,6 +215,13 @@ async def collect_demonstrations(config: Config, watcher: Watcher) -> list[Traje
             "lower warmstart.min_reward, or name a scripted policy or a run directory in warmstart.source.",
         )
     return kept
+
+
+def describe(demonstrations: Sequence[Trajectory]) -> str:
+    """How many, and how good they are: a model learns to fail as often as they do."""
+    successes = [t.metrics[METRIC] for t in demonstrations if METRIC in t.metrics]
+    mean = f", success {sum(successes) / len(successes):.2f} on average" if successes else ""
+    return f"{len(demonstrations)} demonstrations{mean}"
 
 
 def _on_disk(source: Path) -> list[Trajectory]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from airloop.warmstart import (
     best_first,
     collect_demonstrations,
     demonstration_order,
+    describe,
     warmstart,
     warmstart_directory,
 )
@@ -77,6 +79,12 @@ def test_scripted_demonstrations_are_learned_kept_and_reused(tmp_path: Path) -> 
     stamp = (directory / "done.json").stat().st_mtime_ns
     assert start(tmp_path) == directory and (directory / "done.json").stat().st_mtime_ns == stamp
     assert start(tmp_path, **{"warmstart.lr": "2e-2"}) != directory  # other settings, another start
+
+
+def test_how_good_the_demonstrations_are_is_said() -> None:
+    some = [replace(demonstration("t", r, ["yes"]), metrics={"success": r}) for r in (1.0, 0.0, 0.5)]
+    assert describe(some) == "3 demonstrations, success 0.50 on average"
+    assert describe([demonstration("t", 1.0, ["yes"])] * 2) == "2 demonstrations"
 
 
 def test_its_rate_may_fall(tmp_path: Path) -> None:
