@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from contract import PLAIN
+from support.busy import busy_processes
 
 from airloop.sandbox.base import LATEST, World
 
@@ -22,17 +20,6 @@ ENDLESS = f"{PINNED}\nwhile True: pass"
 SLEEPS_S = 30
 SLEEPS = f"{PINNED}\ntime.sleep({SLEEPS_S})"
 LIMIT_S = 1.0
-
-
-@contextlib.contextmanager
-def crowded_core(count: int = 6) -> Iterator[None]:
-    crowd = [subprocess.Popen([sys.executable, "-c", ENDLESS]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in crowd:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture
@@ -48,7 +35,7 @@ def in_shell(source: str) -> str:
 
 def test_a_command_beside_others_has_its_own_time(bubblewrap) -> None:  # type: ignore[no-untyped-def]
     async def check(world: World, backend: object) -> None:
-        with crowded_core():
+        with busy_processes(6, CORE):
             result = await world.run(in_shell(COMPUTES), LIMIT_S)
             assert result.output == "done\n" and not result.timed_out
             assert result.seconds > LIMIT_S, "nobody was in its way: this shows nothing"
@@ -62,7 +49,7 @@ def test_a_command_beside_others_has_its_own_time(bubblewrap) -> None:  # type: 
 
 def test_a_script_of_the_hosts_beside_others_has_its_own_time(bubblewrap) -> None:  # type: ignore[no-untyped-def]
     async def check(world: World, backend: object) -> None:
-        with crowded_core():
+        with busy_processes(6, CORE):
             result = await world.python(COMPUTES, b"", LIMIT_S)
             assert result.output == "done\n" and not result.timed_out
             assert result.seconds > LIMIT_S, "nobody was in its way: this shows nothing"

@@ -17,8 +17,10 @@ RUNS_S, STANDS_S = 0.010, 0.035
 
 
 @contextlib.contextmanager
-def busy_processes(count: int = 8) -> Iterator[None]:
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+def busy_processes(count: int = 8, core: int | None = None) -> Iterator[None]:
+    """`core`: all of them on that one."""
+    pinned = "" if core is None else f"import os; os.sched_setaffinity(0, {{{core}}})\n"
+    running = [subprocess.Popen([sys.executable, "-c", f"{pinned}while True: pass"]) for _ in range(count)]
     try:
         yield
     finally:

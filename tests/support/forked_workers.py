@@ -20,7 +20,8 @@ ASKED = "AIRLOOP_COLLECT"  # in the server's environment: the paths whose tests 
 
 def fork_workers(config: pytest.Config) -> None:
     """In the controller, before it starts any. Where nothing can be forked, workers are started as ever."""
-    if os.path.exists("/dev/nvidia0"):  # what has asked for its GPUs cannot be forked
+    # What has asked for its GPUs cannot be forked; another version of execnet may have no such class.
+    if os.path.exists("/dev/nvidia0") or not hasattr(gateway_io, "Popen2IOMaster"):
         return
     tests = Path(__file__).parents[1]
     path = os.pathsep.join(filter(None, [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]))
