@@ -68,11 +68,16 @@ def table(runs: dict[int, Run]) -> Iterator[str]:
     yield f"| seed | {name} before | after | difference | steps | minutes |"
     yield "|---|---|---|---|---|---|"
     sides = {seed: (by_task(run.evaluation("before")), by_task(run.evaluation("after"))) for seed, run in runs.items()}
+    whole = [seed for seed, (_, after) in sides.items() if after]
     for seed, run in runs.items():
         steps, minutes = len(run.metrics("train")), run.spent_s() / 60
-        yield f"| {seed} | {row(*sides[seed])} | {steps} | {minutes:.1f} |"
-    if len(runs) > 1:
-        yield f"| all | {row(*(mean_of([side[i] for side in sides.values()]) for i in (0, 1)))} | | |"
+        if seed in whole:
+            yield f"| {seed} | {row(*sides[seed])} | {steps} | {minutes:.1f} |"
+        else:
+            yield f"| {seed} | {recorded_row(run)} | {steps} | – |"
+    if len(whole) > 1:
+        named = "all" if len(whole) == len(runs) else ", ".join(map(str, whole))
+        yield f"| {named} | {row(*(mean_of([sides[seed][i] for seed in whole]) for i in (0, 1)))} | | |"
     yield ""
     yield f"{len(sides[next(iter(runs))][0])} held-out tasks, 95 % intervals. {machines(runs.values())}"
 
@@ -92,6 +97,13 @@ def row(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float
     one, two = [before[task] for task in both], [after[task] for task in both]
     gain = difference(two, one, share=True)
     return f"{mean_interval(one, share=True)} | {mean_interval(two, share=True)} | {gain.signed}"
+
+
+def recorded_row(run: Run) -> str:
+    """Of a run that was packed before its last episodes were there: what it recorded, without a paired interval."""
+    held = {line["name"]: line[METRIC] for line in run.metrics("eval")}
+    shown = ["{mean:.3f} [{low:.3f}, {high:.3f}]".format(**held[name]) for name in ("before", "after")]
+    return f"{' | '.join(shown)} | {held['after']['mean'] - held['before']['mean']:+.3f}"
 
 
 def machines(runs: Iterable[Run]) -> str:

@@ -138,6 +138,11 @@ def test_what_code_does_is_read_from_its_syntax(code: str, share: float) -> None
     assert code_facts(code).share == share
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_python_advises_on_a_models_code_is_not_said() -> None:
+    assert code_facts(r"make_soup().find('\ ').text").share == 1.0
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
