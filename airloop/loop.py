@@ -23,6 +23,7 @@ from airloop.step import (
     checkpoint,
     enough_memory,
     evaluate,
+    evaluate_before,
     lr_of,
     shaped,
 )
@@ -62,8 +63,7 @@ async def _train(
         watcher.advance()
 
     sampler = parts.sampler(save, schedule)
-    before = run.evaluation("before") if run.first_step else []
-    before = before or await evaluate(parts, run, watcher, 0, "before", evaluation.test_split, budget)
+    before = await evaluate_before(parts, run, watcher, budget)
     if budget:
         await plan_steps(budget, parts, run, watcher)
         budget.begin_steps()

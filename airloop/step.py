@@ -25,6 +25,7 @@ from airloop.runs.run import Run
 from airloop.success import NAME, success_in
 from airloop.types import Trajectory
 from airloop.watch.alarms.monitor import set_aside
+from airloop.watch.display.summary import base_gain, worse_start
 
 # For one part of an update, a forward and backward pass: minutes at most, on the slowest CPU that we have measured.
 UPDATE_S = 1800.0
@@ -111,6 +112,41 @@ async def evaluate(
         tasks = len(trajectories) // parts.config.orchestrator.eval.rollouts_per_example
         budget.evaluated((time.monotonic() - began) * len(trajectories) / new, tasks)
     return trajectories
+
+
+async def evaluate_before(
+    parts: Components, run: Run, watcher: Watcher, budget: Budget | None = None
+) -> list[Trajectory]:
+    """What the run starts from and, where a supervised start came before it, the model itself: a start may have made it
+    worse, and what RL then wins back is no gain."""
+    split = parts.config.orchestrator.eval.test_split
+    if run.first_step and (before := run.evaluation("before")):
+        return before
+    if wants_base(parts, run.config):
+        await _evaluate_base(parts, run, watcher, split)
+    before = await evaluate(parts, run, watcher, 0, "before", split, budget)
+    if (start := base_gain(run, before)) and (worse := worse_start(start)):
+        watcher.say(f"warning: {worse}")
+    return before
+
+
+def wants_base(parts: Components, config: Config) -> bool:
+    if config.warmstart is None or config.model.adapter:
+        return False
+    if (asked := config.orchestrator.eval.base) is not None:
+        return asked
+    here = config.inference.backend == "embedded" and parts.policy.peft is not None
+    return here and parts.policy.device.type == "cuda" and config.budget.minutes is None
+
+
+async def _evaluate_base(parts: Components, run: Run, watcher: Watcher, split: str) -> None:
+    version = parts.policy.version
+    try:
+        with parts.learner.base():
+            await parts.engine.publish(version)
+            await evaluate(parts, run, watcher, 0, "base", split)
+    finally:
+        await parts.engine.publish(version)
 
 
 def checkpoint(parts: Components, run: Run, step: int) -> None:

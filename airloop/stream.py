@@ -36,6 +36,7 @@ from airloop.step import (
     checkpoint,
     enough_memory,
     evaluate,
+    evaluate_before,
     lr_of,
     shaped,
 )
@@ -65,8 +66,7 @@ async def train(parts: Components, run: Run, watcher: Watcher) -> Outcome:
 async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, likeness: Likeness) -> Outcome:
     """admit → sample, and beside it take → advantages → update → publish → accept."""
     config, evaluation = parts.config, parts.config.orchestrator.eval
-    before = run.evaluation("before") if run.first_step else []
-    before = before or await evaluate(parts, run, watcher, 0, "before", evaluation.test_split)
+    before = await evaluate_before(parts, run, watcher)
     await start_engine(parts.engine)  # where ranks meet: not among the groups that are sampled beside
     supply = make_supply(parts, run)
     try:

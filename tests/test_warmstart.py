@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from airloop.warmstart import (
     warmstart_directory,
 )
 from airloop.watch.display.display import Display
+from airloop.watch.display.summary import gains, worse_start
 
 FLAGS = {
     "model.name": "tiny:llama",
@@ -167,6 +169,62 @@ def test_a_resumed_run_keeps_the_start_that_it_began_with(tmp_path: Path) -> Non
     config = config.model_copy(update={"max_steps": 3})
     assert train.start(config, quiet, resume=run.path, skip_proofs=True).run.status()["start"] == started.name
     assert list((tmp_path / "runs").glob("warmstart-*")) == [started]
+
+
+def short_run(directory: Path, started: bool = True, **changes: str) -> Run:
+    flags = {key: value for key, value in FLAGS.items() if started or not key.startswith("warmstart.")}
+    flags |= {"output_dir": str(directory), "max_steps": "1", "orchestrator.batch_size": "8"}
+    flags |= {"orchestrator.eval.num_examples": "6", "orchestrator.eval.temperature": "0", **changes}
+    config = load_config([word for key, value in flags.items() for word in (f"--{key}", value)])
+    return train.start(config, Display(Console(quiet=True), quiet=True), skip_proofs=True).run
+
+
+def replies(run: Run, name: str) -> dict[str, list[str]]:
+    return {t.task.id: [str(turn.reply["content"]) for turn in t.turns] for t in run.evaluation(name)}
+
+
+@pytest.mark.slow
+def test_the_model_itself_is_judged_beside_its_start(tmp_path: Path) -> None:
+    """With its adapter away it says what it says without a start, and the start is there again afterwards."""
+    asked = short_run(tmp_path / "asked", **{"orchestrator.eval.base": "true"})
+    plain = short_run(tmp_path / "plain")
+    without = short_run(tmp_path / "without", started=False)
+    assert replies(asked, "base") == replies(without, "before")
+    assert replies(asked, "before") == replies(plain, "before") != replies(asked, "base")
+    assert [line["name"] for line in asked.metrics("eval")] == ["base", "before", "after"]
+    assert [line["name"] for line in plain.metrics("eval")] == ["before", "after"]
+    assert "of the model itself" in (asked.path / "summary.txt").read_text(encoding="utf-8")
+    assert "of the model itself" not in (plain.path / "summary.txt").read_text(encoding="utf-8")
+    longer = asked.config.model_copy(update={"max_steps": 2})
+    train.start(longer, Display(Console(quiet=True), quiet=True), resume=asked.path, skip_proofs=True)
+    assert [line["name"] for line in Run.open(asked.path).metrics("eval")].count("base") == 1
+
+
+def test_a_start_that_made_the_model_worse_is_said() -> None:
+    def side(*successes: float) -> list[Trajectory]:
+        rows = [demonstration(str(i), value, ["a"]) for i, value in enumerate(successes)]
+        return [replace(row, metrics={"success": row.reward}) for row in rows]
+
+    run = Run.open(tiny_run())
+    good, bad = side(*[1.0] * 12, *[0.0] * 8), side(*[1.0] * 2, *[0.0] * 18)
+    said = worse_start(gains(run, good, bad)[0])
+    assert said.startswith("the supervised start made the model worse: ") and "0.600" in said and "0.100" in said
+    assert worse_start(gains(run, bad, good)[0]) == worse_start(gains(run, good, good)[0]) == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "has no effect without [warmstart]"),
+        (["--warmstart.steps", "1", "--trainer.model.train", "full"], 'train = "full"'),
+        (["--warmstart.steps", "1", "--budget.minutes", "2"], "budget.minutes"),
+        (["--warmstart.steps", "1", "--inference.backend", "vllm"], 'backend = "embedded"'),
+    ],
+)
+def test_the_model_itself_is_not_asked_where_it_cannot_be(flags: list[str], words: str) -> None:
+    asked = ["--model.name", "tiny:llama", "--orchestrator.env.0.id", "arith", "--orchestrator.eval.base", "true"]
+    with pytest.raises(AirError, match=re.escape(words)):
+        load_config([*asked, *flags])
 
 
 def test_best_first_takes_turns_between_tasks() -> None:

@@ -37,6 +37,11 @@ class EvalConfig(Section):
     split: str = Field(default="eval", min_length=1, description="The split evaluated during training.")
     test_split: str = Field(default="test", min_length=1, description="The split evaluated before and after only.")
     temperature: float = Field(default=1.0, ge=0, description="Sampling temperature in evaluations (0: greedy).")
+    base: bool | None = Field(
+        default=None,
+        description="With a supervised start, the model itself on the same tasks too, as it was before that start; by "
+        "default on a GPU, where no budget of time is set.",
+    )
 
 
 class LogConfig(Section):

@@ -168,6 +168,23 @@ def _shards(config: RunConfig) -> Iterator[Conflict]:
         )
 
 
+def _base_evaluation(config: RunConfig) -> Iterator[Conflict]:
+    """orchestrator.eval.base = true where the model itself cannot be asked, or is asked already."""
+    if not config.orchestrator.eval.base:
+        return
+    why = ""
+    if config.warmstart is None:
+        why = "has no effect without [warmstart]: the evaluation `before` is of the model itself then"
+    elif config.trainer.model.train == "full":
+        why = 'does not go with train = "full": behind the supervised start the model as it was is gone'
+    elif config.inference.backend != "embedded":
+        why = 'is for backend = "embedded" in this version: judge the model with `air eval @ x.toml --agent model`'
+    elif config.budget.minutes is not None:
+        why = "does not go with budget.minutes, which plans for one evaluation before the first step"
+    if why:
+        yield Conflict(("orchestrator.eval.base",), f"eval.base = true {why}", {"orchestrator.eval.base": False})
+
+
 def _not_in_this_version(config: RunConfig) -> Iterator[Conflict]:
     if config.warmstart is not None and config.model.adapter:
         yield Conflict(
@@ -176,6 +193,7 @@ def _not_in_this_version(config: RunConfig) -> Iterator[Conflict]:
             "be run: delete the [warmstart] table, or model.adapter",
             {},
         )
+    yield from _base_evaluation(config)
     factor = config.orchestrator.oversampling_factor
     if factor > 1 and not config.orchestrator.buffer.online_difficulty_filtering:
         yield Conflict(

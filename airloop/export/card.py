@@ -20,7 +20,7 @@ from airloop.runs.run import Run
 from airloop.text.figures import duration
 from airloop.text.public import without_secrets
 from airloop.watch.alarms.payers import successes_of, weights_of
-from airloop.watch.display.summary import gains, paired
+from airloop.watch.display.summary import base_gain, gains, paired
 
 LIBRARIES = {"adapter": "peft", "model": "transformers", "gguf": "gguf"}
 RELATIONS = {"adapter": "adapter", "model": "finetune", "gguf": "finetune"}
@@ -94,6 +94,9 @@ def _result(run: Run, report: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for row in found:
         yield f"| {row.name} | {row.before} | {row.after} | {row.gain.signed} | {row.gain.word} |"
+    if base := base_gain(run, before):
+        yield ""
+        yield f"`before` is behind a supervised start; the model itself has {base.name} {base.before}."
     if report["step"] != run.config.max_steps:
         yield ""
         yield f"The result is of the policy after step {run.config.max_steps}; this export is of step {report['step']}."

@@ -227,6 +227,19 @@ class Learner:
         finally:
             self._exchange(weights, current)
 
+    @contextlib.contextmanager
+    def base(self) -> Iterator[None]:
+        """The model itself: an adapter of zeros adds nothing."""
+        if self.policy.peft is None:
+            raise ValueError("all the weights are trained: what they were before is not here")
+        weights = self.optimiser.weights
+        current = [w.detach().clone() for w in weights]
+        self._exchange(weights, [torch.zeros_like(w) for w in current])
+        try:
+            yield
+        finally:
+            self._exchange(weights, current)
+
     def _exchange(self, weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         assign(weights, values)
         if isinstance(self.shards, Shards):

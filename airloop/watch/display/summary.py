@@ -46,10 +46,38 @@ def summary(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory])
     one, two = paired(before, after)
     if one:
         lines.append(f"held-out tasks, {len(one)} episodes, same tasks and seeds before and after (95 % intervals):")
-        lines += _held_out(run, one, two)
+        lines += [*_base(run, one), *_held_out(run, one, two)]
         if len(families(one)) > 1:
             lines.append(table({"before": by_family(one), "after": by_family(two)}, common_name(steps)))
     return "\n".join(lines)
+
+
+def _base(run: Run, before: Sequence[Trajectory]) -> list[str]:
+    """Of a run with a supervised start that has asked the model itself too."""
+    if (found := base_gain(run, before)) is None:
+        return []
+    lines = [f"  {found.name:10s} {found.before} of the model itself; `before` is behind its supervised start"]
+    return [*lines, *([f"  warning: {worse}"] if (worse := worse_start(found)) else [])]
+
+
+def base_gain(run: Run, before: Sequence[Trajectory]) -> Gain | None:
+    """What a supervised start has brought, on held-out tasks. None where the model itself was not asked, or not to the
+    end: what ends first is not like the rest."""
+    if not any(line["name"] == "base" for line in run.metrics("eval")):
+        return None
+    base, same = paired(run.evaluation("base"), before)
+    return gains(run, base, same)[0] if base else None
+
+
+def worse_start(found: Gain) -> str:
+    """Said where a supervised start has taken away from what the model could do; empty where it has not."""
+    if found.gain.word != "lower":
+        return ""
+    return (
+        f"the supervised start made the model worse: {found.name} {found.before} → {found.after}, difference "
+        f"{found.gain.signed}. What RL wins back of it is no gain. Demonstrations that are right and in the model's "
+        "own words (warmstart.min_reward, a run's best episodes by warmstart.source), fewer steps, or no [warmstart]"
+    )
 
 
 def edges(steps: Sequence[Mapping[str, Any]], name: str) -> tuple[Interval, Interval] | None:

@@ -193,7 +193,9 @@ def _machine() -> Iterator[Name]:
 
 
 def _evaluation() -> Iterator[Name]:
-    yield Name("eval/*/step", "steps", "Updates that the evaluated policy has had.")
+    yield Name(
+        "eval/*/step", "steps", "Updates that the evaluated policy has had; * is the split, or base: the model itself."
+    )
     yield Name("eval/*/episodes", "episodes", "Scored episodes on this split.")
     yield Name("eval/*/lost", "episodes", "Episodes that the machinery spoilt: they count in no mean.")
     yield Name("eval/*/success/mean", SHARE, "Mean of success, each task with the same weight.")

@@ -36,8 +36,11 @@ def flatten(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def flat_line(metrics: dict[str, Any]) -> dict[str, float]:
-    """A line of metrics.jsonl under the names of the sinks: `train/…`, or `eval/SPLIT/…`."""
-    return flatten(metrics, "train/" if metrics.get("kind") != "eval" else f"eval/{metrics['split']}/")
+    """A line of metrics.jsonl under the names of the sinks: `train/…`, `eval/SPLIT/…`, or `eval/base/…` for the model
+    itself, which has step 0 as what the run starts with."""
+    if metrics.get("kind") != "eval":
+        return flatten(metrics, "train/")
+    return flatten(metrics, "eval/base/" if metrics.get("name") == "base" else f"eval/{metrics['split']}/")
 
 
 class Sink(Protocol):
