@@ -51,14 +51,14 @@ class Samplers:
     def start(self) -> dict[str, str]:
         """What ranks need in their environment to find the servers, which come up while those load the model."""
         (self._run.path / LOGS).mkdir(exist_ok=True)
-        orders = [(sampler, order) for sampler in self._nodes for order in self._orders(sampler)]
-        for number, (sampler, order) in enumerate(orders):
-            order = replace(order, number=number)
-            log = self._run.path / LOGS / f"{number}.log"
-            self._posted[order.url] = Posted(order.url, sampler.node.name, str(log))
-            self._call(sampler.node, "serve", asdict(order))
+        nodes = [sampler for sampler in self._nodes if self._begin(sampler)]
+        if not nodes:
+            raise AirError(
+                "Every sampler node was lost before the run had begun.",
+                "`ray status` says what is there: start them again.",
+            )
         self._post()
-        for sampler in self._nodes:
+        for sampler in nodes:
             thread = threading.Thread(target=self._follow, args=(sampler.node,), daemon=True, name="air-sampler")
             self._listening.append(thread)
             thread.start()
@@ -82,14 +82,19 @@ class Samplers:
         with contextlib.suppress(NodeLost):
             node.call("close")
 
-    def _call(self, node: Node, method: str, *given: Any) -> Any:
+    def _begin(self, sampler: Sampler) -> bool:
+        """Whether a node has heard what to start. The run does without one that is lost already."""
         try:
-            return node.call(method, *given)
+            orders = self._orders(sampler)
+            for number, order in enumerate(orders, len(self._posted)):
+                log = self._run.path / LOGS / f"{number}.log"
+                sampler.node.call("serve", asdict(replace(order, number=number)))
+                self._posted[order.url] = Posted(order.url, sampler.node.name, str(log))
         except NodeLost as lost:
-            raise AirError(
-                f"The sampler node {node.name} was lost before the run had begun: {lost}.",
-                "`ray status` says what is there: start it again, or lower cluster.roles.sampler and cluster.nodes.",
-            ) from lost
+            self._posted = {url: one for url, one in self._posted.items() if one.node != sampler.node.name}
+            self._say(f"note: the sampler node {sampler.node.name} was lost before the run had begun: {lost}")
+            return False
+        return True
 
     def _orders(self, sampler: Sampler) -> list[ServerOrder]:
         config, gpus = self._run.config, sampler.facts["gpus"]
@@ -97,7 +102,7 @@ class Samplers:
             raise too_few_gpus(sampler.node, len(gpus), len(config.gpus))
         host = sampler.facts["address"]
         places = gpus[: len(config.gpus)] if config.gpus else [None]
-        ports = self._call(sampler.node, "free_ports", host, len(places))
+        ports = sampler.node.call("free_ports", host, len(places))
         return [
             ServerOrder(
                 config=config.model_dump(mode="json", exclude_none=True),

@@ -277,13 +277,25 @@ def test_a_server_on_each_gpu_of_each_sampler_node(tmp_path: Path) -> None:
     named.close(1.0)
 
 
-def test_a_sampler_node_with_too_few_gpus_and_one_that_is_lost_at_once_are_refused(tmp_path: Path) -> None:
+def test_a_sampler_node_with_too_few_gpus_is_refused_and_one_that_is_lost_at_once_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     samplers, _ = samplers_on(tmp_path, ["0"])
     with pytest.raises(AirError, match="The node a shows 1 GPUs to what Ray starts there, not 2"):
         samplers.start()
     samplers, nodes = samplers_on(tmp_path, ["0", "1"])
-    nodes[1].lost = True
-    with pytest.raises(AirError, match="The sampler node b was lost before the run had begun: no power"):
+    nodes[0].lost = True
+    board = Board(Path(samplers.start()[BOARD]))
+    assert [(one.url, one.node) for one in board.servers] == [
+        ("http://10.0.0.7:7000", "b"),
+        ("http://10.0.0.7:7001", "b"),
+    ]
+    assert [order.number for order in nodes[1].orders] == [0, 1]
+    assert "the sampler node a was lost before the run had begun: no power" in capsys.readouterr().out
+    samplers.close(1.0)
+    samplers, nodes = samplers_on(tmp_path, ["0", "1"])
+    nodes[0].lost = nodes[1].lost = True
+    with pytest.raises(AirError, match="Every sampler node was lost before the run had begun"):
         samplers.start()
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from airloop.engine.vllm.server import ANSWER_S, READY_S, VllmServer
 from airloop.files import write_json
@@ -80,6 +81,7 @@ class NodeServer(VllmServer):
     """One of them: not ours to start or to end."""
 
     board: Board | None = None
+    kept: ClassVar[bool] = True
 
     def start(self) -> None:
         """It is: from now on the process that is there counts."""

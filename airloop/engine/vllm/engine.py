@@ -185,12 +185,31 @@ class VllmEngine:
             with waiting("vLLM to start", "vLLM", READY_S, log=self.servers[0].tail):
                 async with asyncio.TaskGroup() as group:
                     for server in self.servers:
-                        group.create_task(self._admit(server))
+                        group.create_task(self._admit_first(server))
         except* (AirError, ServerLost, Refused) as errors:
             first = next(iter(errors.exceptions))
             problem = first.problem if isinstance(first, AirError) else f"vLLM: {first}"
             raise EngineFailed(problem, getattr(first, "fix", "")) from first
+        if all(server.lost for server in self.servers):
+            raise self._none_left()
         self._begin(self._look())
+
+    async def _admit_first(self, server: VllmServer) -> None:
+        """One that a node keeps may be started again there while it is waited for, or be gone with its node: then the
+        others do without it."""
+        until = time.monotonic() + READY_S
+        while True:
+            try:
+                return await self._admit(server)
+            except (AirError, ServerLost) as error:
+                if why := server.gone():
+                    server.lost = why
+                    return
+                again = isinstance(error, ServerLost) or server.ended() is not None
+                if not (server.kept and again and time.monotonic() < until):
+                    raise
+            server.start()
+            await asyncio.sleep(WATCH_S)
 
     async def _admit(self, server: VllmServer) -> None:
         """It answers, has the policy and computes what the trainer does; only then it is asked for replies. Between an

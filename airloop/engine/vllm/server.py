@@ -91,6 +91,7 @@ class VllmServer:
     older: int = 0  # versions more than KEPT that replies under way may be of
     lost: str = "it is being started"  # why it is asked for no replies
     routes: ClassVar[Mapping[str, str]] = ROUTES
+    kept: ClassVar[bool] = False  # by its node, which starts it again
     _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
     _waits: set[asyncio.Timeout] = field(default_factory=set, repr=False)  # for what it was asked
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
