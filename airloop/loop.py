@@ -12,6 +12,7 @@ from airloop.assemble import Components, training_schedule
 from airloop.budget import Budget, keep_to_budget, plan_steps
 from airloop.events import Watcher
 from airloop.learn.optimiser import NotFinite
+from airloop.rollout.together import torn
 from airloop.runs.run import Run
 from airloop.runs.step_record import StepRecord
 from airloop.step import (
@@ -120,12 +121,18 @@ async def _train(
 
 async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
     """Episodes a killed run left in this step. A deterministic run takes all of a step or nothing: in lock-step
-    the batch around an episode must be the same as in a run that was never killed."""
+    the batch around an episode must be the same as in a run that was never killed. Of a group that is scored together,
+    all or nothing is taken, too."""
     if parts.config.deterministic and not run.recorded(step):
         run.set_aside(step)
         await parts.ranks.meet("what a killed run left is set aside, before new episodes are saved")
         return {}
-    return run.finished(step)
+    left = run.finished(step)
+    if lost := torn(left, parts.envs, parts.config.orchestrator.rollouts_per_example):
+        await parts.ranks.meet("every rank has read what a killed run left, before some of it is set aside")
+        if parts.ranks.first:
+            run.move_episodes([t.id for t in lost.values()], step, f"aside_{step:04d}_groups")
+    return {place: t for place, t in left.items() if place not in lost}
 
 
 async def _refuse(parts: Components, run: Run, step: int, why: str, made: StepRecord | None = None) -> int:

@@ -14,6 +14,7 @@ from airloop.ranks import MEET_S, Ranks
 from airloop.rollout.collected import Collected, Place
 from airloop.rollout.feed import Admitted, Feed
 from airloop.rollout.producer import Producer
+from airloop.rollout.together import torn
 from airloop.runs.admissions import Admissions, Taken
 from airloop.runs.run import Run
 from airloop.seeds import stable_hash
@@ -33,6 +34,7 @@ class Supply:
         config = parts.config
         o = config.orchestrator
         self._run, self._seed, self._rollouts = run, config.seed, o.rollouts_per_example
+        self._envs = parts.envs
         self._groups = o.batch_size // o.rollouts_per_example
         self._longest_s = (o.retries + 2) * o.episode_timeout_s
         self._schedule = training_schedule(config, parts.envs)
@@ -124,6 +126,7 @@ class Supply:
         left = self._left.pop(number, {})
         sample = functools.partial(self._sampler.group, home, plan, number, version)
         if not isinstance(self.clock, SimulatedClock):
+            left = self._whole(home, left) if torn(left, self._envs, self._rollouts) else left
             return await sample(left, functools.partial(producer.seat, number))
         if (taken := self._past.spent.get(number)) is not None:  # its episodes are not needed any more
             group = Group(plan[number % self._groups], version, ())
@@ -135,8 +138,8 @@ class Supply:
 
     def _whole(self, home: int, left: dict[Place, Trajectory]) -> dict[Place, Trajectory]:
         """All of a group or nothing: in lock-step the batch around an episode must be the same as in a run that was
-        never killed."""
-        if left and len(left) < self._rollouts:
+        never killed, and a group that is scored together has no members by themselves."""
+        if left and (len(left) < self._rollouts or torn(left, self._envs, self._rollouts)):
             self._run.move_episodes([t.id for t in left.values()], home, f"aside_{home:04d}_groups")
             return {}
         return left

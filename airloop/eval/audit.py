@@ -22,7 +22,7 @@ from airloop.errors import AirError
 from airloop.eval.zoo import ZOO, Pattern, Speaker, can_speak
 from airloop.events import Watcher
 from airloop.rollout.episode import component_totals
-from airloop.rollout.program import run_agent
+from airloop.rollout.scripted import run_agent
 from airloop.types import Agent, Task, Trajectory
 
 # By how much honest must be above dishonest. The best script: by a tenth of the way from doing nothing to it. A weaker

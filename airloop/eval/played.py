@@ -8,7 +8,7 @@ from typing import Any
 
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
-from airloop.rollout.program import run_agent
+from airloop.rollout.scripted import run_agent
 from airloop.success import METRIC
 from airloop.types import Trajectory
 

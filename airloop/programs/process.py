@@ -47,11 +47,15 @@ class OrderedProcess:
             waiting.process = self._send({**order, "id": id})
             return await waiting.future
         except asyncio.CancelledError:
-            with contextlib.suppress(InfraError):
-                self._send({"kill": id})
+            self.tell({"kill": id})
             raise
         finally:
             self._waiting.pop(id, None)
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """What needs no answer, and no process where there is none: it knows of nothing that came before it."""
+        with contextlib.suppress(InfraError):
+            self._send({**order, "id": str(next(self._numbers))}, start=False)
 
     def ask_now(self, order: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """The same where nobody can await; TimeoutError if it takes longer."""
@@ -72,11 +76,11 @@ class OrderedProcess:
             process.kill()
             process.wait()
 
-    def _send(self, order: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
+    def _send(self, order: Mapping[str, Any], start: bool = True) -> subprocess.Popen[bytes] | None:
         with self._lock:
             process = self._process
             if process is None or process.poll() is not None:
-                if "kill" in order:
+                if not start:
                     return None
                 process = self._process = self._start()
             assert process.stdin is not None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal
 
 from airloop.chat.transcript import Strategy
-from airloop.engine.base import Sampling
+from airloop.engine.base import Engine, Sampling
 from airloop.envs.base import Environment
 from airloop.rollout.episode import FINISH_S
+from airloop.seeds import episode_seed
 from airloop.types import Agent, Group, Task, Trajectory
 
 Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
@@ -65,3 +67,50 @@ class Evaluated:
     trajectories: tuple[Trajectory, ...]  # scored ones, by task and then by sample
     lost: tuple[Trajectory, ...]  # infra_error after all retries: they have no score
     stats: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank has sampled of some groups; its counts are of the whole round so far."""
+
+    ended: Mapping[Place, Trajectory]
+    groups: Mapping[int, Group]
+    dropped: Mapping[int, Dropped]
+    spoilt: Mapping[Place, list[Trajectory]]
+    counts: Counter[str]
+
+
+def seeds_of(
+    plan: Sequence[Task], settings: RolloutSettings, step: int, refusals: int = 0, first: int = 0
+) -> dict[Place, int]:
+    """A task that is planned twice gets further samples, not the same ones again."""
+    seen: Counter[tuple[str, str]] = Counter()
+    seeds: dict[Place, int] = {}
+    for index, task in enumerate(plan, first):
+        for sample in range(settings.rollouts_per_example):
+            number = seen[task.env, task.id]
+            seeds[index, sample] = episode_seed(settings.seed, step, task.env, task.id, number, refusals)
+            seen[task.env, task.id] += 1
+    return seeds
+
+
+def counted(ended: Collection[Trajectory], dropped: Iterable[Dropped], totals: Mapping[str, int]) -> dict[str, float]:
+    """What became of the episodes."""
+    endings = Counter(trajectory.ending for trajectory in ended)
+    reasons = Counter(one.reason for one in dropped)
+    return {
+        "episodes": len(ended),
+        "reused": totals["reused"],
+        "infra_errors": totals["infra_errors"],  # attempts that failed, also to score a group
+        "retried": totals["retried"],  # of these, how many were followed by another attempt
+        "abandoned_tokens": totals["abandoned_tokens"],  # of replies that were cut off while being written
+        "lost": endings["infra_error"],  # episodes that failed in every attempt: in no group and no mean
+        "dropped_infra_error": reasons["infra_error"],
+        "dropped_no_signal": reasons["no_signal"],
+        **{f"ended_{ending}": count for ending, count in sorted(endings.items())},
+    }
+
+
+def abandoned(engine: Engine | None) -> int:
+    """Tokens that the engine sampled for replies it could not return, if it counts them."""
+    return getattr(getattr(engine, "counters", None), "abandoned", 0)

@@ -24,7 +24,6 @@ from airloop.rollout.episode import (
     DEFECT_FIX,
     EpisodeDefect,
     OutOfTime,
-    run_episode,
     said_of,
     weighted_reward,
     with_place,
@@ -43,7 +42,7 @@ MODEL = "policy"  # what the endpoint calls it; programs may write any other
 # Metrics that every episode of a program has already: a score of the same name would be lost.
 MEASURED = (
     *("reward", "turns", "crashed", "requests", "requests_abandoned", "conversations"),
-    *("sampled_tokens", "length_stops", "cached_share", "seconds_opening", "seconds_scoring"),
+    *("sampled_tokens", "length_stops", "cached_share", "seconds_opening", "seconds_scoring", "scored_together"),
 )
 OPENING_S = 120.0  # for a program's first request, where only that is wanted
 LOOK_S = 600.0  # with all that it takes to have the program
@@ -57,6 +56,7 @@ class Address:
     api_key: str
     model: str = MODEL
     seconds: float = 3600.0  # that the program has
+    episode: str = ""  # its id, which the program is not told
 
     def variables(self) -> dict[str, str]:
         """For a program's environment. Anthropic's clients add /v1 by themselves."""
@@ -97,6 +97,21 @@ class ProgramEnvironment(Environment[A]):
         """One episode, from the program's start to its end. ProgramCrashed is the agent's own ending, InfraError
         trouble of the machinery; cancelled, it must leave no program behind. Who scores what programs leave returns
         Played."""
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether episodes of a task are scored together, when the last of them has ended (`score_group`). Of such an
+        environment `play` gives a score without rewards."""
+        return False
+
+    async def score_group(self, episodes: Sequence[str]) -> Sequence[Score]:
+        """What each of these was worth beside the others; they are named by `Address.episode`. InfraError is trouble of
+        the machinery: asked again, and then these episodes are lost."""
+        raise NotImplementedError(f"{type(self).__name__} scores every episode by itself")
+
+    def forget(self, episodes: Sequence[str]) -> None:
+        """Their group has ended: nothing more will be asked of them."""
+        return None
 
     @property
     def max_turns(self) -> int:
@@ -143,7 +158,7 @@ class Door:
         await self._serving.__aexit__(*error)
 
     def open(self, id: str, episode: ServedEpisode, seconds: float = OPENING_S) -> Address:
-        return Address(f"{self._url}/e/{id}/v1", self.endpoint.open(id, episode), seconds=seconds)
+        return Address(f"{self._url}/e/{id}/v1", self.endpoint.open(id, episode), seconds=seconds, episode=id)
 
     def close(self, id: str) -> None:
         self.endpoint.close(id)
@@ -200,7 +215,8 @@ async def run_program(
         finally:
             door.close(id)
         reward = weighted_reward(played.rewards, (), env.reward_weights, env.turn_reward_mode)
-        success = measured_success(env, played.metrics, played.rewards)
+        waits = env.scores_groups and not played.rewards  # for the others of its group
+        success = {} if waits else measured_success(env, played.metrics, played.rewards)
     except InfraError as error:
         return record(error=with_place(error))
     except EngineFailed as error:
@@ -226,17 +242,6 @@ async def run_program(
         metrics={**success, **played.metrics, **own},
         error=played.crash,
     )
-
-
-async def run_agent(
-    env: Environment, task: Task, agent: Agent, *, deadline_s: float = 3600.0, **more: Any
-) -> Trajectory:
-    """One episode, in any environment, by an agent that is no policy of ours: a script."""
-    if not isinstance(env, ProgramEnvironment):
-        return await run_episode(env, task, agent, deadline_s=deadline_s, **more)
-    async with Door() as door:
-        served = ServedAgent(agent, env.max_turns)
-        return await run_program(env, task, served, door, deadline_s=deadline_s, **more)
 
 
 async def _play(env: ProgramEnvironment, task: Task, seed: int, episode: ServedEpisode, address: Address) -> Played:
@@ -310,6 +315,7 @@ class FirstRequest(Session):
             finally:  # also of a look that is given up
                 playing.cancel()
                 (ended,) = await asyncio.gather(playing, return_exceptions=True)
+                self._env.forget([address.episode])
         if not told.asked_first.done():
             said = f": {ended}" if isinstance(ended, Exception) else ""
             raise InfraError(f"the program of task {self._task.id} asked nothing{said}")

@@ -12,7 +12,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from airloop.chat.forest import Tokenizer
@@ -21,12 +21,25 @@ from airloop.engine.base import Engine, start_engine
 from airloop.envs.base import Environment
 from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
-from airloop.rollout.collected import AgentFactory, Collected, Dropped, Evaluated, Place, RolloutSettings, Save, Seat
+from airloop.rollout.collected import (
+    AgentFactory,
+    Collected,
+    Dropped,
+    Evaluated,
+    Place,
+    RolloutSettings,
+    Save,
+    Seat,
+    Share,
+    abandoned,
+    counted,
+    seeds_of,
+)
 from airloop.rollout.episode import EpisodeDefect, compared, run_episode
 from airloop.rollout.program import Door, ProgramEnvironment, run_program, serve_policy
 from airloop.rollout.schedule import Names, TaskSchedule
 from airloop.rollout.task_pool import TaskPool
-from airloop.seeds import episode_seed
+from airloop.rollout.together import end_group, is_whole, scores_groups, waits_for_group
 from airloop.serve.episode import ServedAgent, ServedEpisode
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
@@ -90,7 +103,7 @@ class Sampler:
             count = max(0, int(settings.oversampling_factor * len(plan)) - len(plan))
             spares = self._schedule.spares(step, len(plan), count)
             begun += min(count, self._schedule.expected_losses(step, len(plan)))
-        seeds = _seeds([*plan, *spares], settings, step, refusals)
+        seeds = seeds_of([*plan, *spares], settings, step, refusals)
         round = _Collection(self, settings, step, version, [*plan, *spares], finished or {}, seeds)
         replacements = iter(range(begun, len(plan) + len(spares)))
         if self._ranks.size == 1:
@@ -118,7 +131,7 @@ class Sampler:
         whichever step it is trained in. An episode waits for its `seat` before it begins."""
         await start_engine(self._engine)
         first = step * len(plan)
-        seeds = _seeds(plan, self._settings, step, first=first)
+        seeds = seeds_of(plan, self._settings, step, first=first)
         round = _Collection(self, self._settings, step, version, plan, finished or {}, seeds, first=first, seat=seat)
         await round.run([number])
         del round.counts["abandoned_tokens"]  # the engine counts those of all groups that are under way
@@ -144,7 +157,7 @@ class Sampler:
         temperature = self._settings.sampling.temperature if temperature is None else temperature
         sampling = replace(self._settings.sampling, temperature=temperature)
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
-        seeds = _seeds(plan, settings, EVALUATION)
+        seeds = seeds_of(plan, settings, EVALUATION)
         round = _Collection(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
         await round.run(self._ranks.mine(range(len(plan))))
         await self._pool(round, "the episodes of an evaluation", range(len(plan)))
@@ -159,17 +172,6 @@ class Sampler:
         """Give every rank what all of them have sampled of these groups."""
         deadline_s = round.longest_s(-(-len(groups) // self._ranks.size))
         round.absorb(await self._ranks.gather(round.share(groups), what, deadline_s))
-
-
-@dataclass(frozen=True)
-class _Share:
-    """What one rank has sampled of some groups; its counts are of the whole round so far."""
-
-    ended: Mapping[Place, Trajectory]
-    groups: Mapping[int, Group]
-    dropped: Mapping[int, Dropped]
-    spoilt: Mapping[Place, list[Trajectory]]
-    counts: Counter[str]
 
 
 class _Collection:
@@ -220,24 +222,25 @@ class _Collection:
     async def run(self, groups: Sequence[int]) -> None:
         for index in groups:
             self._start(index)
-        abandoned = _abandoned(self._sampler._engine)
+        before = abandoned(self._sampler._engine)
         programs = any(isinstance(self._sampler._envs[task.env], ProgramEnvironment) for task in self._plan.values())
         async with Door() if programs else contextlib.nullcontext() as self._door:
             with waiting(f"{len(groups)} groups of episodes", "the sampler", self.longest_s(len(groups))):
                 await self._wave.run()
-        self.counts["abandoned_tokens"] += _abandoned(self._sampler._engine) - abandoned
+        self.counts["abandoned_tokens"] += abandoned(self._sampler._engine) - before
 
     def longest_s(self, groups: int) -> float:
         """The time after which these groups have ended, whatever happened to their episodes."""
         settings = self._settings
         waits = settings.retry_wait_s * 2**settings.retries
         episode = (settings.retries + 1) * (settings.deadline_s + settings.finish_s) + waits
+        scoring = (settings.retries + 1) * settings.finish_s + waits  # of groups, where it is of these
         waves = -(-groups * settings.rollouts_per_example // settings.max_concurrent)
-        return waves * episode + MARGIN_S
+        return waves * (episode + scoring) + MARGIN_S
 
-    def share(self, groups: Sequence[int]) -> _Share:
+    def share(self, groups: Sequence[int]) -> Share:
         wanted = set(groups)
-        return _Share(
+        return Share(
             {place: t for place, t in self.ended.items() if place[0] in wanted},
             {i: group for i, group in self.groups.items() if i in wanted},
             {i: dropped for i, dropped in self.dropped.items() if i in wanted},
@@ -245,7 +248,7 @@ class _Collection:
             self.counts,
         )
 
-    def absorb(self, shares: Sequence[_Share]) -> None:
+    def absorb(self, shares: Sequence[Share]) -> None:
         for share in shares:
             self.ended |= share.ended
             self.groups |= share.groups
@@ -255,16 +258,27 @@ class _Collection:
 
     def _start(self, index: int) -> None:
         """Members of a group start next to each other, so that the engine computes their prompt once."""
+        left = self._left(index)
         for sample in range(self._settings.rollouts_per_example):
             place = (index, sample)
-            old = self._finished.get(place)
-            if old is not None and self._reusable(old, place):
+            if old := left.get(place):
                 self.counts["reused"] += 1
                 if old.ending == "infra_error":
                     self.spoilt.setdefault(place, []).append(old)
                 self._end(place, replace(old, task=self._plan[index]))
             else:
                 self._wave.add(lambda place=place: self._seated(place))  # type: ignore[misc]
+
+    def _left(self, index: int) -> dict[Place, Trajectory]:
+        """What can be used again of a group; of one whose members were scored together, all or nothing."""
+        rollouts = self._settings.rollouts_per_example
+        places = [(index, sample) for sample in range(rollouts)]
+        found = {p: self._finished[p] for p in places if p in self._finished and self._reusable(self._finished[p], p)}
+        together = bool(found) and scores_groups(self._env(index))
+        return {} if together and not is_whole(found, rollouts) else found
+
+    def _env(self, index: int) -> Environment:
+        return self._sampler._envs[self._plan[index].env]
 
     def _reusable(self, old: Trajectory, place: Place) -> bool:
         same = (old.version, old.seed, old.task.id)
@@ -279,6 +293,8 @@ class _Collection:
         settings = self._settings
         for attempt in range(settings.retries + 1):
             trajectory = await self._attempt(place)
+            if waits_for_group(self._env(place[0]), trajectory):
+                break  # it is saved with its score
             self._sampler._save(trajectory, self._step)
             if trajectory.ending != "infra_error":
                 break
@@ -287,11 +303,29 @@ class _Collection:
             if attempt < settings.retries:
                 self.counts["retried"] += 1
                 await asyncio.sleep(settings.retry_wait_s * 2**attempt)
-        self._end(place, trajectory)
+        self.ended[place] = trajectory
+        await self._score_together(place[0])
+        self._end(place, self.ended[place])
+
+    async def _score_together(self, index: int) -> None:
+        """A group that has ended, where its environment scores groups."""
+        env, places = self._env(index), [(index, s) for s in range(self._settings.rollouts_per_example)]
+        if not isinstance(env, ProgramEnvironment) or not env.scores_groups or not all(p in self.ended for p in places):
+            return
+        attempts = [t.id for place in places for t in (self.ended[place], *self.spoilt.get(place, ()))]
+        try:
+            members = {place: self.ended[place] for place in places}
+            save = self._sampler._save
+            scored = await end_group(env, members, self._settings, self.counts, lambda t: save(t, self._step))
+        finally:
+            env.forget(attempts)
+        self.ended |= scored
+        for place, trajectory in scored.items():
+            if trajectory.ending == "infra_error":
+                self.spoilt.setdefault(place, []).append(trajectory)
 
     async def _attempt(self, place: Place) -> Trajectory:
-        task = self._plan[place[0]]
-        env = self._sampler._envs[task.env]
+        task, env = self._plan[place[0]], self._env(place[0])
         settings = self._settings
         common: dict[str, Any] = {
             "id": self._sampler._names.make(task.id, self._version, *place),
@@ -339,7 +373,7 @@ class _Collection:
         scored = tuple(t for t in members if t.ending != "infra_error")
         too_few = len(scored) < min(2, len(members))
         if not too_few and not self._evaluating:
-            scored = compared(self._sampler._envs[self._plan[index].env], scored)
+            scored = compared(self._env(index), scored)
         group = Group(self._plan[index], self._version, scored)
         filtering = self._settings.online_difficulty_filtering
         if too_few:
@@ -360,37 +394,5 @@ class _Collection:
         return Collected(groups, tuple(self.dropped[i] for i in sorted(self.dropped)), self.stats(), spoilt)
 
     def stats(self) -> dict[str, float]:
-        endings = Counter(trajectory.ending for trajectory in self.ended.values())
-        reasons = Counter(dropped.reason for dropped in self.dropped.values())
-        return {
-            "episodes": len(self.ended),
-            "reused": self.totals["reused"],
-            "infra_errors": self.totals["infra_errors"],  # attempts that failed
-            "retried": self.totals["retried"],  # of these, how many were followed by another attempt
-            "abandoned_tokens": self.totals["abandoned_tokens"],  # of replies that were cut off while being written
-            "lost": endings["infra_error"],  # episodes that failed in every attempt: in no group and no mean
-            "groups": len(self.groups),
-            "dropped_infra_error": reasons["infra_error"],
-            "dropped_no_signal": reasons["no_signal"],
-            **{f"ended_{ending}": count for ending, count in sorted(endings.items())},
-            "seconds": time.monotonic() - self._clock,
-        }
-
-
-def _abandoned(engine: Engine | None) -> int:
-    """Tokens that the engine sampled for replies it could not return, if it counts them."""
-    return getattr(getattr(engine, "counters", None), "abandoned", 0)
-
-
-def _seeds(
-    plan: Sequence[Task], settings: RolloutSettings, step: int, refusals: int = 0, first: int = 0
-) -> dict[Place, int]:
-    """A task that is planned twice gets further samples, not the same ones again."""
-    seen: Counter[tuple[str, str]] = Counter()
-    seeds: dict[Place, int] = {}
-    for index, task in enumerate(plan, first):
-        for sample in range(settings.rollouts_per_example):
-            number = seen[task.env, task.id]
-            seeds[index, sample] = episode_seed(settings.seed, step, task.env, task.id, number, refusals)
-            seen[task.env, task.id] += 1
-    return seeds
+        found = counted(self.ended.values(), self.dropped.values(), self.totals)
+        return {**found, "groups": len(self.groups), "seconds": time.monotonic() - self._clock}

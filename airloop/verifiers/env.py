@@ -59,14 +59,17 @@ class VerifiersEnv(PlayedEnv[VerifiersArgs]):
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        found = self.host.describe()
-        if found["in_groups"]:
-            raise AirError(
-                f"The environment {self.name!r} scores the episodes of a task together, by {found['in_groups'][0]}(), "
-                "which cannot be had here.",
-                "use a rubric that scores each by itself.",
-            )
-        return found
+        return self.host.describe()
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether its rubric compares the episodes of a task, as only verifiers' first interface can."""
+        return bool(self.described["in_groups"])
+
+    @property
+    def beyond_scripts(self) -> Sequence[str]:  # type: ignore[override]
+        """A script plays alone, and there is nobody to compare it with."""
+        return [name for name in self.described["in_groups"] if name in self.own_weights]
 
     @property
     def own_weights(self) -> dict[str, float]:
@@ -120,7 +123,19 @@ class VerifiersEnv(PlayedEnv[VerifiersArgs]):
     # --- episodes -------------------------------------------------------------------------------------------
 
     async def play(self, task: Task, seed: int, address: Address) -> Score:
-        values, reward = await self.host.play(dict(task.payload), address)
+        if self.scores_groups:
+            await self.host.play_first(dict(task.payload), address)
+            return Score({})
+        return self._score(*await self.host.play(dict(task.payload), address))
+
+    async def score_group(self, episodes: Sequence[str]) -> Sequence[Score]:
+        return [self._score(values, reward) for values, reward in await self.host.score(episodes)]
+
+    def forget(self, episodes: Sequence[str]) -> None:
+        if self.scores_groups:
+            self.host.forget(episodes)
+
+    def _score(self, values: dict[str, float], reward: float) -> Score:
         if TOTAL in self.own_weights:
             values = {**values, TOTAL: reward}
         if lacking := [name for name in (*self.own_weights, *self.reward_weights) if name not in values]:

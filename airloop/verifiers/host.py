@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,25 @@ class Host:
 
     async def play(self, row: Mapping[str, Any], address: Address) -> tuple[dict[str, float], float]:
         """What each function of an episode's score gave, and the reward that the environment makes of it."""
-        at = {"base_url": address.base_url, "api_key": address.api_key, "model": address.model}
-        said = await self._process.ask({"do": "play", "row": row, **at})
-        result = self._result(said, address.variables())
+        result = await self._play(row, address)
         return result["values"], result["reward"]
+
+    async def play_first(self, row: Mapping[str, Any], address: Address) -> None:
+        """The same without a score: what the episode has become stays there, until it is forgotten."""
+        await self._play(row, address, keep=address.episode)
+
+    async def score(self, episodes: Sequence[str]) -> list[tuple[dict[str, float], float]]:
+        """As `play` tells it, of episodes that were played first, beside each other."""
+        said = await self._process.ask({"do": "score", "episodes": list(episodes)})
+        return [(one["values"], one["reward"]) for one in self._result(said, {})["scores"]]
+
+    def forget(self, episodes: Sequence[str]) -> None:
+        self._process.tell({"do": "forget", "episodes": list(episodes)})
+
+    async def _play(self, row: Mapping[str, Any], address: Address, **more: str) -> dict[str, Any]:
+        at = {"base_url": address.base_url, "api_key": address.api_key, "model": address.model}
+        said = await self._process.ask({"do": "play", "row": row, **at, **more})
+        return self._result(said, address.variables())
 
     def close(self) -> None:
         self._process.close()

@@ -26,6 +26,7 @@ class V0:
         no_limit = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self.http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=no_limit)
         self.env = verifiers.load_environment(name, **args)
+        self.kept: dict[str, Any] = {}  # what episodes have become, until their group is scored
         logging.getLogger("verifiers").addHandler(Overheard())
 
     def describe(self) -> dict[str, Any]:
@@ -36,7 +37,7 @@ class V0:
             "version": self.version,
             "components": functions,
             "whole": functions is None,
-            "in_groups": [f.__name__ for f in rubric._get_reward_funcs() if rubric._is_group_func(f)],
+            "in_groups": in_groups(rubric),
             "lacks": [],
             "unsafe": "",
         }
@@ -57,10 +58,41 @@ class V0:
 
         at = {"base_url": order["base_url"], "api_key": order["api_key"]}
         client = OpenAIChatCompletionsClient(AsyncOpenAI(**at, http_client=self.http))
+        sampling = copy.deepcopy(self.env.sampling_args)
+        if "keep" in order:
+            return await self.play_first(order, client, sampling)
         overheard: list[BaseException] = []
         OVERHEARD.set(overheard)
-        sampling = copy.deepcopy(self.env.sampling_args)
         return result_of(await self.env.run_rollout(order["row"], client, order["model"], sampling), overheard)
+
+    async def play_first(self, order: dict[str, Any], client: Any, sampling: Any) -> dict[str, Any]:
+        """What the library does for a group before it scores it."""
+        state = await self.env.rollout(order["row"], client, order["model"], sampling)
+        self.kept[order["keep"]] = state
+        error = state.get("error")
+        return failure(" from ".join(f"{type(one).__name__}({one})" for one in causes(error))) if error else {}
+
+    async def score(self, episodes: list[str]) -> list[dict[str, Any]]:
+        """By the library's own way to score a group. A function of the whole group that fails is 0 for all in it to the
+        library; here it is told."""
+        if gone := [name for name in episodes if name not in self.kept]:
+            raise RuntimeError(f"the process that had played {gone[0]} has ended since")
+        states = [self.kept[name] for name in episodes]
+        overheard: list[BaseException] = []
+        OVERHEARD.set(overheard)
+        rubric = self.env.rubric
+        await (rubric.score_group if self.env.score_rollouts else rubric.dummy_score_group)(states)
+        own: list[list[BaseException]] = [[] for _ in states]
+        for error in overheard:
+            place = next((i for i, state in enumerate(states) if state is scored_alone(error)), None)
+            if place is None or is_on_the_way(error):
+                raise error
+            own[place].append(error)
+        return [result_of(state, errors) for state, errors in zip(states, own, strict=True)]
+
+    async def forget(self, episodes: list[str]) -> None:
+        for state in [self.kept.pop(name) for name in episodes if name in self.kept]:
+            await self.env.rubric.cleanup(state)
 
     async def close(self) -> None:
         await self.http.aclose()
@@ -72,10 +104,13 @@ def functions_of(rubric: Any) -> dict[str, float] | None:
     from verifiers.rubrics.rubric import Rubric
     from verifiers.rubrics.rubric_group import RubricGroup
 
+    method = "score_group" if in_groups(rubric) else "score_rollout"
+
     def sums(one: Any) -> bool:
-        if type(one).score_rollout is RubricGroup.score_rollout:
+        way = getattr(type(one), method)
+        if way is getattr(RubricGroup, method):
             return all(map(sums, one.rubrics))
-        return bool(type(one).score_rollout is Rubric.score_rollout)
+        return bool(way is getattr(Rubric, method))
 
     names, weights = rubric._get_reward_func_names(), rubric._get_reward_weights()
     if not sums(rubric) or len(names) != len(weights):
@@ -85,10 +120,30 @@ def functions_of(rubric: Any) -> dict[str, float] | None:
     return None if any(weight for name, weight in pairs if name in shared) else {n: float(w) for n, w in pairs}
 
 
+def in_groups(rubric: Any) -> list[str]:
+    """What compares the episodes of a task: functions, and rubrics with a way of their own to score a group."""
+    from verifiers.envs.env_group import EnvGroupRubric
+    from verifiers.rubrics.rubric import Rubric
+    from verifiers.rubrics.rubric_group import RubricGroup
+
+    known = [kind.score_group for kind in (Rubric, RubricGroup, EnvGroupRubric)]
+    own = [] if type(rubric).score_group in known else [type(rubric).__name__]
+    inner = [*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())]
+    own += [name_of(function) for function in rubric.funcs if rubric._is_group_func(function)]
+    return [*own, *(name for one in inner for name in in_groups(one))]
+
+
+def name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", repr(function)))
+
+
+def failure(said: str) -> dict[str, Any]:
+    return {"crash" if any(kind in said for kind in THE_POLICYS) else "infra": said}
+
+
 def result_of(played: Any, overheard: list[BaseException]) -> dict[str, Any]:
     if failed := played.get("error"):
-        said = failed if isinstance(failed, str) else failed["error_chain_repr"]
-        return {"crash" if any(kind in said for kind in THE_POLICYS) else "infra": said}
+        return failure(failed if isinstance(failed, str) else failed["error_chain_repr"])
     if on_the_way := [error for error in overheard if is_on_the_way(error)]:
         return {"infra": f"a reward could not be had: {type(on_the_way[0]).__name__}: {on_the_way[0]}"}
     values = {name: float(value) for name, value in (played.get("metrics") or {}).items()}
@@ -108,6 +163,13 @@ class Overheard(logging.Handler):
         error, heard = sys.exc_info()[1], OVERHEARD.get(None)
         if error is not None and heard is not None and "reward function" in record.getMessage():
             heard.append(error)
+
+
+def scored_alone(error: BaseException) -> Any:
+    """The state that the function was given; None where it was given those of a whole group. The library tells neither:
+    it is what the frame that has caught the error knows."""
+    trace = error.__traceback__
+    return None if trace is None else trace.tb_frame.f_locals.get("state")
 
 
 def is_on_the_way(error: BaseException) -> bool:

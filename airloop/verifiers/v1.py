@@ -40,7 +40,7 @@ class V1:
             "version": self.version,
             "components": functions,
             "whole": functions is None,
-            "in_groups": [],
+            "in_groups": [],  # it has none: attempts are compared inside an episode, by finalize()
             "lacks": [*lacking_keys(self.env.config), *self.lacking_sandbox()],
             "unsafe": self.unsafe(),
         }
@@ -184,7 +184,10 @@ def result_of(episode: Any) -> dict[str, Any]:
         metrics = {name: value for name, value in trace.metrics.items() if value is not None}
         for name, value in {**metrics, **rewards}.items():
             values[name] = values.get(name, 0.0) + float(value) / len(traces)
-    return {"values": values, "reward": sum(trace.reward for trace in traces) / len(traces)}
+    earned = [float(trace.reward) for trace in traces]
+    if len(traces) > 1:  # what sets attempts at one task apart is lost in their mean
+        values["reward_spread"] = max(earned) - min(earned)
+    return {"values": values, "reward": sum(earned) / len(earned)}
 
 
 def is_the_policys(error: Any) -> bool:

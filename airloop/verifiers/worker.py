@@ -126,6 +126,11 @@ class Server:
             return {"described": self.environment.describe()}
         if order["do"] == "tasks":
             return {"rows": self.environment.rows(order["most"])}
+        if order["do"] == "score":
+            return await scored(self.environment, order["episodes"])
+        if order["do"] == "forget":
+            await self.environment.forget(order["episodes"])
+            return {}
         played: dict[str, Any] = await self.environment.play(order)
         return played
 
@@ -162,6 +167,15 @@ def open_environment(name: str, args: dict[str, Any]) -> Any:
         raise ModuleNotFoundError(f"{sys.executable} has no module {plain!r} with load_environment()")
     sys.path.append(os.path.join(HERE, "harnesses"))
     return beside("v1.py").V1(plain, args)
+
+
+async def scored(environment: Any, episodes: list[str]) -> dict[str, Any]:
+    """Whatever keeps a group from its scores is trouble of the environment: none of its episodes is at fault."""
+    try:
+        return {"scores": await environment.score(episodes)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"infra": f"the episodes of a task could not be scored together: {said_of(error)}"}
 
 
 def said_of(error: BaseException) -> str:

@@ -203,7 +203,6 @@ def test_a_policy_that_says_nothing_has_ended_so(version: str) -> None:
     ("version", "args", "said"),
     [
         ("v0", {"kind": "judge"}, "needs OPENAI_API_KEY"),
-        ("v0", {"kind": "group"}, "together, by best_of_all"),
         ("v0", {"kind": "strange"}, "strange"),
         ("v1", {"taskset": {"colour": 3}}, "colour"),
     ],

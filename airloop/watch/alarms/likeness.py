@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.envs.base import Environment
 from airloop.files import parse_json, write_json
-from airloop.rollout.program import run_agent
+from airloop.rollout.scripted import run_agent
 from airloop.runs.run import Run
 from airloop.success import METRIC
 from airloop.types import Task, Trajectory

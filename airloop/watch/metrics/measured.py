@@ -65,6 +65,10 @@ OWN: dict[str, tuple[str, str]] = {
     "tokens_out": ("tokens", "tokens of the replies, as the server counts them."),
     "cost": ("price", "what the tokens cost by the prices that were given."),
     "request_retries": ("count", "requests that were repeated."),
+    # environments of verifiers
+    "reward_errors": ("count", "reward functions that failed on the episode, and count 0 as in that library."),
+    "reward_spread": ("reward", "the best attempt of an episode of several less the worst; its reward is their mean."),
+    "scored_together": ("episodes", "episodes that were compared for the score, this one among them."),
     # research: tune, and others whose agents improve something
     "score": ("metric", "the score of what was submitted, in the task's own metric."),
     "baseline": ("metric", "the baseline's score in the task's own metric."),

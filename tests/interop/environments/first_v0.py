@@ -32,10 +32,6 @@ def judged(completion, **kwargs) -> float:
     raise ConnectionError("the judge does not answer")
 
 
-def best_of_all(completions, **kwargs) -> list[float]:
-    return [1.0 for _ in completions]
-
-
 def rows(words) -> Dataset:
     return Dataset.from_list([{"question": f"Say {word}.", "answer": word} for word in words])
 
@@ -87,7 +83,6 @@ def load_environment(kind: str = "words", **more) -> vf.Environment:
         "words": lambda: vf.Rubric([correct, brief, letters], [1.0, 0.5, 0.0]),
         "brittle": lambda: vf.Rubric([correct, brittle]),
         "judged": lambda: vf.Rubric([correct, judged]),
-        "group": lambda: vf.Rubric([correct, best_of_all]),
         "own": lambda: OwnReward([correct]),
         "judge": lambda: vf.JudgeRubric(),
     }

@@ -16,6 +16,20 @@ def solve_v0(task):
     return {**played["metrics"], "whole": played["reward"]}
 
 
+def solve_group_v0(task):
+    """So many rollouts of a row, which the library scores as a group: what each was given, in any order."""
+    import verifiers
+    from verifiers.types import ClientConfig
+
+    sys.path.insert(0, task["folder"])
+    env = verifiers.load_environment(task["name"], **task["args"])
+    client = ClientConfig(api_base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
+    rows = [task["row"]] * task["rollouts"]
+    played = asyncio.run(env.run_group(rows, client, "any", {}))
+    found = sorted([("whole", one["reward"]), *sorted(one["metrics"].items())] for one in played)
+    return {f"{name}.{i}": value for i, one in enumerate(found) for name, value in one}
+
+
 async def solve_v1(task):
     from verifiers.v1.clients import ModelContext
     from verifiers.v1.configs.client import EvalClientConfig
