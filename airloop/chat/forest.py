@@ -13,6 +13,7 @@ and in no other; that its context is what was sent is checked by a digest.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from array import array
 from collections.abc import Mapping, Sequence
@@ -243,8 +244,8 @@ class Forest:
         if last not in own:
             return None  # the last reply was left out or put in other words, which may begin like its own
         said = self.replies[own[last]]
-        others = [r for r in reversed(self.replies) if r.text == said.text and r.place == last and r is not said]
-        for reply in (said, *others):
+        others = (r for r in reversed(self.replies) if r.text == said.text and r.place == last and r is not said)
+        for reply in itertools.chain([said], others):
             line = self._lines[reply.line]
             end = _end_of_reply(reply, line.text[: reply.characters], rendered)
             if end is not None:

@@ -101,8 +101,19 @@ class ChatTokenizer:
         kept = list(ids)
         while skip_stop and kept and kept[-1] in self.stop_ids:
             kept.pop()
+        if len(kept) == 1:
+            return self._decoded_one(kept[0])
         text = self.hf.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
+
+    @cached_property
+    def _decoded_one(self) -> Callable[[int], str]:
+        """The token that ends a reply is asked for with every reply."""
+
+        def decode(id: int) -> str:
+            return str(self.hf.decode([id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+        return lru_cache(maxsize=KEPT)(decode)
 
     @property
     def vocab_size(self) -> int:

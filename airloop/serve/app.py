@@ -25,13 +25,13 @@ from airloop.serve.chat_answer import ChatForm
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
 from airloop.serve.episode import Answer, ServedEpisode
 from airloop.serve.responses_form import ResponsesForm, read_responses_request
-from airloop.serve.stream import EventStream, Form, give_up, hung_up, ringing
+from airloop.serve.stream import EventStream, Form, give_up, listening, ringing
 from airloop.serve.unfolding import Live
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import Router
 
 log = logging.getLogger(__name__)
 RETRY_S = 1  # after trouble that is not the client's
@@ -72,9 +72,9 @@ class Endpoint:
         made = hmac.digest(self.secret, id.encode(), hashlib.sha256)
         return "air-" + base64.urlsafe_b64encode(made).decode().rstrip("=")
 
-    def app(self) -> Starlette:
-        from starlette.applications import Starlette
-        from starlette.routing import Route
+    def app(self) -> Router:
+        """Routes alone: what an application of Starlette's adds, pages for errors, is done by `_Guarded`."""
+        from starlette.routing import Route, Router
 
         posts = {
             "/v1/chat/completions": self._chat,
@@ -84,14 +84,13 @@ class Endpoint:
         }
         gets = {"/v1/models": self._models}
         routes = [
-            Route(front + path, _guarded(answer), methods=[method])
+            Route(front + path, _Guarded(answer), methods=[method])
             for method, answers in (("POST", posts), ("GET", gets))
             for path, answer in answers.items()
             for front in ("/e/{episode}", "")
         ]
-        app = Starlette(routes=routes)
-        app.router.redirect_slashes = False  # a client would follow with its key, to whatever Host it has named
-        return app
+        # With redirects a client would follow with its key, to whatever Host it has named.
+        return Router(routes=routes, redirect_slashes=False)
 
     # --- answers ----------------------------------------------------------------------------------------------
 
@@ -201,32 +200,38 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 async def _unless_gone(request: Request, work: asyncio.Future[Any], news: asyncio.Event) -> None:
     """Until the work is done, or there is news of it; a client that hangs up ends it, and a failure is raised."""
-    gone = ringing(hung_up(request.receive), news)
-    try:
+    async with listening(request, news) as is_gone:
         await news.wait()
-        if gone.done() and not work.done():
+        if is_gone() and not work.done():
             raise BadRequest("The client has hung up.", code="client_closed_request", status=499)
         if work.done():
             work.result()
-    finally:
-        await give_up(gone)
 
 
-def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """What goes wrong is said in the form that clients know: the client's fault, or that it may ask again."""
-    from starlette.responses import JSONResponse
+class _Guarded:
+    """What goes wrong is said in the form that clients know: the client's fault, or that it may ask again. An
+    application by itself, so that Starlette puts nothing around it for errors that do not come."""
 
-    async def guarded(request: Request) -> Response:
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        from starlette.requests import Request
+
+        response = await self._response(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    async def _response(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
         try:
-            return await answer(request)
+            return await self._answer(request)
         except Exception as error:
             refused = refusal_of(error)
         headers = {"Retry-After": str(RETRY_S)} if refused.status == 503 else {}
         if refused.code == TWO_LENGTHS:
             headers["Connection"] = "close"  # what comes behind is of nobody knows whom
         return JSONResponse(refused.as_json(), status_code=refused.status, headers=headers)
-
-    return guarded
 
 
 def refusal_of(error: Exception) -> BadRequest:

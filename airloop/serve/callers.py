@@ -13,10 +13,12 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from airloop.serve.stream import CALLER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,14 +46,51 @@ def most_connections(most: int = MOST) -> int:
     return most if soft == resource.RLIM_INFINITY else max(16, min(most, soft // 4))
 
 
+class Gathering:
+    """A transport that sends together what is written together: uvicorn writes the head of an answer and its body one
+    after the other, and each would cost a call of the system and a packet."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if data and not self._held:
+            self._loop.call_soon(self.flush)  # of a stream, whose end comes later
+        if data:
+            self._held.append(data)
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            self._transport.write(b"".join(held))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._held = []
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + sum(map(len, self._held))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Caller(H11Protocol):
     """One connection."""
+
+    transport: Gathering  # type: ignore[assignment]
 
     _began = 0.0
     _left = 0  # bytes of an answer that were not taken yet when we last looked
     _looking: asyncio.TimerHandle | None = None
     _refused = False
     _unread = 0  # bytes
+    lost = False
     share = 0.5  # of all connections, that one address may have
 
     def most(self) -> int:
@@ -59,6 +98,9 @@ class Caller(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = Gathering(transport, self.loop)
+        self.bells: set[asyncio.Event] = set()  # of answers that end where this connection does
+        self.app_state = {**self.app_state, CALLER: self}
         self._began = self.loop.time()
         if self._make_room():
             self._look_later()
@@ -79,10 +121,14 @@ class Caller(H11Protocol):
         super().data_received(data)
 
     def on_response_complete(self) -> None:
+        self.transport.flush()
         super().on_response_complete()
         self._look_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        for bell in self.bells:
+            bell.set()
         if self._looking is not None:
             self._looking.cancel()
         super().connection_lost(exc)

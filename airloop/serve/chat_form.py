@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from airloop.chat.actions import parse
@@ -86,6 +87,10 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 
 
+_KNOWN = _SILENT | _DECIDED.keys() | _READ | _OFF.keys()
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
+
+
 def read_request(body: Any) -> ChatRequest:
     """A chat completion's request; BadRequest says what of it cannot be had."""
     if not isinstance(body, dict):
@@ -94,7 +99,7 @@ def read_request(body: Any) -> ChatRequest:
         if name in _OFF and value not in _OFF[name]:
             why = "it would change the distribution that is sampled from, and so what is trained"
             raise BadRequest(f"{name} is not supported here: {why}.", param=name, code="unsupported_parameter")
-        if name not in _OFF and name not in _SILENT | _DECIDED.keys() | _READ:
+        if name not in _KNOWN:
             raise BadRequest(f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
     # "required", or one tool by its name: nothing is forced, since that would be another distribution. The policy sees
     # the tools and chooses; a reply without a call is what it is, and agents know such replies.
@@ -114,7 +119,7 @@ def read_request(body: Any) -> ChatRequest:
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
         logprobs=bool(body.get("logprobs")),
         asked={name: _number(body, name) for name in sorted(_DECIDED) if body.get(name) is not None},
-        digest=hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest(),
+        digest=hashlib.blake2b(_sorted_json(body).encode(), digest_size=16).hexdigest(),
     )
 
 
@@ -286,9 +291,13 @@ def form_of(message: Mapping[str, Any]) -> str:
     """What a message says, whoever wrote it down: content, and calls as names and arguments. Ids, thoughts and outer
     whitespace, which clients leave out or make anew, are not part of it."""
     calls = message.get("tool_calls") or []
+    content = text_of(message.get("content")).strip()
+    if not calls:  # as most are, and all are read anew with every request: the same text, in a third of the time
+        who = "" if message["role"] == "assistant" else f", {encode_basestring_ascii(message['role'])}"
+        return f"[{encode_basestring_ascii(content)}, []{who}]"
     said = [[call["function"]["name"], _read(call["function"]["arguments"])] for call in calls]
-    who = [] if message["role"] == "assistant" else [message["role"]]
-    return json.dumps([text_of(message.get("content")).strip(), said, *who], sort_keys=True)
+    whose = [] if message["role"] == "assistant" else [message["role"]]
+    return _sorted_json([content, said, *whose])
 
 
 def _read(arguments: Any) -> Any:

@@ -99,7 +99,7 @@ class ServedEpisode:
         self._prompt_tokens = self._cached_tokens = 0
         self._by_call: dict[str, int] = {}
         self._by_form: dict[str, list[int]] = {}
-        self._after: dict[int, str] = {}  # what was said before each reply
+        self._by_place: dict[tuple[str, str], list[int]] = {}  # by what was said before it, and what it says
 
     async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
         """Samples the replies to a request; `live` is told of them meanwhile. ContextFull where the conversation leaves
@@ -205,8 +205,8 @@ class ServedEpisode:
         """Which reply of ours an assistant's message is."""
         alike = self._by_form.get(form, [])
         minted = {self._by_call.get(call) for call in call_ids(message)}
-        named = [number for number in alike if minted == {number}]
-        after = [number for number in alike if self._after[number] == before]
+        named = [number for number in alike if minted == {number}] if minted else []
+        after = self._by_place.get((before, form), [])
         if thought := message.get("reasoning_content"):
             after = [number for number in after if thought in self.exchanges[number].reply] or after
         found = named or after or alike
@@ -228,16 +228,16 @@ class ServedEpisode:
             self.asked.setdefault(name, []).append(value)
         most = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
         stops = self.sampling.stop_ids or self.tokenizer.stop_ids
-        own = replace(self.sampling, max_tokens=most, stop_ids=stops, **({} if self.training else asked))
-        draws = [replace(own, seed=self._seed(number, i, seed)) for i in range(n)]
+        own = {"max_tokens": most, "stop_ids": stops, **({} if self.training else asked)}
+        draws = [replace(self.sampling, **own, seed=self._seed(number, i, seed)) for i in range(n)]
         orders = [f"{self.order}-{number:03d}" + f".{i}" * (n > 1) for i in range(n)]
         more: list[dict[str, Any]] = [{"heard": one} for one in heard] or [{}] * n
-        work = asyncio.gather(
-            *(self.engine.generate(token_ids, s, order=o, **m) for s, o, m in zip(draws, orders, more, strict=True))
-        )
+        given = zip(draws, orders, more, strict=True)
+        drawing = [self.engine.generate(token_ids, s, order=o, **m) for s, o, m in given]
+        work: asyncio.Future[Any] = asyncio.gather(*drawing) if n > 1 else asyncio.ensure_future(drawing[0])
         self._under_way.add(work)
         try:
-            drawn = await work
+            drawn: list[Generation] = await work if n > 1 else [await work]
         except asyncio.CancelledError:
             self.abandoned += 1
             if self._over and not _being_cancelled():
@@ -319,8 +319,9 @@ class ServedEpisode:
         number = len(self.exchanges)
         message = spoken.message(lambda i: self._mint(number, i))
         self.exchanges.append(exchange)
-        self._by_form.setdefault(form_of(message), []).append(number)
-        self._after[number] = before
+        form = form_of(message)
+        self._by_form.setdefault(form, []).append(number)
+        self._by_place.setdefault((before, form), []).append(number)
         self._by_call |= {call: number for call in call_ids(message)}
         return message
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from airloop.errors import AirError
 
 QUEUED = 512  # connections that the system holds while the loop is busy
 KEEP_ALIVE_S = 75  # longer than clients keep a connection that they do not use
+YOUNG = 20_000  # objects that are made before Python looks for those that only hold each other
 CLOSE_S = 5.0  # for answers that are under way when it ends
 
 
@@ -55,7 +57,7 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
         lifespan="off",
     )
     server = Server(config)
-    with quiet_logs(), listening:
+    with quiet_logs(), rare_collections(), listening:
         task = asyncio.ensure_future(server.serve(sockets=[listening]))
         try:
             up = asyncio.ensure_future(ready.wait())
@@ -67,6 +69,26 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
         finally:
             server.should_exit = True
             await task
+
+
+_calm: list[tuple[int, int, int]] = []  # what the thresholds were, for each server that runs
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """While a server runs. All that belongs to answers under way is alive, and each makes more objects than Python's
+    collector waits for (700): it would look through all of them several times for each, find nothing, and take them for
+    old, until it looks through everything, which stops all answers at once."""
+    _calm.append(gc.get_threshold())
+    first, *others = _calm[0]
+    gc.set_threshold(max(first, YOUNG) if first else 0, *others)  # 0: somebody has turned it off
+    try:
+        yield
+    finally:
+        before = _calm[0]
+        _calm.pop()
+        if not _calm:
+            gc.set_threshold(*before)
 
 
 def bound(host: str, port: int) -> socket.socket:

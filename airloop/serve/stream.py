@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airloop.serve.chat_form import BadRequest
 from airloop.serve.episode import Answer
 from airloop.serve.unfolding import Live
 
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
 T = TypeVar("T")
+CALLER = "caller"  # in a request's state: the connection that it came by, where that is one of ours
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -102,6 +107,26 @@ def event(said: Mapping[str, Any], name: str = "") -> str:
 async def hung_up(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+@asynccontextmanager
+async def listening(request: Request, bell: asyncio.Event) -> AsyncIterator[Callable[[], bool]]:
+    """Rings when the client hangs up; what is given tells whether it has. A connection of ours says so by itself; any
+    other is asked, by a task that waits beside the answer."""
+    if (caller := request.scope.get("state", {}).get(CALLER)) is not None:
+        caller.bells.add(bell)
+        if caller.lost:
+            bell.set()
+        try:
+            yield lambda: bool(caller.lost)
+        finally:
+            caller.bells.discard(bell)
+        return
+    gone = ringing(hung_up(request.receive), bell)
+    try:
+        yield gone.done
+    finally:
+        await give_up(gone)
 
 
 def ringing(work: Awaitable[T], bell: asyncio.Event) -> asyncio.Future[T]:
