@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import importlib.util
+import inspect
 import logging
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+OLDEST = "0.1.10"
 CONNECT_S = 60.0
 # The policy's own doing, or a request that it was refused: what an agent's program would have crashed of.
 THE_POLICYS = ("ModelResponseError", "ToolError", "ToolParseError", "ToolCallError", "BadRequestError")
@@ -22,6 +25,7 @@ class V0:
         import verifiers
 
         self.version = verifiers.__version__
+        refuse_too_old(self.version)
         # One for all episodes: to make one takes longer than many a rollout. The address and the key are an episode's.
         no_limit = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self.http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=no_limit)
@@ -54,10 +58,10 @@ class V0:
 
     async def play(self, order: dict[str, Any]) -> dict[str, Any]:
         from openai import AsyncOpenAI
-        from verifiers.clients import OpenAIChatCompletionsClient
 
-        at = {"base_url": order["base_url"], "api_key": order["api_key"]}
-        client = OpenAIChatCompletionsClient(AsyncOpenAI(**at, http_client=self.http))
+        client: Any = AsyncOpenAI(base_url=order["base_url"], api_key=order["api_key"], http_client=self.http)
+        if importlib.util.find_spec("verifiers.clients") is not None:  # from 0.1.11 on
+            client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(client)
         sampling = copy.deepcopy(self.env.sampling_args)
         if "keep" in order:
             return await self.play_first(order, client, sampling)
@@ -97,6 +101,18 @@ class V0:
     async def close(self) -> None:
         await self.http.aclose()
         await self.env._teardown()
+
+
+def refuse_too_old(version: str) -> None:
+    """By what is called, since development versions are numbered in many ways."""
+    from verifiers.envs.environment import Environment
+
+    run = getattr(Environment, "run_rollout", None)
+    if run is None or "max_retries" not in inspect.signature(run).parameters:
+        raise RuntimeError(
+            f"{sys.executable} has verifiers {version}, which runs rollouts in another way: an environment with "
+            f"load_environment() needs {OLDEST} or later, to 0.3.1"
+        )
 
 
 def functions_of(rubric: Any) -> dict[str, float] | None:

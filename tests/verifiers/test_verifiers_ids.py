@@ -94,6 +94,28 @@ def test_an_interpreter_that_has_no_such_library_is_told_of() -> None:
         env.abandon()
 
 
+@pytest.mark.parametrize(
+    "run", ["", "async def run_rollout(self, input, client, model, gen_sampling_args, gen_sem): ..."]
+)
+def test_a_library_that_is_too_old_is_named_with_those_that_will_do(tmp_path: Path, run: str) -> None:
+    """As 0.1.5 and 0.1.9 have it."""
+    for file, text in {
+        "verifiers/__init__.py": "__version__ = '0.1.9'",
+        "verifiers/envs/__init__.py": "",
+        "verifiers/envs/environment.py": f"class Environment:\n    x = 1\n    {run}\n",
+        "old_env.py": "def load_environment():\n    raise AssertionError('it was loaded')\n",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    env = load_environment(f"verifiers:{tmp_path / 'old_env.py'}", {"python": sys.executable})
+    try:
+        with pytest.raises(AirError, match=r"has verifiers 0\.1\.9.*needs 0\.1\.10 or later, to 0\.3\.1") as told:
+            env.tasks("train")
+        assert "python = …" in told.value.fix
+    finally:
+        env.abandon()
+
+
 def test_paths_are_relative_to_the_toml_and_arguments_are_the_environments_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
