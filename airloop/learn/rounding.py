@@ -123,30 +123,50 @@ def exact(learner: Learner, rows: Sequence[Row]) -> dict[str, list[float]]:
 
 @torch.no_grad()
 def reference(learner: Learner, rows: Sequence[Row]) -> dict[str, list[float]]:
-    """By transformers' layers, row by row, each token seeing all before it: neither the engine's pages nor the
-    trainer's packing, nor the kernels of either."""
+    """By transformers' layers, each token seeing all before it in its row: neither the engine's pages nor the trainer's
+    packing, nor the kernels of either. Short rows share a pass, in which every weight is read, and widened, once."""
     policy, temperature = learner.policy, learner.settings.temperature
     vocabulary = policy.model.config.vocab_size
     found: dict[str, list[float]] = {}
-    for row in rows:
-        plan = _Causal(row, policy.device)
-        places = torch.tensor([i for i, train in enumerate(row.train) if train], device=policy.device)
+    for together in _passes(rows):
+        plan = _Causal(together, policy.device)
+        trained = [i for i, train in enumerate(train for row in together for train in row.train) if train]
+        places = torch.tensor(trained, device=policy.device)
         hidden = policy.hidden(plan).index_select(0, places - 1)
-        found[row.key] = token_logprobs(policy.head, hidden, plan.tokens[places], temperature, vocabulary)[0].tolist()
+        values = token_logprobs(policy.head, hidden, plan.tokens[places], temperature, vocabulary)[0]
+        for row, part in zip(together, values.split([sum(row.train) for row in together]), strict=True):
+            found[row.key] = part.tolist()
     return found
 
 
-class _Causal:
-    """Implements policy.ForwardPlan for one row."""
+def _passes(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """As many rows as have together no more tokens than a long one alone: wide numbers take memory."""
+    together: list[Row] = []
+    for row in rows:
+        if together and sum(len(r.tokens) for r in together) + len(row.tokens) > ROW_TOKENS:
+            yield together
+            together = []
+        together.append(row)
+    if together:
+        yield together
 
-    def __init__(self, row: Row, device: torch.device) -> None:
-        self.tokens = torch.tensor(row.tokens, device=device)
-        self.positions = torch.arange(len(row.tokens), device=device)
+
+class _Causal:
+    """Implements policy.ForwardPlan for rows one after the other, of which none sees another."""
+
+    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
+        self._lengths = [len(row.tokens) for row in rows]
+        self.tokens = torch.tensor([token for row in rows for token in row.tokens], device=device)
+        self.positions = torch.cat([torch.arange(length, device=device) for length in self._lengths])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         heads = query.shape[1] // key.shape[1]
-        q, k, v = (x.transpose(0, 1)[None] for x in (query, *(x.repeat_interleave(heads, 1) for x in (key, value))))
-        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
+        wide = (query, *(x.repeat_interleave(heads, 1) for x in (key, value)))
+        parts = [
+            scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, scale=scale)[0].transpose(0, 1)
+            for q, k, v in zip(*(x.transpose(0, 1).split(self._lengths, 1) for x in wide), strict=True)
+        ]
+        return torch.cat(parts)
 
 
 @contextlib.contextmanager
