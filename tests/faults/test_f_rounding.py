@@ -326,6 +326,20 @@ def test_F8_more_bits_without_a_second_copy_are_those_of_a_wider_model(kind: str
     assert worst < 1e-5 < rounded
 
 
+def test_F8_rows_that_share_a_pass_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there is room for in one: log-probs are those of each row by itself."""
+    with case_of(ARITH) as case:
+        learner, rows = case.parts.learner, rows_of(serve(case, first_prompts(case), 12))
+        alone = {key: values for row in rows for key, values in exact(learner, [row]).items()}
+        tokens = sum(len(row.tokens) for row in rows)
+        for room in (tokens, tokens // 2, 1):
+            monkeypatch.setattr("airloop.learn.rounding.ROW_TOKENS", room)
+            together = exact(learner, rows)
+            assert list(together) == [row.key for row in rows]
+            for row in rows:
+                assert together[row.key] == pytest.approx(alone[row.key], abs=1e-10), (room, row.key)
+
+
 def test_F8_a_pass_in_more_bits_that_fails_leaves_the_model_as_it_was() -> None:
     with case_of(ARITH, model__dtype="bfloat16") as case:
         model = case.parts.policy.model

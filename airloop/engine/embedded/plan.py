@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -39,7 +40,8 @@ class PageRows:
 
     pages: Tensor | None
     count: int
-    readers: Tensor  # [rows, R]: which decoding sequence asks
+    width: int  # R
+    readers: Tensor  # [rows × R]: which decoding sequence asks
     mask: Tensor  # [rows, 1, 1, page_size]: 0 or -inf
 
 
@@ -55,17 +57,15 @@ class StepPlan:
         slots = [
             c.pages[(c.start + i) // size] * size + (c.start + i) % size for c in chunks for i in range(len(c.tokens))
         ]
-        self.tokens = torch.tensor(flat, device=device)
-        self.positions = torch.tensor(places, device=device)
-        self._slots = torch.tensor(slots, device=device)
+        self.tokens, self.positions, self._slots = _tensor([flat, places, slots], device).unbind(0)
         self._kv = kv
         self._decode = len(decode)
         self._rows: list[PageRows] = []
         if decode:
             self._rows, self._merge, self._hole = _decode_rows(decode, kv, dtype)
         self._prefill = [_Prefill(c, size, device) for c in prefill]
-        ends = torch.tensor([len(c.tokens) for c in chunks]).cumsum(0) - 1
-        self.last = ends.to(device)  # index of each sequence's last token
+        # index of each sequence's last token
+        self.last = _tensor(np.cumsum([len(c.tokens) for c in chunks]) - 1, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         self._kv.write(layer, self._slots, key, value)
@@ -87,15 +87,17 @@ class StepPlan:
         for rows in self._rows:
             k = keys[: rows.count] if rows.pages is None else keys[rows.pages]
             v = values[: rows.count] if rows.pages is None else values[rows.pages]
-            readers = rows.readers.shape[1]
-            q = query[rows.readers.flatten()].view(rows.count, readers, kv_heads, per_kv, dim)
+            readers = rows.width
+            q = query[rows.readers].view(rows.count, readers, kv_heads, per_kv, dim)
             q = q.transpose(1, 2).reshape(rows.count, kv_heads, readers * per_kv, dim)
             out, lse = attend_pages(q, k.transpose(1, 2), v.transpose(1, 2), rows.mask, scale)
             shape = (rows.count, kv_heads, readers, per_kv)
             outs.append(out.view(*shape, dim).transpose(1, 2).reshape(-1, heads, dim))
             sums.append(lse.reshape(shape).transpose(1, 2).reshape(-1, heads))
         out, lse = (outs[0], sums[0]) if len(outs) == 1 else (torch.cat(outs), torch.cat(sums))
-        flat = self._merge.flatten()  # [batch × most pages of a sequence]
+        flat = self._merge  # [batch × most pages of a sequence]
+        if len(flat) == batch:  # a page each: nothing to weigh
+            return out[flat].view(batch, heads, dim).to(query.dtype)
         weight = lse[flat].view(batch, -1, heads).masked_fill(self._hole, float("-inf")).softmax(1)
         parts = out[flat].view(batch, -1, heads, dim)
         return torch.einsum("bph,bphd->bhd", weight, parts.float()).to(query.dtype)
@@ -146,8 +148,8 @@ def _decode_rows(decode: Sequence[Chunk], kv: KeyValues, dtype: torch.dtype) -> 
                 answers[i].append(offset + row * width + k)
         rows.append(_rows(shared, width, filled, kv, dtype, False))
     most = max(len(a) for a in answers)
-    merge = torch.tensor([a + [0] * (most - len(a)) for a in answers], device=device)
-    hole = torch.tensor([[False] * len(a) + [True] * (most - len(a)) for a in answers], device=device)
+    merge = _tensor([row for a in answers for row in a + [0] * (most - len(a))], device)
+    hole = _tensor([[False] * len(a) + [True] * (most - len(a)) for a in answers], device)
     return rows, merge, hole[..., None]
 
 
@@ -160,13 +162,16 @@ def _rows(
     whole: bool,
 ) -> PageRows:
     device, size = kv.data.device, kv.page_size
-    readers = torch.tensor([r + [0] * (width - len(r)) for _, r in pages], device=device)
-    lengths = torch.tensor([filled.get(p, size) for p, _ in pages], device=device)
-    beyond = torch.arange(size, device=device)[None] >= lengths[:, None]
-    mask = torch.zeros(len(pages), 1, 1, size, dtype=dtype, device=device)
-    mask.masked_fill_(beyond[:, None, None], float("-inf"))
-    index = None if whole else torch.tensor([p for p, _ in pages], device=device)
-    return PageRows(index, len(pages), readers, mask)
+    readers = _tensor([i for _, r in pages for i in r + [0] * (width - len(r))], device)
+    lengths = np.array([filled.get(p, size) for p, _ in pages])
+    beyond = np.where(np.arange(size) >= lengths[:, None], np.float32("-inf"), np.float32(0))
+    index = None if whole else _tensor([p for p, _ in pages], device)
+    return PageRows(index, len(pages), width, readers, _tensor(beyond, device).to(dtype)[:, None, None])
+
+
+def _tensor(values: Sequence[object] | np.ndarray, device: torch.device) -> Tensor:
+    """By numpy, which reads lists several times as fast as torch does."""
+    return torch.from_numpy(np.asarray(values)).to(device)
 
 
 class _Prefill:
@@ -175,7 +180,7 @@ class _Prefill:
     def __init__(self, chunk: Chunk, page_size: int, device: torch.device) -> None:
         self.length = len(chunk.tokens)
         self.total = chunk.start + self.length
-        self.pages = torch.tensor(list(chunk.pages[: -(-self.total // page_size)]), device=device)
+        self.pages = _tensor(chunk.pages[: -(-self.total // page_size)], device)
         places = torch.arange(chunk.start, self.total, device=device)
         self.mask = torch.arange(self.total, device=device)[None] <= places[:, None]
 

@@ -15,6 +15,7 @@ from airloop.engine.embedded import ops
 from airloop.engine.embedded.forward import Forward
 from airloop.engine.embedded.graphs import Graphs
 from airloop.engine.embedded.pages import KeyValues
+from airloop.engine.embedded.plain import plain_forward
 from airloop.engine.embedded.plan import Chunk, StepPlan
 from airloop.engine.embedded.sampling import sample
 from airloop.engine.embedded.scheduler import EngineStep, Work
@@ -56,8 +57,9 @@ class Runner(Protocol):
 
 
 class PlainRunner:
-    """transformers' own layers with paged attention in plain torch: any architecture, any device, bit for bit the
-    same whatever the batch was scheduled after. It knows every token before it goes on."""
+    """transformers' own layers (on a CPU without their modules, bit for bit) with paged attention in plain torch: any
+    architecture, any device, the same whatever the batch was scheduled after. It knows every token before it goes on.
+    """
 
     ahead = 0
     repeat = 1
@@ -65,13 +67,14 @@ class PlainRunner:
     def __init__(self, policy: Policy, kv: KeyValues, why: str = "") -> None:
         self._policy = policy
         self._kv = kv
+        self._hidden = plain_forward(policy) or policy.hidden
         self.why = why
 
     @torch.no_grad()
     def launch(self, step: EngineStep) -> Drawn:
         decode, prefill = ([self._chunk(w) for w in works] for works in (step.decode, step.prefill))
         plan = StepPlan(self._kv, decode, prefill, self._policy.dtype)
-        hidden = self._policy.hidden(plan)
+        hidden = self._hidden(plan)
         rows = [i for i, w in enumerate([*step.decode, *step.prefill]) if w.draws]
         draws = [w.request for w in step.draws]
         tokens: list[int] = []
