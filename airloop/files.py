@@ -84,14 +84,19 @@ def write_text(path: Path, text: str) -> None:
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """All or nothing, whoever else writes the same file: written beside its place, then renamed into it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
     try:
-        with beside.open("xb") as file:
+        file = beside.open("xb")
+    except FileNotFoundError:  # seldom: thousands of files are written into a directory that is there
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = beside.open("xb")
+    try:
+        with file:
             write(file)
         os.replace(beside, path)
-    finally:
+    except BaseException:
         beside.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -178,6 +178,8 @@ class KeyValues:
         else:
             # Zeros, not empty: masked slots are multiplied by a zero weight, and 0 × NaN would be NaN.
             self.data = _zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = [(pair[0], pair[1]) for pair in self.data]  # keys and values; by slot, whatever the page:
+        self._slots = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self.layers]
 
     @property
     def bytes(self) -> int:
@@ -206,7 +208,7 @@ class KeyValues:
         self.data[:, :, target] = self.data[:, :, source]
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        keys, values = self.data[layer].flatten(1, 2)
+        keys, values = self._slots[layer]
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
 

@@ -26,23 +26,25 @@ class _Linear:
     def __init__(self, module: Any) -> None:
         self.adapter: LoraLinear | None = module if isinstance(module, LoraLinear) else None
         self._base: Weights = (module.base_layer if self.adapter else module)._parameters
-        self._down: Weights = module.lora_A[ADAPTER]._parameters if self.adapter else {}
+        self._first: Weights = module.lora_A[ADAPTER]._parameters if self.adapter else {}
         self._second: Weights = module.lora_B[ADAPTER]._parameters if self.adapter else {}
-        self.up: Tensor | None = None  # of this pass: the adapter's second matrix, scaled
+        # Of this pass, in its type: the adapter's two matrices, of which the second is scaled.
+        self.down: Tensor | None = None
+        self.up: Tensor | None = None
 
-    @property
-    def second(self) -> Tensor | None:
-        """The adapter's second matrix as it is trained; None while there is none to add."""
+    def read(self) -> bool:
+        """The adapter's matrices as they are trained; whether there are any to add."""
         adapter = self.adapter
-        return None if adapter is None or adapter.disable_adapters or adapter.merged else self._second["weight"]
+        counts = adapter is not None and not adapter.disable_adapters and not adapter.merged
+        self.down, self.up = (self._first["weight"], self._second["weight"]) if counts else (None, None)
+        return counts
 
     def __call__(self, x: Tensor) -> Tensor:
         base = self._base
         result = linear(x, base["weight"], base["bias"])  # type: ignore[arg-type]
-        if self.up is None:
+        if self.down is None or self.up is None:
             return result
-        low = linear(x, self._down["weight"].to(x.dtype))  # type: ignore[union-attr]
-        return result + linear(low, self.up)
+        return result + linear(linear(x, self.down), self.up)
 
 
 class _Layer:
@@ -83,20 +85,22 @@ class PlainForward:
         return plan.attend(index, query, key, value, blocks.scale).reshape(len(x), -1)
 
     def _norm(self, x: Tensor, weights: Weights) -> Tensor:
-        wide = x.to(torch.float32)
+        narrow = x.dtype != torch.float32
+        wide = x.to(torch.float32) if narrow else x
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._blocks.eps)
-        return weights["weight"] * wide.to(x.dtype)  # type: ignore[operator]
+        return weights["weight"] * (wide.to(x.dtype) if narrow else wide)  # type: ignore[operator]
 
     def _scale_adapters(self, dtype: torch.dtype) -> None:
         """All at once; whether an adapter counts may change from pass to pass."""
-        for part in self._linears:
-            part.up = part.second
-        found = [part for part in self._linears if part.up is not None]
-        if found:
-            scales = [float(part.adapter.scaling[ADAPTER]) for part in found]  # type: ignore[union-attr]
-            scaled = torch._foreach_mul([part.up for part in found], scales)  # type: ignore[misc]
-            for part, up in zip(found, scaled, strict=True):
-                part.up = up.to(dtype)
+        found = [part for part in self._linears if part.read()]
+        if not found:
+            return
+        scales = [float(part.adapter.scaling[ADAPTER]) for part in found]  # type: ignore[union-attr]
+        ups = torch._foreach_mul([part.up for part in found], scales)  # type: ignore[misc]
+        for part, up in zip(found, ups, strict=True):
+            part.up = up
+            if up.dtype != dtype:
+                part.down, part.up = part.down.to(dtype), up.to(dtype)  # type: ignore[union-attr]
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -63,13 +63,13 @@ class StepPlan:
         self._rows: list[PageRows] = []
         if decode:
             self._rows, self._merge, self._hole = _decode_rows(decode, kv, dtype)
-        self._prefill = [_Prefill(c, size, device) for c in prefill]
+        self._prefill = [_Prefill(c, size, device, dtype) for c in prefill]
         # index of each sequence's last token
         self.last = _tensor(np.cumsum([len(c.tokens) for c in chunks]) - 1, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         self._kv.write(layer, self._slots, key, value)
-        keys, values = self._kv.data[layer]
+        keys, values = self._kv.layers[layer]
         parts = []
         if self._decode:
             parts.append(self._attend_decode(query[: self._decode], keys, values, scale))
@@ -177,12 +177,12 @@ def _tensor(values: Sequence[object] | np.ndarray, device: torch.device) -> Tens
 class _Prefill:
     """Causal attention of a chunk over everything before it and itself."""
 
-    def __init__(self, chunk: Chunk, page_size: int, device: torch.device) -> None:
+    def __init__(self, chunk: Chunk, page_size: int, device: torch.device, dtype: torch.dtype) -> None:
         self.length = len(chunk.tokens)
         self.total = chunk.start + self.length
         self.pages = _tensor(chunk.pages[: -(-self.total // page_size)], device)
-        places = torch.arange(chunk.start, self.total, device=device)
-        self.mask = torch.arange(self.total, device=device)[None] <= places[:, None]
+        self._start, self._dtype = chunk.start, dtype
+        self._mask: Tensor | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         n, heads, dim = query.shape
@@ -192,6 +192,15 @@ class _Prefill:
         v = values[self.pages].flatten(0, 1)[: self.total].transpose(0, 1)
         # Heads that share a key/value head become further query rows: no key is repeated in memory.
         q = query.view(n, kv_heads, per_kv, dim).permute(1, 2, 0, 3).reshape(kv_heads, per_kv * n, dim)
-        mask = self.mask.repeat(per_kv, 1)
-        out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask[None, None], scale=scale)[0]
+        mask = self._mask_of(per_kv, query.device)
+        out = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask, scale=scale)[0]
         return out.view(kv_heads, per_kv, n, dim).permute(2, 0, 1, 3).reshape(n, heads, dim)
+
+    def _mask_of(self, per_kv: int, device: torch.device) -> Tensor:
+        """The same for all layers, in numbers: of one that is true or false each layer would make those anew."""
+        if self._mask is None:
+            places = torch.arange(self._start, self.total, device=device)
+            unseen = torch.arange(self.total, device=device)[None] > places[:, None]
+            numbers = torch.zeros(unseen.shape, dtype=self._dtype, device=device)
+            self._mask = numbers.masked_fill_(unseen, float("-inf")).repeat(per_kv, 1)[None, None]
+        return self._mask
