@@ -133,8 +133,13 @@ def check_kind(path: Path) -> None:
 def save_adapter(peft: PeftModel, directory: Path) -> None:
     """In PEFT's format. It is told what there is: a model's own state_dict would put a sharded base into shards."""
     found = {name: p.detach() for name, p in peft.named_parameters(remove_duplicate=False)}
-    peft.save_pretrained(str(directory), state_dict=found)
-    (directory / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+    # PEFT's empty model card, whose template takes longer to compile than a small adapter to write.
+    vars(peft)["create_or_update_model_card"] = lambda *_, **__: None
+    try:
+        peft.save_pretrained(str(directory), state_dict=found)
+    finally:
+        del vars(peft)["create_or_update_model_card"]
+    (directory / "README.md").unlink(missing_ok=True)
 
 
 def use_fp32_adapters(model: nn.Module) -> None:

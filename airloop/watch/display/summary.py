@@ -17,6 +17,7 @@ from airloop.watch.metrics.families import by_family, families, first_and_last, 
 from airloop.watch.metrics.rows import passes, per_task, row_key, value
 
 PLOT = 66  # columns of a plot in text: with its labels it fits a terminal of 80
+ABOVE = 1.0  # a title's place over its axes: to find one where no tick is, matplotlib would measure every tick
 
 
 def paired(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -206,12 +207,14 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
         if len(bands) == len(known):
             axes[0].fill_between([x for x, _ in known], [b.low for b in bands], [b.high for b in bands], alpha=0.2)
         axes[0].plot([x for x, _ in known], [y for _, y in known], marker="o", markersize=4)
-        axes[0].set(xlabel="step", title=f"{shown} in training", ylim=(-0.03, 1.03))
+        axes[0].set(xlabel="step", ylim=(-0.03, 1.03))
+        axes[0].set_title(f"{shown} in training", y=ABOVE)
     x = [m["step"] + 1 for m in steps]
     bands = [mean_interval(m["rewards"]) for m in steps]
     axes[-2].fill_between(x, [b.low for b in bands], [b.high for b in bands], alpha=0.2)
     axes[-2].plot(x, [b.mean for b in bands], marker="o", markersize=4)
-    axes[-2].set(xlabel="step", title="reward in training, 95 % interval")
+    axes[-2].set(xlabel="step")
+    axes[-2].set_title("reward in training, 95 % interval", y=ABOVE)
     title, name = (_success(run, one) if one else None) or ("reward", "reward")
     for place, (side, colour) in enumerate(((one, "#9aa5b1"), (two, "#2f6fb0"))):
         if side:
@@ -220,7 +223,7 @@ def plot(run: Run, before: Sequence[Trajectory], after: Sequence[Trajectory], pa
             error = [[held_out.mean - held_out.low], [held_out.high - held_out.mean]] if held_out.bounded else None
             axes[-1].bar(place, held_out.mean, yerr=error, capsize=6, color=colour)
     axes[-1].set_xticks([0, 1], ["before", "after"])
-    axes[-1].set(title=f"held-out tasks: {title}")
+    axes[-1].set_title(f"held-out tasks: {title}", y=ABOVE)
     for axis in axes:
         axis.grid(alpha=0.3)
     for axis in axes[:-1]:
