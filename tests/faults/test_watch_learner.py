@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from support.talk_env import Talk, talking
-from support.watched_runs import Witness, run_watched
+from support.watched_runs import Witness, freeze_engine, run_watched
 
 from airloop.assemble import Components
 from airloop.engine.base import EngineFailed
-from airloop.policy import Policy
 from airloop.types import Alarm
 from airloop.watch.alarms.learner_rules import memory_grows
 from airloop.watch.alarms.monitor import Halted
@@ -126,10 +124,8 @@ def test_F2_a_version_that_is_never_published_stops_the_run(tmp_path: Path) -> N
 
 
 def apart(parts: Components) -> None:
-    """The engine samples from a copy of the weights, which no update reaches; its version counts on."""
     talking(COIN)(parts)
-    model = copy.deepcopy(parts.policy.model)
-    parts.engine._runner._policy = Policy(model, model.lm_head)  # type: ignore[attr-defined]
+    freeze_engine(parts)
 
 
 def test_F2_weights_that_never_reach_the_engine_stop_the_run(tmp_path: Path) -> None:

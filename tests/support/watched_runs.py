@@ -12,12 +12,14 @@ from rich.console import Console
 from airloop import stream
 from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
+from airloop.engine.embedded.runner import PlainRunner
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.loop import train
 from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.warmstart import warmstart, with_warmstart
 from airloop.watch.display.display import Display
+from airloop_lab.faults import frozen_copy
 
 # After demonstrations that are right 35 % of the time: groups have signal, and replies end by themselves.
 FLAGS = {
@@ -99,3 +101,9 @@ def run_watched(
     finally:
         run.close()
     return run, witness, None
+
+
+def freeze_engine(parts: Components) -> None:
+    """It samples from a copy of the weights, which no update reaches; its version counts on."""
+    engine: Any = parts.engine
+    engine._runner = PlainRunner(frozen_copy(parts.policy), engine._kv, engine._runner.why)

@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 import pytest
-from support.watched_runs import run_watched
+from support.watched_runs import freeze_engine, run_watched
 
-from airloop.assemble import Components
 from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
 from airloop.watch.alarms.learner_rules import engine_serves_another_policy, logprob_gap_grows, policy_drifts
 from airloop.watch.metrics.ages import by_age
@@ -80,16 +79,7 @@ def test_a_token_that_is_older_than_the_bound_is_told_of() -> None:
 def test_an_update_that_does_not_reach_the_engine_stops_a_run_beside_it(tmp_path: Any) -> None:
     """The engine goes on with the first weights under new versions: the gap is there at age 0."""
 
-    def tamper(parts: Components) -> None:
-        import copy
-
-        from airloop.models.head import logits_head
-        from airloop.policy import Policy
-
-        model = copy.deepcopy(parts.policy.model).requires_grad_(False)
-        parts.engine._runner._policy = Policy(model, logits_head(model))  # type: ignore[attr-defined]
-
-    _, witness, error = run_watched(tmp_path, tamper, max_steps="6", **{**BESIDE, "trainer.optim.lr": "1e-2"})
+    _, witness, error = run_watched(tmp_path, freeze_engine, max_steps="6", **{**BESIDE, "trainer.optim.lr": "1e-2"})
     (alarm,) = witness.of("engine_serves_another_policy")
     assert error is not None and alarm.severity == "stop" and "per token on average" in alarm.seen
     assert not witness.of("policy_drifts")
