@@ -25,6 +25,7 @@ from airloop.watch.metrics.rows import per_task, row_key
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAMED = re.compile(r"(?P<recipe>.+)\+seed(?P<seed>\d+)\.tar\.xz")
+KINDS = {"test": ("o", "test split"), "eval": ("s", "eval split"), "base": ("x", "the model itself, test split")}
 COLOURS = ("#2f6fb0", "#b0562f", "#3f8f4f", "#7a4fa3")
 
 
@@ -125,16 +126,22 @@ def draw(recipe: str, runs: dict[int, Run], path: Path) -> None:
 
     figure = Figure(figsize=(7, 3.6))
     axis = figure.subplots()
-    for (seed, run), colour in zip(runs.items(), COLOURS * len(runs), strict=False):
+    seen = set()
+    for number, ((seed, run), colour) in enumerate(zip(runs.items(), COLOURS * len(runs), strict=False)):
+        apart = (number - (len(runs) - 1) / 2) * len(run.metrics("train")) / 100  # seeds beside each other
         steps = [(m["step"] + 1, found[1]) for m in run.metrics("train") if (found := step_success(m))]
         axis.plot(*zip(*steps, strict=True), color=colour, alpha=0.5, linewidth=1, label=f"seed {seed}, in training")
         for line in run.metrics("eval"):
             held = line[METRIC]
             error = [[held["mean"] - held["low"]], [held["high"] - held["mean"]]]
-            shape = "o" if line["split"] == "test" else "s"
-            axis.errorbar(line["step"], held["mean"], yerr=error, fmt=shape, color=colour, capsize=4, markersize=5)
+            kind = "base" if line["name"] == "base" else line["split"]
+            shape, said = KINDS.get(kind, KINDS["eval"])
+            place = line["step"] + apart
+            axis.errorbar(place, held["mean"], yerr=error, fmt=shape, color=colour, capsize=3, markersize=5)
+            seen.add((shape, said))
     axis.set(xlabel="step", ylabel="success", title=recipe, ylim=(-0.02, 1.02))
-    axis.plot([], [], "ko", label="held-out test, 95 %")
+    for shape, said in sorted(seen):
+        axis.plot([], [], f"k{shape}", label=f"{said}, 95 %")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.tight_layout()
