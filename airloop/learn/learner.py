@@ -7,6 +7,7 @@ import ctypes
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,26 +216,22 @@ class Learner:
         if self.shards:
             self.shards.gather()
 
-    @contextlib.contextmanager
-    def reference(self) -> Iterator[None]:
+    def reference(self) -> AbstractContextManager[None]:
         """The policy as it was when the run started."""
         assert self._initial is not None
-        weights = self.optimiser.weights
-        current = [w.detach().clone() for w in weights]
-        self._exchange(weights, self._initial)
-        try:
-            yield
-        finally:
-            self._exchange(weights, current)
+        return self._exchanged(self._initial)
 
-    @contextlib.contextmanager
-    def base(self) -> Iterator[None]:
+    def base(self) -> AbstractContextManager[None]:
         """The model itself: an adapter of zeros adds nothing."""
         if self.policy.peft is None:
             raise ValueError("all the weights are trained: what they were before is not here")
+        return self._exchanged([torch.zeros_like(w) for w in self.optimiser.weights])
+
+    @contextlib.contextmanager
+    def _exchanged(self, values: Sequence[Tensor]) -> Iterator[None]:
         weights = self.optimiser.weights
         current = [w.detach().clone() for w in weights]
-        self._exchange(weights, [torch.zeros_like(w) for w in current])
+        self._exchange(weights, values)
         try:
             yield
         finally:

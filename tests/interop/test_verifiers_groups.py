@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.endpoint_world import Recorded, trained_rows
 from support.interop_world import PROGRAMS, interpreter
+from support.program_runs import program_run
 from support.rollout_world import ScriptedEngine, chat_tokenizer
 from support.verifiers_world import CHAT, OURS, opened, play
 
@@ -193,32 +194,11 @@ def test_the_librarys_own_best_of_n() -> None:
         assert trajectory.ending == "done" and len(trajectory.turns) == 4 and trajectory.metrics["pass_at_n"] == 1.0
 
 
-CONFIG = """\
-max_steps = 3
-seq_len = 256
-output_dir = "out"
-[model]
-name = "tiny:llama"
-[trainer.model]
-train = "full"
-[orchestrator]
-batch_size = 8
-rollouts_per_example = 4
-[orchestrator.sampling]
-max_tokens = 8
-[orchestrator.eval]
-num_examples = 2
-[[orchestrator.env]]
-id = "verifiers:FILE"
-args = ARGS
-"""
-
-
 def test_a_run_trains_on_the_rewards_of_groups(tmp_path: Path) -> None:
     args = {"python": interpreter("verifiers-v0"), "kind": "group", "success": "correct"}
-    text = CONFIG.replace("FILE", str(OURS / "group_v0.py")).replace("ARGS", toml_value(args))
-    (tmp_path / "run.toml").write_text(text)
-    config = load_config(["@", str(tmp_path / "run.toml"), "--output_dir", str(tmp_path / "out")])
+    (tmp_path / "run.toml").write_text(program_run(f"verifiers:{OURS / 'group_v0.py'}", toml_value(args)))
+    changed = ["--output_dir", str(tmp_path / "out"), "--max_steps", "3", "--seq_len", "256"]
+    config = load_config(["@", str(tmp_path / "run.toml"), *changed])
     done = start(config, Display(quiet=True), skip_proofs=True)
     run = Run.open(done.run.path)
     episodes = [t for step in range(3) for t in run.finished(step).values()]
