@@ -10,6 +10,7 @@ from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, existing
 from airloop.sandbox.base import Limits
 from airloop_envs.mlgym.commands import DIRECTORY, SETUP, TOOLS_PATH, WINDOW_VARIABLE
+from airloop_envs.mlgym.researchers import EXPERTS
 from airloop_envs.mlgym.workspace import Worlds
 
 Source = Literal["auto", "builtin", "checkout"]
@@ -59,6 +60,9 @@ class MlgymArgs(EnvArgs):
     disk_mb: int = Field(default=1024, ge=16, description="files of one agent's world, in memory")
     processes: int = Field(default=256, ge=8, description="processes and threads of one agent's world")
     cpus: float = Field(default=4.0, gt=0, description="cores that one agent's world may keep busy")
+    demo_skill: float = Field(
+        default=EXPERTS, ge=0, le=1, description="share of the supervised start's demonstrations that an expert gives"
+    )
     standby: int = Field(default=2, ge=0, description="worlds kept ready for each task")
     save_trajectories: bool = Field(default=True, description="always true: a run keeps every trajectory")
     trajectory_dir: str | None = Field(default=None, description="not used: trajectories are in the run's directory")

@@ -158,7 +158,7 @@ class MlgymEnv(Environment[MlgymArgs]):
         return found
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
-        return researcher(name, self.spec(task), seed, self.args.max_turns)
+        return researcher(name, self.spec(task), seed, self.args.max_turns, self.args.demo_skill)
 
     def group_rewards(self, trajectories: Sequence[Trajectory]) -> Sequence[Mapping[str, float]]:
         if "percentile" not in self.reward_weights:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from airloop.errors import AirError
 from airloop.types import Agent, Message
-from airloop_envs.mlgym.researchers import kaggle
+from airloop_envs.mlgym.researchers import checkout
 from airloop_envs.mlgym.researchers.cheats import attempts
 from airloop_envs.mlgym.researchers.games import battle_of_sexes, blotto, prisoners_dilemma
 from airloop_envs.mlgym.researchers.pictures import fashion
@@ -24,7 +24,8 @@ WEAK = ("junior", "junior")  # who is honest and weak: two drafts, of which the 
 NAMES = (*LEVELS, "weak", "demo", "noop", "idle", "cheat", "prober")
 
 # Who gives a demonstration: good work is there to be found and is not what is seen most.
-DEMO_WEIGHTS: Mapping[str, float] = {"novice": 0.55, "junior": 0.27, "senior": 0.13, "oracle": 0.05}
+EXPERTS = 0.05  # of them, unless `demo_skill` says otherwise
+OTHERS: Mapping[str, float] = {"novice": 0.55, "junior": 0.27, "senior": 0.13}
 SECOND_THOUGHTS = 0.15  # of the demonstrations make a second draft and keep the better one
 
 # A draft of a level; the same random state gives the same draft.
@@ -37,10 +38,6 @@ DRAFTS: Mapping[str, Callable[[str, random.Random], Draft]] = {
     "imageClassificationFMnist": fashion,
     "3SATTime": sat,
 }
-# Where a checkout's table has other columns than ours.
-CHECKOUTS_DRAFTS: Mapping[str, Callable[[str, random.Random], Draft]] = {
-    "regressionKaggleHousePrice": kaggle.house_prices,
-}
 
 TABLES = ("titanic", "regressionKaggleHousePrice", "imageClassificationFMnist")
 NOOP = "I would first think about the data and then choose a fitting approach."
@@ -52,8 +49,8 @@ def idle(key: str) -> list[Message]:
     return [*script, say("How good is it?", "validate"), say("I submit this.", "submit")]
 
 
-def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
-    """A fresh scripted agent for one episode: one of NAMES."""
+def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int, experts: float = EXPERTS) -> Agent:
+    """A fresh scripted agent for one episode: one of NAMES. `experts` is their share of the demonstrations."""
     if spec.key not in DRAFTS:
         raise AirError(
             f"There is no scripted researcher for the task {spec.key!r}.",
@@ -75,8 +72,14 @@ def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int) -> Agent:
     levels = list(WEAK) if name == "weak" else [name]
     if name == "demo":
         drafts = 2 if rng.random() < SECOND_THOUGHTS else 1
-        levels = rng.choices(list(DEMO_WEIGHTS), list(DEMO_WEIGHTS.values()), k=drafts)
+        levels = rng.choices(LEVELS, _weights(experts), k=drafts)
     elif levels[0] not in LEVELS:
         raise AirError(f"There is no scripted researcher {name!r}.", f"known: {', '.join(NAMES)}.")
-    write = (DRAFTS if spec.builtin else {**DRAFTS, **CHECKOUTS_DRAFTS})[spec.key]
+    write = (DRAFTS if spec.builtin else {**DRAFTS, **checkout.DRAFTS})[spec.key]
     return Researcher([write(level, rng) for level in levels], spec.yardstick, max_turns)
+
+
+def _weights(experts: float) -> list[float]:
+    """How often each of LEVELS gives a demonstration."""
+    scale = (1 - experts) / (1 - EXPERTS)
+    return [*(share * scale for share in OTHERS.values()), experts]

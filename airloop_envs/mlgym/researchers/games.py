@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from airloop_envs.mlgym.researchers.work import Draft
@@ -47,27 +47,28 @@ EVERY_THIRD = strategy("I give in every third round.", "return 1 if len(history)
 SHARES = tuple(round(0.05 * n, 2) for n in range(1, 20))
 
 
-def _mix(low: float, high: float) -> Callable[[random.Random], Idea]:
+def mixes(low: float, high: float) -> Callable[[random.Random], Idea]:
     return lambda rng: mixed(rng.choice([p for p in SHARES if low <= p <= high]))
 
 
-def _one_of(*ideas: Idea) -> Callable[[random.Random], Idea]:
+def one_of(*ideas: Idea) -> Callable[[random.Random], Idea]:
     return lambda rng: rng.choice(ideas)
 
 
 Menu = Sequence[Callable[[random.Random], Idea]]
+Forces = Sequence[tuple[int, ...]]
 
 PRISONERS: dict[str, Menu] = {
-    "novice": (_one_of(ALWAYS_0, COPY, MAJORITY, STAY), _mix(0.05, 0.4), _one_of(COPY, LATE)),
-    "junior": (_one_of(ALTERNATE, OPPOSE, LATE), _mix(0.4, 0.7), _mix(0.5, 0.8)),
-    "senior": (_one_of(ALWAYS_1, EARLY), _mix(0.85, 0.95)),
-    "oracle": (_one_of(KIND_FIRST),),
+    "novice": (one_of(ALWAYS_0, COPY, MAJORITY, STAY), mixes(0.05, 0.4), one_of(COPY, LATE)),
+    "junior": (one_of(ALTERNATE, OPPOSE, LATE), mixes(0.4, 0.7), mixes(0.5, 0.8)),
+    "senior": (one_of(ALWAYS_1, EARLY), mixes(0.85, 0.95)),
+    "oracle": (one_of(KIND_FIRST),),
 }
 SEXES: dict[str, Menu] = {
-    "novice": (_one_of(ALWAYS_1, COPY, ALTERNATE, OPPOSE), _mix(0.3, 0.9), _mix(0.3, 0.6)),
-    "junior": (_one_of(MAJORITY), _mix(0.1, 0.3), _mix(0.1, 0.3)),
-    "senior": (_one_of(ALWAYS_0, EVERY_THIRD), _one_of(ALWAYS_0)),
-    "oracle": (_one_of(TURNS),),
+    "novice": (one_of(ALWAYS_1, COPY, ALTERNATE, OPPOSE), mixes(0.3, 0.9), mixes(0.3, 0.6)),
+    "junior": (one_of(MAJORITY), mixes(0.1, 0.3), mixes(0.1, 0.3)),
+    "senior": (one_of(ALWAYS_0, EVERY_THIRD), one_of(ALWAYS_0)),
+    "oracle": (one_of(TURNS),),
 }
 
 
@@ -82,18 +83,18 @@ def _spoil(text: str) -> str:
     return text.removeprefix("import random\n\n") if "import" in text else text.replace("row_strategy", "strategy")
 
 
-def prisoners_dilemma(level: str, rng: random.Random) -> Draft:
-    return _draft(rng.choice(PRISONERS[level])(rng), level, rng, _spoil)
+def prisoners_dilemma(level: str, rng: random.Random, menus: Mapping[str, Menu] = PRISONERS) -> Draft:
+    return _draft(rng.choice(menus[level])(rng), level, rng, _spoil)
 
 
-def battle_of_sexes(level: str, rng: random.Random) -> Draft:
-    return _draft(rng.choice(SEXES[level])(rng), level, rng, _spoil)
+def battle_of_sexes(level: str, rng: random.Random, menus: Mapping[str, Menu] = SEXES) -> Draft:
+    return _draft(rng.choice(menus[level])(rng), level, rng, _spoil)
 
 
 # --- blotto ---------------------------------------------------------------------------------------------
 
 SOLDIERS, FIELDS = 120, 6
-FORCES: dict[str, Sequence[tuple[int, ...]]] = {
+FORCES: dict[str, Forces] = {
     "novice": (
         (60, 60, 0, 0, 0, 0),
         (20, 20, 20, 20, 20, 20),
@@ -112,14 +113,14 @@ RANDOM_FORCE = strategy(
 )
 
 
-def blotto(level: str, rng: random.Random) -> Draft:
+def blotto(level: str, rng: random.Random, forces: Mapping[str, Forces] = FORCES) -> Draft:
     if level == "novice" and rng.random() < 0.1:
         return _draft(RANDOM_FORCE, level, rng, _spoil)
     if level == "novice" and rng.random() < 0.5:
         cuts = sorted(rng.randrange(SOLDIERS + 1) for _ in range(FIELDS - 1))
         force = [later - cut for cut, later in pairwise([0, *cuts, SOLDIERS])]
     else:
-        force = list(rng.choice(FORCES[level]))
+        force = list(rng.choice(forces[level]))
         force = force if level == "oracle" else _wavered(force, rng)
     rng.shuffle(force)
     kind = f"{sum(n >= SOLDIERS // FIELDS for n in force)} strong fields"
