@@ -26,6 +26,9 @@ from airloop.watch.metrics.rows import per_task, row_key
 DOCS = Path(__file__).parents[1] / "docs"
 NAMED = re.compile(r"(?P<recipe>.+)\+seed(?P<seed>\d+)\.tar\.xz")
 KINDS = {"test": ("o", "test split"), "eval": ("s", "eval split"), "base": ("x", "the model itself, test split")}
+BESIDE = {"musique": ("recall", "em"), "mlgym": ("headroom", "score")}  # measures that are shown beside success
+SCALES = ("score",)  # of each task another one: no mean over several
+SIDES = {"base": "the model itself", "before": "before", "after": "after"}
 COLOURS = ("#2f6fb0", "#b0562f", "#3f8f4f", "#7a4fa3")
 
 
@@ -36,7 +39,8 @@ def main(folder: Path, page: Path) -> None:
             picture = page.parent / "img" / "recipes" / f"{recipe}.svg"
             draw(recipe, runs, picture)
             shown = f"![{recipe}: success by step]({picture.relative_to(page.parent).as_posix()})"
-            text = put(text, recipe, "\n".join([*table(runs), "", shown]))
+            measures = BESIDE.get(recipe.split("+")[0], ())
+            text = put(text, recipe, "\n".join([*table(runs), *beside(runs, measures), "", shown]))
     page.write_text(text, encoding="utf-8")
 
 
@@ -83,10 +87,43 @@ def table(runs: dict[int, Run]) -> Iterator[str]:
     yield f"{len(sides[next(iter(runs))][0])} held-out tasks, 95 % intervals. {machines(runs.values())}"
 
 
-def by_task(trajectories: Sequence[Trajectory]) -> dict[tuple[str, str], float]:
-    scored = [t for t in trajectories if t.ending != "infra_error"]
+def by_task(trajectories: Sequence[Trajectory], measure: str = METRIC) -> dict[tuple[str, str], float]:
+    scored = [t for t in trajectories if t.ending != "infra_error" and measure in t.metrics]
     tasks = dict.fromkeys((t.task.env, t.task.id) for t in scored)
-    return dict(zip(tasks, per_task((row_key(t), t.metrics[METRIC]) for t in scored), strict=True))
+    return dict(zip(tasks, per_task((row_key(t), t.metrics[measure]) for t in scored), strict=True))
+
+
+def beside(runs: dict[int, Run], measures: Sequence[str]) -> Iterator[str]:
+    """Over the seeds that have their episodes: the model itself, other measures, and each family of tasks."""
+    whole = {seed: run for seed, run in runs.items() if run.evaluation("after")}
+    episodes = {side: [found for run in whole.values() if (found := run.evaluation(side))] for side in SIDES}
+    sides = [side for side, found in episodes.items() if len(found) == len(whole)]
+    families = sorted({t.task.family for found in episodes.values() for one in found for t in one})
+    shown = [*([METRIC] if "base" in sides else []), *(m for m in measures if m not in SCALES)]
+    if not whole or (not shown and len(families) < 2):
+        return
+    yield ""
+    yield f"| seeds {', '.join(map(str, whole))} | {' | '.join(SIDES[side] for side in sides)} | difference |"
+    yield "|---" * (len(sides) + 2) + "|"
+    for measure in shown:
+        means = [mean_of([by_task(one, measure) for one in episodes[side]]) for side in sides]
+        cells = [str(mean_interval(list(one.values()), share=measure == METRIC)) for one in means]
+        gain = row(means[-2], means[-1]).split(" | ")[-1]
+        yield f"| {'success' if measure == METRIC else measure} | {' | '.join(cells)} | {gain} |"
+    for family in families if len(families) > 1 else ():
+        cells = [of_family([t for one in episodes[side] for t in one], family, measures) for side in sides]
+        yield f"| {family} | {' | '.join(cells)} | |"
+
+
+def of_family(trajectories: Sequence[Trajectory], family: str, measures: Sequence[str]) -> str:
+    """Success in it, and in brackets each measure's mean over the episodes that have one."""
+    own = [t for t in trajectories if t.task.family == family and t.ending != "infra_error"]
+    success = sum(t.metrics[METRIC] for t in own) / len(own)
+    means = []
+    for measure in measures:
+        values = [t.metrics[measure] for t in own if measure in t.metrics]
+        means += [f"{measure} {sum(values) / len(values):.3f}"] if values else []
+    return f"{success:.2f} of {len(own)}" + (f" ({', '.join(means)})" if means else "")
 
 
 def mean_of(sides: Sequence[dict[tuple[str, str], float]]) -> dict[tuple[str, str], float]:
