@@ -57,6 +57,8 @@ class _Line:
     tokens: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)  # the reply that a token is of, or -1
     marks: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    _hash: Any = None  # of the first so many tokens
+    _hashed: int = 0
 
     def add(self, text: str, tokens: Sequence[int]) -> None:
         self.text += text
@@ -75,7 +77,16 @@ class _Line:
     def until(self, tokens: int, text: str) -> _Line:
         """A copy of its first tokens, which stand for `text`."""
         marks = [mark for mark in self.marks if mark[1] < tokens and mark[0] <= len(text)]
-        return _Line(text, self.tokens[:tokens], self.turns[:tokens], [*marks, (len(text), tokens)])
+        known = (self._hash.copy(), self._hashed) if 0 < self._hashed <= tokens else (None, 0)
+        return _Line(text, self.tokens[:tokens], self.turns[:tokens], [*marks, (len(text), tokens)], *known)
+
+    def digest(self) -> bytes:
+        """Of all its tokens, which are never changed: those that a line before it has read are not read again."""
+        self._hash = self._hash or _hash_of(())
+        self._hash.update(array("q", self.tokens[self._hashed :]))
+        self._hashed = len(self.tokens)
+        found: bytes = self._hash.digest()
+        return found
 
     def common(self, text: str) -> tuple[int, int]:
         """The last mark before `text` becomes different; of marks at the same character the first, in front of a reply
@@ -191,7 +202,7 @@ class Forest:
         text = self._tokenizer.decode(ids[:-1] if stopped else ids)
         stop = self._tokenizer.decode(ids[-1:]) if stopped else ""
         base, line = prompt.base, prompt.line.until(len(prompt.line.tokens), prompt.line.text)
-        sent, start, characters = digest(line.tokens), len(line.tokens), len(line.text)
+        sent, start, characters = line.digest(), len(line.tokens), len(line.text)
         if base is None or len(self._lines[base].tokens) != prompt.length:  # somebody else has gone on from there
             base = len(self._lines)
             self._lines.append(line)
@@ -308,7 +319,12 @@ class Forest:
 
 
 def digest(tokens: Sequence[int]) -> bytes:
-    return hashlib.blake2b(array("q", tokens).tobytes(), digest_size=16).digest()
+    found: bytes = _hash_of(tokens).digest()
+    return found
+
+
+def _hash_of(tokens: Sequence[int]) -> Any:
+    return hashlib.blake2b(array("q", tokens), digest_size=16)
 
 
 def _said_at(place: int, text: str, after: str, rendered: str) -> int | None:

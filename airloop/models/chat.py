@@ -103,17 +103,25 @@ class ChatTokenizer:
             kept.pop()
         if len(kept) == 1:
             return self._decoded_one(kept[0])
-        text = self.hf.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return str(text)
+        return self._decoded(kept)
+
+    @cached_property
+    def _decoded(self) -> Callable[[list[int]], str]:
+        """By the tokenizer behind transformers' own where that only passes the ids on, after it has looked at each:
+        a stream asks for its reply again and again."""
+        from transformers import PreTrainedTokenizerFast as Fast
+
+        own, kind = getattr(self.hf, "backend_tokenizer", None), type(self.hf)
+        passed_on = isinstance(self.hf, Fast) and (kind.decode, kind._decode) == (Fast.decode, Fast._decode)
+        if own is not None and passed_on:
+            return lambda ids: str(own.decode(ids, skip_special_tokens=False))
+        return lambda ids: str(self.hf.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @cached_property
     def _decoded_one(self) -> Callable[[int], str]:
         """The token that ends a reply is asked for with every reply."""
 
-        def decode(id: int) -> str:
-            return str(self.hf.decode([id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-        return lru_cache(maxsize=KEPT)(decode)
+        return lru_cache(maxsize=KEPT)(lambda id: self._decoded([id]))
 
     @property
     def vocab_size(self) -> int:
@@ -173,6 +181,9 @@ class ChatTokenizer:
         """The value with what would be special tokens in it marked as text."""
         assert self._special is not None
         if isinstance(value, str):
+            # Looked for first: most texts have none, and to search for each of them takes many times as long.
+            if not any(start in value for start in self._special_starts):
+                return value
             return self._special.sub(rf"\g<0>{ONLY_TEXT}", value)
         if isinstance(value, dict):
             return {key: self._only_text(inner) for key, inner in value.items()}
@@ -182,10 +193,19 @@ class ChatTokenizer:
     def _special(self) -> re.Pattern[str] | None:
         """Finds the first character of each special token in a text. Tokens that the tokenizer itself calls
         ordinary (Qwen's <tool_call>) are not among them: in them there is no power to guard against."""
+        words = self._special_words
+        return re.compile(rf"(?=(?:{'|'.join(map(re.escape, words))})).", re.DOTALL) if words else None
+
+    @cached_property
+    def _special_words(self) -> list[str]:
         declared = {token.content for token in self.hf.added_tokens_decoder.values() if token.special}
         stops = self.hf.convert_ids_to_tokens(list(self.stop_ids))
-        words = sorted(w for w in {*declared, *self.hf.all_special_tokens, *stops} if w is not None and len(w) > 1)
-        return re.compile(rf"(?=(?:{'|'.join(map(re.escape, words))})).", re.DOTALL) if words else None
+        return sorted(w for w in {*declared, *self.hf.all_special_tokens, *stops} if w is not None and len(w) > 1)
+
+    @cached_property
+    def _special_starts(self) -> tuple[str, ...]:
+        """The first two characters of each, without which none can be there."""
+        return tuple(sorted({word[:2] for word in self._special_words}))
 
     def _apply(
         self,

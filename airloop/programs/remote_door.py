@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from airloop.errors import AirError
 from airloop.programs.desk import Desk, Offered, Refusal, Said
 from airloop.programs.played import BadScore, as_score
-from airloop.serve.app import unless_gone
 from airloop.serve.bodies import Bodies
 from airloop.serve.chat_form import BadRequest
 from airloop.serve.server import serving
+from airloop.serve.waiting import unless_gone
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -6,7 +6,6 @@ reaches that episode and no other, and nothing that is stored tells any.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
@@ -15,7 +14,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from airloop.engine.base import ContextFull, EngineFailed
 from airloop.errors import AirError
@@ -25,8 +24,9 @@ from airloop.serve.chat_answer import ChatForm
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
 from airloop.serve.episode import Answer, ServedEpisode
 from airloop.serve.responses_form import ResponsesForm, read_responses_request
-from airloop.serve.stream import EventStream, Form, give_up, listening, ringing
+from airloop.serve.stream import EventStream, Form, WholeAnswer
 from airloop.serve.unfolding import Live
+from airloop.serve.waiting import Listening, client_gone, give_up, ringing, unless_gone
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 RETRY_S = 1  # after trouble that is not the client's
 RETRIES = "x-stainless-retry-count"  # what OpenAI's and Anthropic's clients count their attempts in
 Read = Callable[[Any], ChatRequest]
-T = TypeVar("T")
 
 
 @dataclass
@@ -56,15 +55,21 @@ class Endpoint:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     episodes: dict[str, ServedEpisode] = field(default_factory=dict)
     _bodies: Bodies = field(default_factory=Bodies, repr=False)
+    _keys: dict[str, str] = field(default_factory=dict, repr=False)  # of the episodes that are open
+
+    def __post_init__(self) -> None:
+        self._nobodys = self.key(secrets.token_hex(16))
 
     def open(self, id: str, episode: ServedEpisode) -> str:
         """The key for an episode's agent."""
         self.episodes[id] = episode
-        return self.key(id)
+        self._keys[id] = self.key(id)
+        return self._keys[id]
 
     def close(self, id: str) -> ServedEpisode:
         """Its key opens nothing any more, and answers that are under way are given up."""
         episode = self.episodes.pop(id)
+        del self._keys[id]
         episode.end()
         return episode
 
@@ -95,26 +100,27 @@ class Endpoint:
     # --- answers ----------------------------------------------------------------------------------------------
 
     def _episode(self, request: Request) -> ServedEpisode:
-        """Of an address, if the key is its own. Whether there is such an episode is nobody's business but its own."""
+        """Of an address, if the key is its own. Whether there is such an episode is nobody's business but its own, and
+        nobody learns it by the time that a refusal takes."""
         id = request.path_params.get("episode")
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
         given = given or request.headers.get("x-api-key", "")
         if id is None:
             if self.anyone is not None and (self.api_key is None or _same(given, self.api_key)):
                 return self.anyone()
-        elif _same(given, self.key(id)) and id in self.episodes:
+        elif _same(given, self._keys.get(id, self._nobodys)) and id in self.episodes:
             return self.episodes[id]
         raise BadRequest("Incorrect API key provided, or there is no such episode.", code="invalid_api_key", status=401)
 
-    async def _body(self, request: Request) -> Any:
-        """What was sent, as JSON."""
+    async def _body(self, request: Request) -> tuple[Any, bytes]:
+        """What was sent, as JSON, and a digest of it."""
         held = await self._bodies.read(request)
         try:
             body = json.loads(held)
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
         # Half a character, as clients send that cut a text in the middle of one.
-        return whole_characters(body) if b"\\u" in held else body
+        return whole_characters(body) if b"\\u" in held else body, hashlib.blake2b(held, digest_size=16).digest()
 
     async def _models(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
@@ -134,36 +140,30 @@ class Endpoint:
 
     async def _answer(self, request: Request, read: Read, made: Callable[[ChatRequest, ServedEpisode], Form]) -> Any:
         """Reads a request, has it answered, and writes the answer down, each in the client's own form."""
-        from starlette.responses import JSONResponse
-
         episode = self._episode(request)
-        asked = read(await self._body(request))
-        form, live = made(asked, episode), Live()
+        body, digest = await self._body(request)
+        asked = read(body)
+        form = made(asked, episode)
         # A client that says that it asks again never got its answer. The same question asked anew is a second sample.
         again = request.headers.get(RETRIES, "0") != "0"
-        kept = episode.answers.pop(asked.digest, None)
+        made_before = episode.answers.pop(digest, None)
+        kept = made_before if again else None
 
         def keep(answer: Answer) -> None:
-            episode.keep_answer(asked.digest, answer)
+            episode.keep_answer(digest, answer)
 
-        if kept is not None and again:
-            work = ringing(_given(kept, live), live.news)
-        else:
-            work = ringing(episode.chat(asked, live) if asked.stream else episode.chat(asked), live.news)
-        try:
-            await _unless_gone(request, work, live.news)
-            if asked.stream:
-                return EventStream(form, live, work, refusal_of, keep)
-            keep(work.result())
-            return JSONResponse(form.whole(work.result()))
-        except BaseException:
-            await give_up(work)
-            raise
+        if asked.stream:
+            live = Live()
+            work = _given(kept, live) if kept else episode.chat(asked, live)
+            return await _streamed(request, form, live, work, keep)
+        answer = kept if kept else await unless_gone(request, episode.chat(asked))
+        keep(answer)
+        return WholeAnswer(form.whole(answer))
 
     async def _generate(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        episode, body = self._episode(request), await self._body(request)
+        episode, (body, _) = self._episode(request), await self._body(request)
         ids = body.get("token_ids") if isinstance(body, dict) else None
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
@@ -187,25 +187,22 @@ async def _given(answer: Answer, live: Live) -> Answer:
     return answer
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The work's result; a client that hangs up ends it."""
-    news = asyncio.Event()
-    under_way = ringing(work, news)
+async def _streamed(
+    request: Request, form: Form, live: Live, work: Awaitable[Answer], keep: Callable[[Answer], None]
+) -> EventStream:
+    """As soon as there is something to say; what is wrong before that is raised."""
+    under_way = ringing(work, live.news)
     try:
-        await _unless_gone(request, under_way, news)
-        return under_way.result()
-    finally:
+        async with Listening(request.scope, request.receive, live.news.set) as listening:
+            await live.news.wait()
+            if listening.gone and not under_way.done():
+                raise client_gone()
+            if under_way.done():
+                under_way.result()
+        return EventStream(form, live, under_way, refusal_of, keep)
+    except BaseException:
         await give_up(under_way)
-
-
-async def _unless_gone(request: Request, work: asyncio.Future[Any], news: asyncio.Event) -> None:
-    """Until the work is done, or there is news of it; a client that hangs up ends it, and a failure is raised."""
-    async with listening(request, news) as is_gone:
-        await news.wait()
-        if is_gone() and not work.done():
-            raise BadRequest("The client has hung up.", code="client_closed_request", status=499)
-        if work.done():
-            work.result()
+        raise
 
 
 class _Guarded:

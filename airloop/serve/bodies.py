@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airloop.serve.chat_form import BadRequest
+from airloop.serve.waiting import client_gone
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -25,20 +26,21 @@ class Bodies:
 
     async def read(self, request: Request) -> bytes:
         """What is too large is refused by its announced length, before any of it is read."""
-        from starlette.requests import ClientDisconnect
-
         _check_framing(request)
         held = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
-                async for chunk in request.stream():
+                more = True
+                while more:
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise client_gone()
+                    chunk, more = message.get("body", b""), message.get("more_body", False)
                     held += chunk
                     self.held += len(chunk)
                     _check_length(len(held))
                     if self.held > MOST_HELD:
                         raise BadRequest("Too much is being sent at once.", code="overloaded", status=503)
-        except ClientDisconnect:
-            raise BadRequest("The client has hung up.", code="client_closed_request", status=499) from None
         except TimeoutError:
             raise BadRequest(f"The body has not come in {BODY_S:g} s.", code="request_timeout", status=408) from None
         finally:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from airloop.serve.stream import CALLER
+from airloop.serve.waiting import CALLER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 PATIENCE_S = 10.0  # for a request's head to come, and for any byte of an answer to be taken
 MOST = 256  # connections, fewer where the system gives a process few files
@@ -88,6 +88,7 @@ class Caller(H11Protocol):
     _began = 0.0
     _left = 0  # bytes of an answer that were not taken yet when we last looked
     _looking: asyncio.TimerHandle | None = None
+    _due = 0.0  # when we look again
     _refused = False
     _unread = 0  # bytes
     lost = False
@@ -99,7 +100,7 @@ class Caller(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = Gathering(transport, self.loop)
-        self.bells: set[asyncio.Event] = set()  # of answers that end where this connection does
+        self.bells: set[Callable[[], object]] = set()  # of answers that end where this connection does
         self.app_state = {**self.app_state, CALLER: self}
         self._began = self.loop.time()
         if self._make_room():
@@ -127,11 +128,19 @@ class Caller(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        for bell in self.bells:
-            bell.set()
+        for ring in tuple(self.bells):
+            ring()
         if self._looking is not None:
             self._looking.cancel()
         super().connection_lost(exc)
+
+    def tell_when_lost(self, told: Callable[[], object]) -> None:
+        """Until it is taken out of `bells`. A large body has stopped the reading, and a line that is not read from is
+        not heard to be hung up."""
+        self.bells.add(told)
+        self.flow.resume_reading()
+        if self.lost:
+            told()
 
     @property
     def waits(self) -> bool:
@@ -164,14 +173,19 @@ class Caller(H11Protocol):
         self.transport.abort()
 
     def _look_later(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        """One timer for all answers of a connection: it is put off when it is due, and not made anew for each."""
         self._left = self.transport.get_write_buffer_size()
-        self._looking = self.loop.call_later(PATIENCE_S, self._look)
+        self._due = self.loop.time() + PATIENCE_S
+        if self._looking is None:
+            self._looking = self.loop.call_at(self._due, self._look)
 
     def _look(self) -> None:
         """An answer that is being made, or taken byte by byte, goes on; a half-sent request and an answer that nobody
         takes end here."""
+        self._looking = None
+        if self.loop.time() < self._due:
+            self._looking = self.loop.call_at(self._due, self._look)
+            return
         left = self.transport.get_write_buffer_size()
         if self.waits or (left and left >= self._left > 0):
             self.hang_up()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +51,6 @@ class ChatRequest:
     usage_in_stream: bool = False
     logprobs: bool = False
     asked: Mapping[str, Any] = field(default_factory=dict)  # what the run decides, as it was asked for
-    digest: str = ""  # of the whole body
 
 
 # --- what may be asked for ---------------------------------------------------------------------------------
@@ -119,7 +117,6 @@ def read_request(body: Any) -> ChatRequest:
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
         logprobs=bool(body.get("logprobs")),
         asked={name: _number(body, name) for name in sorted(_DECIDED) if body.get(name) is not None},
-        digest=hashlib.blake2b(_sorted_json(body).encode(), digest_size=16).hexdigest(),
     )
 
 

@@ -6,17 +6,19 @@ import asyncio
 import hashlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
 from airloop.engine.base import ContextFull, Engine, Generation, Heard, Sampling
 from airloop.seeds import stable_hash, turn_seed
 from airloop.serve.chat_form import BadRequest, ChatRequest, Spoken, call_ids, form_of, read_reply
 from airloop.serve.unfolding import Live, Unfolding, until_stop
+from airloop.serve.waiting import Stoppable
 from airloop.types import Action, Agent, Branch, Message, Observation, Sampled, Times, Turn, shown_anew
 
+T = TypeVar("T")
 KEPT = 64  # answers, the latest ones
 FEW = 1024  # messages, or tokens, that take no time to speak of
 LONGEST_TOKEN = 256  # characters; those that stand for white space are the longest
@@ -87,19 +89,19 @@ class ServedEpisode:
     trouble: Exception | None = None  # the first of the machinery's: whatever became of it, the episode is spoilt
     abandoned: int = 0  # requests whose client was gone before the reply
     asked: dict[str, list[Any]] = field(default_factory=dict)  # sampling that clients wanted and the run decides
-    # By request, of those that were asked for the first time: for a client that never got its answer and asks again.
-    answers: dict[str, Answer] = field(default_factory=dict)
+    # By the digest of a request's body, the same to the byte: for a client that never got its answer and asks again.
+    answers: dict[bytes, Answer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forest = Forest(self.tokenizer, self.strategy)
         self.exchanges: list[Exchange] = []
         self.opening: tuple[Message, ...] = ()
-        self._under_way: set[asyncio.Future[Any]] = set()
+        self._under_way: set[Stoppable] = set()
         self._over = False
         self._prompt_tokens = self._cached_tokens = 0
         self._by_call: dict[str, int] = {}
         self._by_form: dict[str, list[int]] = {}
-        self._by_place: dict[tuple[str, str], list[int]] = {}  # by what was said before it, and what it says
+        self._by_place: dict[tuple[bytes, str], list[int]] = {}  # by what was said before it, and what it says
 
     async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
         """Samples the replies to a request; `live` is told of them meanwhile. ContextFull where the conversation leaves
@@ -181,17 +183,17 @@ class ServedEpisode:
         """The episode is over: what is still being sampled is given up, and nothing more is."""
         self._over = True
         for work in self._under_way:
-            work.cancel()
+            work.stop()
 
-    def recognise(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], dict[int, int], str]:
+    def recognise(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], dict[int, int], bytes]:
         """The conversation for the template, which of its messages are which replies of ours, and what stands for all
         of it."""
-        before, known = "", dict[int, int]()
+        said, known = hashlib.blake2b(digest_size=16), dict[int, int]()
         for i, message in enumerate(messages):
             form = form_of(message)
-            if message["role"] == "assistant" and (number := self._number(message, form, before)) is not None:
+            if message["role"] == "assistant" and (number := self._number(message, form, said.digest())) is not None:
                 known[i] = number
-            before = _further(before, form)
+            said.update(f"{form}\n".encode())  # JSON on one line: no two conversations are the same text
         made: list[Message] = []
         for i, message in enumerate(messages):
             if i in known:
@@ -199,9 +201,9 @@ class ServedEpisode:
             else:
                 foreign = {"foreign": True} if message["role"] == "assistant" else {}
                 made.append({**message, **foreign})  # type: ignore[typeddict-item]
-        return made, known, before
+        return made, known, said.digest()
 
-    def _number(self, message: Mapping[str, Any], form: str, before: str) -> int | None:
+    def _number(self, message: Mapping[str, Any], form: str, before: bytes) -> int | None:
         """Which reply of ours an assistant's message is."""
         alike = self._by_form.get(form, [])
         minted = {self._by_call.get(call) for call in call_ids(message)}
@@ -234,26 +236,29 @@ class ServedEpisode:
         more: list[dict[str, Any]] = [{"heard": one} for one in heard] or [{}] * n
         given = zip(draws, orders, more, strict=True)
         drawing = [self.engine.generate(token_ids, s, order=o, **m) for s, o, m in given]
-        work: asyncio.Future[Any] = asyncio.gather(*drawing) if n > 1 else asyncio.ensure_future(drawing[0])
-        self._under_way.add(work)
-        try:
-            drawn: list[Generation] = await work if n > 1 else [await work]
-        except asyncio.CancelledError:
-            self.abandoned += 1
-            if self._over and not _being_cancelled():
-                raise BadRequest("The episode is over.", code="episode_over", status=410) from None
-            raise
-        except ContextFull:
-            self.full = True
-            raise
-        except Exception as error:
-            self.trouble = self.trouble or error
-            raise
-        finally:
-            self._under_way.discard(work)
+        several = n > 1 and asyncio.gather(*drawing)
+        drawn = await self._until_over(several) if several else [await self._until_over(drawing[0])]
         self._prompt_tokens += len(token_ids) * len(drawn)
         self._cached_tokens += sum(generation.cached_tokens for generation in drawn)
         return drawn
+
+    async def _until_over(self, work: Awaitable[T]) -> T:
+        """What the engine gives, if the episode does not end before."""
+        with Stoppable(_episode_over) as stoppable:
+            self._under_way.add(stoppable)
+            try:
+                return await work
+            except asyncio.CancelledError:
+                self.abandoned += 1
+                raise
+            except ContextFull:
+                self.full = True
+                raise
+            except Exception as error:
+                self.trouble = self.trouble or error
+                raise
+            finally:
+                self._under_way.discard(stoppable)
 
     def _check_size(self, request: ChatRequest) -> None:
         """What cannot fit is refused before it is rendered and encoded, which takes the time of everybody here: each
@@ -271,7 +276,7 @@ class ServedEpisode:
     def _count(self) -> int:
         """The number of a request; BadRequest where there may be no more."""
         if self._over:
-            raise BadRequest("The episode is over.", code="episode_over", status=410)
+            raise _episode_over()
         if self.most_requests is not None and self.requests >= self.most_requests:
             self.spent = True
             limit = f"An episode may ask {self.most_requests} times, and this one has."
@@ -285,7 +290,7 @@ class ServedEpisode:
         own = turn_seed(self.seed, number)
         return own if i == 0 and seed is None else stable_hash("request", own, i, seed)
 
-    def keep_answer(self, digest: str, answer: Answer) -> None:
+    def keep_answer(self, digest: bytes, answer: Answer) -> None:
         """For a client that never gets it and asks again."""
         self.answers[digest] = answer
         if len(self.answers) > KEPT:
@@ -297,7 +302,7 @@ class ServedEpisode:
         generation: Generation,
         request: ChatRequest,
         messages: Sequence[Message],
-        before: str,
+        before: bytes,
         asked: float,
     ) -> Choice:
         sampled, halted = until_stop(_sampled(generation), request.stop, self.tokenizer)
@@ -314,7 +319,7 @@ class ServedEpisode:
         finish = "tool_calls" if spoken.calls else "length" if cut else "stop"
         return Choice(message, finish, reply.token_ids, reply.logprobs, halted)
 
-    def _note(self, exchange: Exchange, spoken: Spoken, before: str) -> dict[str, Any]:
+    def _note(self, exchange: Exchange, spoken: Spoken, before: bytes) -> dict[str, Any]:
         """Keeps a reply, so that it is known when it comes back; as the client gets it."""
         number = len(self.exchanges)
         message = spoken.message(lambda i: self._mint(number, i))
@@ -373,10 +378,8 @@ def _line(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     return tuple((message["role"], message["content"]) for message in messages)
 
 
-def _being_cancelled() -> bool:
-    """Whether who asks has been told to stop, rather than the work that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _episode_over() -> BadRequest:
+    return BadRequest("The episode is over.", code="episode_over", status=410)
 
 
 def _times(generation: Generation) -> Times:
@@ -385,8 +388,3 @@ def _times(generation: Generation) -> Times:
 
 def _sampled(generation: Generation) -> Sampled:
     return Sampled(generation.token_ids, generation.logprobs, generation.stop, generation.version)
-
-
-def _further(before: str, form: str) -> str:
-    """Stands for all that was said, message by message."""
-    return hashlib.blake2b(f"{before} {form}".encode(), digest_size=16).hexdigest()

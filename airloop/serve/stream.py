@@ -1,24 +1,20 @@
-"""Answers that are sent while they are being made, as server-sent events."""
+"""Answers as they are sent: whole, or while they are being made, as server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from airloop.serve.chat_form import BadRequest
 from airloop.serve.episode import Answer
 from airloop.serve.unfolding import Live
+from airloop.serve.waiting import Listening, give_up
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-T = TypeVar("T")
-CALLER = "caller"  # in a request's state: the connection that it came by, where that is one of ours
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class Form(ABC):
@@ -58,6 +54,18 @@ class Form(ABC):
         return whole[0][len(said[0]) :], whole[1][len(said[1]) :]
 
 
+class WholeAnswer:
+    """The response: JSON, as Starlette would write it, without making a writer and headers anew for each."""
+
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        self._body = _json(said).encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"%d" % len(self._body)), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body})
+
+
 class EventStream:
     """The response: events as pieces come. `work` makes the answer, and is given up if the client hangs up;
     `refusal` says what went wrong with it; `keep` is given the answer before its end is sent."""
@@ -73,22 +81,21 @@ class EventStream:
         self._form, self._live, self._work, self._refusal, self._keep = form, live, work, refusal, keep
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        gone = ringing(hung_up(receive), self._live.news)
-
         async def tell(events: Iterator[str], more: bool = True) -> None:
             await send({"type": "http.response.body", "body": "".join(events).encode(), "more_body": more})
 
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            await tell(self._form.begin(self._live.prompt_tokens))
-            while not self._work.done() and not gone.done():
-                await self._live.news.wait()
-                if pieces := self._live.take():
-                    await tell(event for piece in pieces for event in self._form.piece(*piece))
-            if self._work.done():
-                await tell(self._last(), more=False)
+            async with Listening(scope, receive, self._live.news.set) as listening:
+                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await tell(self._form.begin(self._live.prompt_tokens))
+                while not self._work.done() and not listening.gone:
+                    await self._live.news.wait()
+                    if pieces := self._live.take():
+                        await tell(event for piece in pieces for event in self._form.piece(*piece))
+                if self._work.done():
+                    await tell(self._last(), more=False)
         finally:
-            await give_up(self._work, gone)
+            await give_up(self._work)
 
     def _last(self) -> Iterator[str]:
         try:
@@ -102,41 +109,3 @@ class EventStream:
 def event(said: Mapping[str, Any], name: str = "") -> str:
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(said)}\n\n"  # in ASCII: some clients end lines where Unicode does
-
-
-async def hung_up(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-@asynccontextmanager
-async def listening(request: Request, bell: asyncio.Event) -> AsyncIterator[Callable[[], bool]]:
-    """Rings when the client hangs up; what is given tells whether it has. A connection of ours says so by itself; any
-    other is asked, by a task that waits beside the answer."""
-    if (caller := request.scope.get("state", {}).get(CALLER)) is not None:
-        caller.bells.add(bell)
-        if caller.lost:
-            bell.set()
-        try:
-            yield lambda: bool(caller.lost)
-        finally:
-            caller.bells.discard(bell)
-        return
-    gone = ringing(hung_up(request.receive), bell)
-    try:
-        yield gone.done
-    finally:
-        await give_up(gone)
-
-
-def ringing(work: Awaitable[T], bell: asyncio.Event) -> asyncio.Future[T]:
-    """Under way; when it is done, it rings."""
-    future = asyncio.ensure_future(work)
-    future.add_done_callback(lambda _: bell.set())
-    return future
-
-
-async def give_up(*work: asyncio.Future[Any]) -> None:
-    for one in work:
-        one.cancel()
-    await asyncio.gather(*work, return_exceptions=True)
