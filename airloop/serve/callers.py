@@ -16,12 +16,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from airloop.serve.waiting import CALLER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from airloop.serve.by_h11 import Connection
+else:
+    try:
+        from airloop.serve.by_httptools import Connection
+    except ImportError:
+        from airloop.serve.by_h11 import Connection
 
 PATIENCE_S = 10.0  # for a request's head to come, and for any byte of an answer to be taken
 MOST = 256  # connections, fewer where the system gives a process few files
@@ -80,7 +86,7 @@ class Gathering:
         return getattr(self._transport, name)
 
 
-class Caller(H11Protocol):
+class Caller(Connection):
     """One connection."""
 
     transport: Gathering  # type: ignore[assignment]
@@ -114,7 +120,7 @@ class Caller(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if self.cycle is not None and self.cycle.response_complete and self.conn.their_state is h11.SEND_BODY:
+        if self.cycle is not None and self.cycle.response_complete and self.half_read:
             self._unread += len(data)
             if self._unread > UNREAD:
                 self.hang_up()

@@ -22,9 +22,10 @@ CROWD = 1000
 MORE_MEMORY = 200 << 20  # bytes, than before the attack
 
 
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
-    served = Attacked(tmp_path_factory.mktemp("attacked"))
+@pytest.fixture(scope="module", params=["h11", "httptools"])
+def attacked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Attacked]:
+    pytest.importorskip(request.param)
+    served = Attacked(tmp_path_factory.mktemp("attacked"), request.param)
     yield served
     served.close()
     log = served.log.read_text()
@@ -129,6 +130,17 @@ def test_a_body_of_a_gibibyte_without_a_length_is_not_held(attacked: Attacked) -
     with attacked.connect() as line:
         line.sendall(attacked.head("Transfer-Encoding: chunked", length=None))
         assert send_until_refused(line, b"100000\r\n" + b" " * (1 << 20) + b"\r\n", GIB) < GIB
+    assert attacked.memory < before + MORE_MEMORY
+
+
+@pytest.mark.parametrize("piece", [b"X: " + b"y" * 1000 + b"\r\n", b"y" * 1000], ids=["trailers", "extension"])
+def test_what_stands_around_a_body_is_bounded(attacked: Attacked, piece: bytes) -> None:
+    """Fields behind the last chunk, or what may stand behind a chunk's length, without an end."""
+    before = attacked.memory
+    with attacked.connect() as line:
+        line.sendall(attacked.head("Transfer-Encoding: chunked", length=None))
+        line.sendall(b"0\r\n" if piece.startswith(b"X") else b"5;")
+        assert send_until_refused(line, piece * 100, GIB) < 64 << 20
     assert attacked.memory < before + MORE_MEMORY
 
 
@@ -250,6 +262,12 @@ def test_requests_one_behind_the_other_are_answered_in_their_order(attacked: Att
     assert statuses(attacked.ask(one + one + wrong + one + last)) == [200, 200, 401, 200, 200]
 
 
+def test_a_flood_of_requests_on_one_line_is_answered_or_ended(attacked: Attacked) -> None:
+    with attacked.connect() as line:
+        send_until_refused(line, (attacked.head() + BODY) * 500 + attacked.head("Connection: close") + BODY, 1)
+        assert set(statuses(read_answers(line))) <= {200}
+
+
 def test_half_closed_lines_leave_nothing_behind(attacked: Attacked) -> None:
     before = attacked.counts()["files"]
     for sent in (attacked.head() + BODY, attacked.head() + BODY[:5], attacked.head()[:40], b""):
@@ -277,6 +295,9 @@ def smuggled(attacked: Attacked) -> bytes:
         ["Transfer-Encoding: chunked", "Transfer-Encoding: identity"],
         ["Transfer-Encoding: identity, chunked"],
         ["Transfer-Encoding: xchunked"],
+        ["Transfer-Encoding: chunked, chunked"],
+        ["Transfer-Encoding: chunked", "Transfer-Encoding: chunked"],
+        ["Transfer-Encoding: gzip, chunked"],
         ["Transfer-Encoding : chunked"],
         [" Transfer-Encoding: chunked"],
         ["Transfer-Encoding: \x0bchunked"],
@@ -289,6 +310,7 @@ def smuggled(attacked: Attacked) -> bytes:
         ["Content-Length:"],
         ["X: a\x00b", "Content-Length: 0"],
         ["X: a\rContent-Length: 0"],
+        ["X: a\nContent-Length: 0"],
     ],
 )
 def test_what_a_body_hides_is_never_asked(attacked: Attacked, form: list[str]) -> None:

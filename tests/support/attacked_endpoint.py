@@ -25,16 +25,17 @@ TIMEOUT_S = 60.0  # of a busy machine; nothing here takes that long
 class Attacked:
     """The endpoint's process, as attackers and honest clients see it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parser: str) -> None:
         self.log = folder / "log.txt"
         tests = Path(__file__).resolve().parents[1]
+        places = [str(tests), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "support.attacked_endpoint"],
+                [sys.executable, "-m", "support.attacked_endpoint", parser],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
             )
         told = self._read()
         self.port: int = told["port"]
@@ -109,7 +110,9 @@ def read_answers(line: socket.socket) -> list[tuple[int, bytes]]:
     return found
 
 
-async def main() -> None:
+async def main(parser: str) -> None:
+    if parser == "h11":
+        sys.modules["httptools"] = None  # type: ignore[assignment]  # as if it were not installed
     from support.rollout_world import ScriptedEngine, chat_tokenizer
 
     from airloop.engine.base import Sampling
@@ -117,6 +120,7 @@ async def main() -> None:
     from airloop.serve.episode import ServedEpisode
     from airloop.serve.server import serving
 
+    assert callers.Connection.__module__ == f"airloop.serve.by_{parser}"
     callers.PATIENCE_S = bodies.BODY_S = PATIENCE_S
     chat, endpoint = chat_tokenizer(), app.Endpoint("tiny")
     engine = ScriptedEngine(chat, lambda prompt, seed: "yes " * (12 if LONG in prompt else 1), context=CONTEXT)
@@ -137,4 +141,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1]))
