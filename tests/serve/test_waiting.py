@@ -90,7 +90,7 @@ def test_who_sends_much_and_hangs_up_is_heard_to(stream: bool) -> None:
         key = endpoint.open("one", episode)
         async with serving(endpoint.app()) as url:
             _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-            body = json.dumps({"messages": [user("hi")], "user": "x" * 5_000_000, "stream": stream}).encode()
+            body = json.dumps({"messages": [user("hi")], "user": "x" * 200_000, "stream": stream}).encode()
             head = f"POST /e/one/v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n"
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             await asyncio.wait_for(began.wait(), 30)
