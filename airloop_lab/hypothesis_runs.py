@@ -13,10 +13,7 @@ The same command goes on where it was stopped: a run that is complete is not rep
 from __future__ import annotations
 
 import os
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +37,7 @@ from airloop_lab.gpu_shares import GpuShares, check_spread, gpus_of, visible_gpu
 from airloop_lab.hypothesis import Hypothesis, make_hypothesis
 from airloop_lab.hypothesis_checks import check_alike, check_steps
 from airloop_lab.hypothesis_file import FEWEST_SEEDS, Written, flat
+from airloop_lab.hypothesis_process import Worker, Workers
 from airloop_lab.hypothesis_worker import evaluated_fault_free
 
 FILE = "lab.json"
@@ -217,16 +215,18 @@ def _check_same(lab: Lab, hypothesis: Hypothesis, configs: dict[str, Any]) -> No
 
 
 class _Runs:
-    """The processes under way. A worker never outlives us: it watches the pipe it was started with."""
+    """The processes under way."""
 
     def __init__(self, lab: Lab, jobs: int, display: Display) -> None:
         self._lab = lab
         self._jobs = jobs
         self._display = display
-        self._under_way: dict[subprocess.Popen[bytes], tuple[Member, float]] = {}
+        self._under_way: dict[Worker, tuple[Member, float]] = {}
+        gpus = visible_gpus(os.environ)
+        self._workers = Workers(forked=not gpus)
         # One at a time has all of them, as `air train` would.
-        self._gpus = GpuShares(visible_gpus(os.environ) if jobs > 1 else ())
-        self._taken: dict[subprocess.Popen[bytes], tuple[str, ...]] = {}
+        self._gpus = GpuShares(gpus if jobs > 1 else ())
+        self._taken: dict[Worker, tuple[str, ...]] = {}
         self._clock = time.monotonic()
         self._took: list[float] = []  # seconds of those that ended well
 
@@ -237,6 +237,9 @@ class _Runs:
             self._display.say(f"{total - len(todo)} of {total} runs are complete already")
         budget_s = 60 * self._lab.hypothesis.written.budget.minutes
         try:
+            if todo:
+                self._display.phase("importing what every run needs")
+                self._workers.prepare()
             with waiting("the runs", "their processes", budget_s) as wait:
                 while (todo or self._under_way) and self._in_time():
                     while todo and len(self._under_way) < self._jobs:
@@ -251,6 +254,7 @@ class _Runs:
             ) from None
         finally:
             self._stop()
+            self._workers.close()
             self._spend()
             self._lab.save()
         if todo or any(not member.finished for member in self._lab.members()):
@@ -270,15 +274,7 @@ class _Runs:
     def _start(self, member: Member) -> None:
         path = member.path or self._create(member)
         gpus = self._gpus.take(gpus_of(self._lab.hypothesis.config(member.variant)))
-        with (path / "output.txt").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "airloop_lab.hypothesis_worker", str(path)],
-                stdin=subprocess.PIPE,  # never written to: its end tells the worker that we are gone
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=worker_environment(self._jobs, gpus),
-                start_new_session=True,  # a terminal's Ctrl-C comes to us alone, and we hand it on once
-            )
+        process = self._workers.start(path, worker_environment(self._jobs, gpus))
         self._under_way[process] = (Member(member.variant, member.seed, path), time.monotonic())
         self._taken[process] = gpus
         done, total = sum(m.finished for m in self._lab.members()), len(self._lab.members())
@@ -312,11 +308,10 @@ class _Runs:
         return run.path
 
     def _look(self) -> None:
-        for process in [p for p in self._under_way if p.poll() is not None]:
+        for process in [p for p in self._under_way if p.ended()]:
             member, began = self._under_way.pop(process)
             self._gpus.give_back(self._taken.pop(process))
-            assert process.stdin is not None
-            process.stdin.close()
+            process.end()
             took = f"{time.monotonic() - began:.0f} s"
             if member.finished:
                 self._took.append(time.monotonic() - began)
@@ -327,17 +322,10 @@ class _Runs:
     def _stop(self) -> None:
         """Ask every run under way to stop, and kill what does not. Everything sampled is on disk either way."""
         for process in self._under_way:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+            process.ask_to_stop()
         until = time.monotonic() + STOP_S
         for process in self._under_way:
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
+            process.end(max(0.0, until - time.monotonic()))
         self._under_way.clear()
 
     def _tell_of_the_rest(self) -> None:

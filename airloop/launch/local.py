@@ -3,7 +3,6 @@ started anew (C7)."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -80,8 +79,7 @@ class LocalLauncher:
         """Import what the first rank would import."""
         if device == "cpu" and not self._asked:
             self._asked = True
-            with contextlib.suppress(CannotFork, ChildProcessError):  # they are started anew
-                self._server = ForkServer(PRELOADED)
+            self._server = fork_server()
 
     def close(self) -> None:
         for fd in self._held:
@@ -91,6 +89,14 @@ class LocalLauncher:
             self._server.close()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+def fork_server(*more: str) -> ForkServer | None:
+    """It has imported what every run does, and these modules; None where nothing can be forked: start anew."""
+    try:
+        return ForkServer([*PRELOADED, *more])
+    except (CannotFork, ChildProcessError):
+        return None
 
 
 def devices(config: Config) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +13,7 @@ from airloop.doctor.gpus import Gpu
 from airloop.errors import AirError
 from airloop.shipped import shipped
 from airloop.watch.display.display import Display
-from airloop_lab import gpu_shares, hypothesis_runs
+from airloop_lab import gpu_shares, hypothesis_process, hypothesis_runs
 from airloop_lab.gpu_shares import GpuShares, check_spread, gpus_of, visible_gpus
 from airloop_lab.hypotheses import read_hypothesis
 from airloop_lab.hypothesis_runs import run_hypothesis
@@ -55,7 +54,7 @@ class Process:
     started: ClassVar[list[Process]] = []
 
     def __init__(self, command: list[str], env: dict[str, str], **_: Any) -> None:
-        self.env, self.looks, self.stdin = env, 0, io.BytesIO()
+        self.env, self.looks = env, 0
         self.beside = [p.env[VISIBLE] for p in Process.started if p.looks < 3 and VISIBLE in p.env]
         Process.started.append(self)
 
@@ -72,7 +71,7 @@ class Process:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
     Process.started = []
-    monkeypatch.setattr(hypothesis_runs.subprocess, "Popen", Process)
+    monkeypatch.setattr(hypothesis_process.subprocess, "Popen", Process)
     monkeypatch.setattr(hypothesis_runs, "POLL_S", 0.001)
     return Process.started
 

@@ -3,7 +3,9 @@ what support/warm_process.py starts, there is one."""
 
 from __future__ import annotations
 
+import subprocess
 import threading
+import time
 from typing import Any
 
 from support import warm_process
@@ -30,6 +32,14 @@ class WarmServer:
 class WarmForked(SharedForked):
     def __init__(self, process: Forked) -> None:
         super().__init__(process, _lock)
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None and until is not None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(0.005)
+        return super().wait()
 
     def send_signal(self, number: int) -> None:
         with _lock:
