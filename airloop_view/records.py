@@ -10,7 +10,7 @@ from typing import Any
 
 from airloop.runs.damaged import number, table
 from airloop_view.folder import LARGEST_FILE, Folder
-from airloop_view.weight import HEAVIEST, weight
+from airloop_view.weight import is_light
 
 MOST_LINES = 200_000  # of a step: each has an episode
 NUMBERS = b', "logprobs": ['  # from here on a line holds numbers of every token
@@ -55,7 +55,7 @@ class Records:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        return table(json.loads(line)) if weight(line) <= HEAVIEST else {}
+        return table(json.loads(line)) if is_light(line) else {}
     except (ValueError, RecursionError):
         return {}
 

@@ -126,9 +126,9 @@ def _find(model: str) -> Vocabulary:
 
     try:
         if model.startswith("tiny:"):
-            from airloop.models.tiny import tiny_tokenizer
+            from airloop.models.tiny import tiny_vocabulary
 
-            tokenizer = tiny_tokenizer().backend_tokenizer
+            tokenizer = tiny_vocabulary()
         else:
             tokenizer = Tokenizer.from_file(str(_file(model)))
     except AirError as error:

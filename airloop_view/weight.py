@@ -6,6 +6,7 @@ asked for more than once. The figures are upper bounds of what Python needs, rou
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import threading
@@ -19,9 +20,17 @@ LARGE = 4 << 20  # bytes of a text from which on only one is parsed at a time
 one_at_a_time = threading.Lock()
 
 CONTAINER, STRING, VALUE, LINE = 256, 110, 40, 128
+WIDTH, WIDE_WIDTH = 3, 9  # for each byte: the bytes, the decoded text, the texts in it
+SURELY_LIGHT = HEAVIEST // (WIDE_WIDTH + CONTAINER)  # bytes, were each of them the beginning of a container
 # Up to its end, or to that of the data: a search that could fail would begin again at the next sign.
 STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-WIDE = re.compile(rb"[\xc4-\xff]|\\u")  # in a text with such a sign, every sign may take four bytes
+WIDE = re.compile(rb"[\xc4-\xff]")  # in a text with such a sign, or an escaped one, every sign may take four bytes
+BLOCK = 64 << 10  # bytes of lines that are looked at together
+
+
+def is_light(data: bytes) -> bool:
+    """Whether this JSON may be parsed."""
+    return len(data) <= SURELY_LIGHT or weight(data) <= HEAVIEST
 
 
 def weight(data: bytes, most: int = HEAVIEST) -> int:
@@ -35,8 +44,12 @@ def weight(data: bytes, most: int = HEAVIEST) -> int:
 
 def _weight(data: bytes, bare: bytes, strings: int) -> int:
     containers, values = bare.count(b"[") + bare.count(b"{"), bare.count(b",")
-    width = 9 if WIDE.search(data) else 3  # the bytes, the decoded text, the texts in it
+    width = WIDE_WIDTH if _is_wide(data) else WIDTH
     return len(data) * width + CONTAINER * containers + VALUE * values + STRING * strings
+
+
+def _is_wide(data: bytes) -> bool:
+    return b"\\u" in data or (not data.isascii() and WIDE.search(data) is not None)
 
 
 _known: dict[Path, tuple[tuple[int, ...], str]] = {}
@@ -75,13 +88,28 @@ def _why_heavy(path: Path, names: tuple[str, ...]) -> str:
 
 
 def _weight_of(path: Path) -> int:
-    """Line by line, as a run's files may have many; one that is too long or too heavy is enough."""
+    """Of all its lines; one that is too long or too heavy is enough."""
     total = 0
     try:
         with path.open("rb") as file:
-            while total <= HEAVIEST_RUN and (line := file.readline(HEAVIEST // 3)):
-                own = weight(line)
-                total += LINE + (own if own <= HEAVIEST else HEAVIEST_RUN)
+            while total <= HEAVIEST_RUN and (block := file.read(BLOCK)):
+                if not block.endswith(b"\n"):
+                    block += file.readline(HEAVIEST // 3)
+                total += _weight_of_lines(block)
     except OSError:
         return 0
+    return total
+
+
+def _weight_of_lines(block: bytes) -> int:
+    """Together where that comes to the same: a run's files may have a million of them."""
+    together = weight(block)
+    if together <= HEAVIEST and not _is_wide(block):
+        return together + LINE * (block.count(b"\n") + (not block.endswith(b"\n")))
+    total = 0
+    for line in io.BytesIO(block):
+        own = weight(line)
+        total += LINE + (own if own <= HEAVIEST else HEAVIEST_RUN)
+        if total > HEAVIEST_RUN:
+            break
     return total

@@ -20,16 +20,10 @@ CONTEXT = 8192
 
 def tiny_tokenizer() -> Any:
     """A PreTrainedTokenizerFast whose ids 0 to 255 are the bytes, followed by three special tokens."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocab = {character: byte for byte, character in _byte_characters().items()}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=tiny_vocabulary(),
         eos_token="<|im_end|>",
         pad_token="<|pad|>",
         additional_special_tokens=["<|im_start|>"],
@@ -37,6 +31,18 @@ def tiny_tokenizer() -> Any:
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
+
+
+def tiny_vocabulary() -> Any:
+    """What it wraps, a Tokenizer of the package tokenizers, which is imported without transformers' seconds."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {character: byte for byte, character in _byte_characters().items()}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    return backend
 
 
 def _byte_characters() -> dict[int, str]:
