@@ -3,6 +3,7 @@ nothing can be learned from."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, note
 from hypothesis import strategies as st
 from support.talk_env import Talk, talking
 from support.watched_runs import run_watched
@@ -20,7 +21,7 @@ from support.watched_runs import run_watched
 from airloop.assemble import Components
 from airloop.errors import AirError
 from airloop.files import read_lines, write_json
-from airloop.learn.advantages import TurnWeights, assign_advantages, token_advantages
+from airloop.learn.advantages import Batch, TurnWeights, assign_advantages, token_advantages
 from airloop.runs.run import Run, read_trajectories
 from airloop.runs.trajectory_file import to_json
 from airloop.seeds import episode_seed
@@ -219,23 +220,30 @@ def batches(draw: st.DrawFn) -> list[Group]:
     return found
 
 
-@pytest.mark.parametrize("credit", [None, {"e": TurnWeights({"said": 1.0}, {})}], ids=["trajectory", "turn"])
-@pytest.mark.parametrize("scale_by", ["group", "batch"])
-@pytest.mark.parametrize("loss", LOSSES)
+CREDIT: tuple[Any, ...] = (None, {"e": TurnWeights({"said": 1.0}, {})})  # of a trajectory, of a turn
+KINDS = [*itertools.product(LOSSES, ("group", "batch"), CREDIT)]
+
+
 @given(groups=batches(), scale=st.booleans(), keep=st.booleans())
-def test_G13_whatever_is_left_of_a_step_has_advantages(
-    loss: str, scale_by: str, credit: Any, groups: list[Group], scale: bool, keep: bool
-) -> None:
+def test_G13_whatever_is_left_of_a_step_has_advantages(groups: list[Group], scale: bool, keep: bool) -> None:
     """Every loss (rloo leaves one out), scale and credit: a number for each trajectory, and 0 where all are alike."""
-    batch = assign_advantages(
-        groups,
-        loss=loss,
-        scale_rewards=scale,
-        token_constant=8,
-        keep_zero=keep,
-        scale_by=scale_by,
-        turn_weights=credit,
-    )
+    for loss, scale_by, credit in KINDS:  # of the same groups: to make them up takes longer than all of these
+        note(f"{loss}, scaled by {scale_by}, credit {credit}")
+        batch = assign_advantages(
+            groups,
+            loss=loss,
+            scale_rewards=scale,
+            token_constant=8,
+            keep_zero=keep,
+            scale_by=scale_by,
+            turn_weights=credit,
+        )
+        check_advantages(batch, groups)
+        if not any(g.has_signal for g in groups) and credit is None and not keep:
+            assert batch.rows == ()
+
+
+def check_advantages(batch: Batch, groups: list[Group]) -> None:
     everyone = [t for g in groups for t in g.trajectories]
     assert set(batch.advantages) == {t.id for t in everyone} and batch.trajectories == len(everyone)
     assert all(math.isfinite(a) for a in batch.advantages.values())
@@ -246,8 +254,6 @@ def test_G13_whatever_is_left_of_a_step_has_advantages(
             or len({(t.reward, t.turn_rewards) for t in map(plain, group.trajectories)}) == 1
         ):
             assert all(batch.advantages[t.id] == 0 for t in group.trajectories)
-    if not any(g.has_signal for g in groups) and credit is None and not keep:
-        assert batch.rows == ()
 
 
 def plain(trajectory: Trajectory) -> Any:
