@@ -16,10 +16,12 @@ from support import warm_process
 from support.forked_workers import ASKED
 from support.warm_ranks import WarmServer
 
+from airloop.envs.tune import pool
 from airloop.forkserver import CannotFork
 from airloop.launch import local
 
 PATIENCE_S = 20.0
+FITTING = ("airloop.envs.tune.worker", "airloop.envs.tune.fitting")  # what its server would import
 
 
 class ImportsOnly:
@@ -40,7 +42,7 @@ def collect(paths: list[str]) -> None:
         os.dup2(out, 1)
         os.close(out)
         os.close(nowhere)
-    for module in warm_process.MODULES:
+    for module in (*warm_process.MODULES, *FITTING):
         importlib.import_module(module)
     with contextlib.suppress(ImportError, AttributeError):  # a name of Hypothesis' own that may not last
         from hypothesis.internal.conjecture import providers
@@ -52,11 +54,12 @@ def collect(paths: list[str]) -> None:
 
 
 def work() -> None:
-    """In a new worker: what execnet sends. The server of the processes and of the ranks that its tests fork is forked
-    now, while there is a single thread: later each would be started, and import everything once more."""
+    """In a new worker: what execnet sends. The servers of the processes, the ranks and the fits that its tests fork are
+    forked now, while there is a single thread: later each would be started, and import everything once more."""
     with contextlib.suppress(CannotFork):
         warm_process.warm_server()
         local.ForkServer = WarmServer  # type: ignore[assignment, misc]
+        pool.SERVER._own(os.environ)
     exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
 
 
