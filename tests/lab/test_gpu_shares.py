@@ -11,6 +11,7 @@ from test_hypotheses import sweep, written
 from airloop.config import load_config
 from airloop.doctor.gpus import Gpu
 from airloop.errors import AirError
+from airloop.forkserver import ForkServer
 from airloop.shipped import shipped
 from airloop.watch.display.display import Display
 from airloop_lab import gpu_shares, hypothesis_process, hypothesis_runs
@@ -120,3 +121,17 @@ def test_gpus_that_a_config_names_cannot_be_spread(tmp_path: Path, monkeypatch: 
     assert air("lab", "run", path, "--jobs", "2", "--dry-run", "--out", tmp_path / "o")[0] == 1
     code, out, _ = air("lab", "run", path, "--dry-run", "--out", tmp_path / "o")
     assert code == 0 and "Nothing was started" in out and not (tmp_path / "o").exists()
+
+
+def test_without_gpus_a_server_that_is_gone_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Process]
+) -> None:
+    def gone(*modules: str) -> ForkServer:
+        server = ForkServer(["json"])
+        server.close()
+        return server
+
+    monkeypatch.setenv(VISIBLE, "")
+    monkeypatch.setattr(hypothesis_process.local, "fork_server", gone)
+    run_hypothesis(read_hypothesis(written(tmp_path)), [0, 1, 2], tmp_path / "out", 1, Display(quiet=True))
+    assert len(started) == 6

@@ -15,7 +15,7 @@ from airloop.runs.trajectory_file import to_json
 from airloop_view.episode import Unreadable, load, load_head
 from airloop_view.folder import Folder
 from airloop_view.records import Records
-from airloop_view.weight import HEAVIEST, STRINGS, too_heavy, weight
+from airloop_view.weight import BLOCK, HEAVIEST, LINE, STRING, STRINGS, SURELY_LIGHT, _weight_of, too_heavy, weight
 
 # Of memory for each byte of the file; parsed, they would take thirty.
 MOST_BYTES = 6
@@ -111,6 +111,16 @@ def test_a_weight_is_an_upper_bound_and_texts_are_no_structure() -> None:
     assert weight(json.dumps({"x": list(range(100_000))}).encode()) < 32 << 20
     for broken in (b'"', b'"\\', b'"\\"' * 100_000, b'["a', b"\\" * 100_000):  # each is gone through once
         assert STRINGS.sub(b"", broken).count(b'"') == 0
+
+
+@pytest.mark.parametrize("texts", [["a", '"[{,'], ["é", "\u4e00"]], ids=["plain", "wide"])
+def test_lines_that_are_weighed_together_weigh_what_they_weigh(tmp_path: Path, texts: list[str]) -> None:
+    sizes = (1, 3, BLOCK // 2, 1, 2 * BLOCK, 7, BLOCK)
+    lines = [json.dumps({"x": [texts[0] * n, texts[1], [n]]}, ensure_ascii=False).encode() + b"\n" for n in sizes]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines) + b'{"half')
+    wanted = sum(LINE + weight(line) for line in [*lines, b'{"half'])
+    assert _weight_of(tmp_path / "a.jsonl") == pytest.approx(wanted, abs=STRING * len(lines))
+    assert weight(b"[" * SURELY_LIGHT) <= HEAVIEST and weight(b'"\\u' + b"[" * (SURELY_LIGHT - 3), most=0) <= HEAVIEST
 
 
 def test_a_heavy_file_says_so_and_an_ordinary_long_one_is_read(tmp_path: Path) -> None:
