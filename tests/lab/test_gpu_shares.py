@@ -123,15 +123,18 @@ def test_gpus_that_a_config_names_cannot_be_spread(tmp_path: Path, monkeypatch: 
     assert code == 0 and "Nothing was started" in out and not (tmp_path / "o").exists()
 
 
-def test_without_gpus_a_server_that_is_gone_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Process]
-) -> None:
-    def gone(*modules: str) -> ForkServer:
-        server = ForkServer(["json"])
-        server.close()
-        return server
+@pytest.fixture
+def closed_server() -> ForkServer:
+    server = ForkServer(["json"])
+    server.close()
+    return server
 
+
+def test_without_gpus_a_server_that_is_gone_is_done_without(
+    closed_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Process]
+) -> None:
+    """It is started before `started` takes the place of Popen."""
     monkeypatch.setenv(VISIBLE, "")
-    monkeypatch.setattr(hypothesis_process.local, "fork_server", gone)
+    monkeypatch.setattr(hypothesis_process.local, "fork_server", lambda *modules: closed_server)
     run_hypothesis(read_hypothesis(written(tmp_path)), [0, 1, 2], tmp_path / "out", 1, Display(quiet=True))
     assert len(started) == 6
