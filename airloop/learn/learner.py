@@ -26,6 +26,7 @@ from airloop.learn.parallel import Shards, idle_part, share_rows
 from airloop.learn.report import Report, Statistics, over_passes, over_steps
 from airloop.policy import Policy
 from airloop.ranks import Ranks
+from airloop.threads import threads_to_choose_from
 from airloop.waits import WAITS
 
 # Of episodes that are not trained on, tokens that are looked at, as a share of all.
@@ -72,6 +73,8 @@ class Learner:
         )
         self.parameters = self.optimiser.parameters
         self.updates = 0
+        pinned = policy.device.type != "cpu" or torch.are_deterministic_algorithms_enabled()
+        self._threads = threads_to_choose_from(lockstep=pinned)
         weights = self.optimiser.weights
         self._initial = [w.detach().clone() for w in weights] if settings.loss_settings.kl_beta > 0 else None
 
@@ -283,10 +286,12 @@ class Learner:
         report: Report | None,
     ) -> Tensor:
         plan = PackedPlan(part, self.policy.device)
-        logprobs, entropy = self._forward(plan)
-        terms = _terms(part, logprobs, entropy, old, reference, drift)
-        loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
-        loss.backward()
+        tokens = part.computed_tokens
+        with self._threads.chosen(tokens, tokens) if self._threads and tokens else contextlib.nullcontext():
+            logprobs, entropy = self._forward(plan)
+            terms = _terms(part, logprobs, entropy, old, reference, drift)
+            loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
+            loss.backward()
         stats.add(loss, terms, entropy, parts)
         stats.find_worst(part, plan, terms)
         if report is not None:

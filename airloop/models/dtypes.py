@@ -6,7 +6,7 @@ import platform
 import time
 from typing import TYPE_CHECKING, Any
 
-from airloop.models.head import one_thread
+from airloop.threads import one_thread
 
 if TYPE_CHECKING:
     import torch

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from airloop.errors import AirError
+from airloop.threads import one_thread
 
 if TYPE_CHECKING:
     import torch
@@ -52,16 +52,3 @@ def check_head(model: Any) -> None:
             "its log-probabilities would be wrong",
             "choose another model, for example Qwen/Qwen3-4B-Instruct-2507",
         )
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """For work of milliseconds: on a busy machine, threads wait for each other longer than they compute."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -113,6 +113,29 @@ def test_micro_batches_add_up_to_the_whole() -> None:
     assert results[0][0]["tokens_trained"] == results[1][0]["tokens_trained"]
 
 
+def test_training_chooses_its_threads_and_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways are tried, the process keeps its number, and gradients differ by rounding only. Where the user or
+    `deterministic` has set the number, it stays."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before, used, forward = torch.get_num_threads(), list[int](), Learner._forward
+    monkeypatch.setattr(Learner, "_forward", lambda *a: (used.append(torch.get_num_threads()), forward(*a))[1])
+    norms = {}
+    try:
+        for said, threads in (("free", 2), ("alone", 1)):
+            torch.set_num_threads(threads)
+            learner = Learner(make_policy(lora=True), LearnerSettings(token_budget=60, max_norm=1e9))
+            norms[said] = [learner.update(Batch(tuple(group_rows()), {}, 8)).metrics["grad_norm"] for _ in range(2)]
+            assert torch.get_num_threads() == threads and set(used) == ({1, 2} if threads == 2 else {1})
+            used.clear()
+        torch.set_num_threads(2)
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        Learner(make_policy(lora=True), LearnerSettings(token_budget=60)).update(Batch(tuple(group_rows()), {}, 8))
+        assert set(used) == {2}
+    finally:
+        torch.set_num_threads(before)
+    assert norms["free"] == pytest.approx(norms["alone"], rel=1e-4)
+
+
 def test_activation_checkpointing_changes_nothing() -> None:
     from airloop.assemble import checkpoint_activations
 

@@ -16,12 +16,11 @@ from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limit
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
-from airloop.engine.embedded.threads import threads_to_choose_from
 from airloop.errors import AirError
 from airloop.limits import step_tokens
 from airloop.models.blocks import read_blocks, why_unknown
-from airloop.models.head import one_thread
 from airloop.policy import Policy
+from airloop.threads import threads_to_choose_from
 from airloop.waits import waiting
 
 # A step takes milliseconds; the first ones of a run, which compile kernels and capture graphs, up to 90 s. A CPU may
@@ -79,7 +78,9 @@ class EmbeddedEngine:
         self._scheduler.version = policy.version
         self._answered = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="air-engine")
-        self._threads = threads_to_choose_from(lockstep) if policy.device.type == "cpu" else None
+        own = policy.device.type == "cpu"
+        self._threads = threads_to_choose_from(lockstep) if own else None
+        self._prompt_threads = threads_to_choose_from(lockstep) if own else None
         self._driver: asyncio.Task[None] | None = None
         self._lockstep = lockstep
         self._tracked = 0
@@ -269,15 +270,14 @@ class EmbeddedEngine:
         return launched, (under_way.step, tokens, logprobs)
 
     def _launch(self, step: EngineStep) -> Drawn:
-        if self._threads is None:
+        if self._threads is None or self._prompt_threads is None:
             return self._runner.launch(step)
-        began = time.perf_counter()
-        threads = self._threads.most if step.prefill else self._threads.choose(len(step.decode))
-        with one_thread() if threads == 1 else contextlib.nullcontext():
-            drawn = self._runner.launch(step)
-        if not step.prefill:
-            self._threads.took(threads, len(step.decode), (time.perf_counter() - began) / step.repeat)
-        return drawn
+        if step.prefill:
+            tokens = len(step.decode) + sum(work.count for work in step.prefill)
+            with self._prompt_threads.chosen(tokens, tokens):
+                return self._runner.launch(step)
+        with self._threads.chosen(len(step.decode), step.repeat):
+            return self._runner.launch(step)
 
     def _postprocess(self, step: EngineStep, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         self.counters.steps += step.repeat

@@ -1,4 +1,4 @@
-"""Decoding on a CPU finds out by itself whether all threads or one are quicker."""
+"""Passes on a CPU find out by themselves whether all threads or one are quicker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from airloop.engine.embedded.threads import Threads, threads_to_choose_from
+from airloop.threads import Threads, threads_to_choose_from
 
 
 def play(threads: Threads, seconds: dict[int, float], steps: int, rows: int = 8) -> list[int]:
@@ -33,6 +33,14 @@ def test_it_follows_when_other_work_comes_and_goes() -> None:
     assert play(threads, {1: 0.02, 2: 0.012}, 100)[-10:] == [2] * 10
     assert play(threads, {1: 0.04, 2: 0.5}, 100)[-10:].count(1) >= 9
     assert play(threads, {1: 0.02, 2: 0.012}, 400)[-10:].count(2) >= 9
+
+
+def test_a_first_pass_that_took_memory_decides_nothing() -> None:
+    threads = Threads(2)
+    for count, seconds in ((2, 9.0), (2, 1.0), (1, 1.9), (1, 1.9)):
+        assert threads.choose(512) == count
+        threads.took(count, 512, seconds)
+    assert threads.choose(512) == 2
 
 
 def test_small_and_large_batches_are_told_apart() -> None:
