@@ -116,13 +116,16 @@ def _changed(case: Case) -> Arrival:
         rows = [answer.row(i) for i, answer in enumerate(after)]
         new = learner.logprobs(rows)
         measured = while_paused(case, lambda: distances(learner, rows, new))
-        if not measured.healthy:
-            measured = second_look(case, prompts, measured)
-        straggler = find_straggler(case, prompts, rows, start["weights"])
+        changed = [weight.detach().clone() for weight in learner.optimiser.weights]
         assign(learner.optimiser.weights, start["weights"])
         old = learner.logprobs(rows)
+        moved, from_old, straggler = mean_distance(new, old), gap(rows, old), ""
+        if from_old >= OLD * moved:  # where all weights stay behind, nothing else has to be looked for
+            assign(learner.optimiser.weights, changed)
+            measured = measured if measured.healthy else second_look(case, prompts, measured)
+            straggler = find_straggler(case, prompts, rows, start["weights"])
     served = max(change(a, b) for a, b in zip(before, after, strict=True))
-    return Arrival(served, mean_distance(new, old), _share(rows, new, old), gap(rows, old), measured, straggler)
+    return Arrival(served, moved, _share(rows, new, old), from_old, measured, straggler)
 
 
 def _share(rows: Sequence[Row], new: dict[str, list[float]], old: dict[str, list[float]]) -> float:
