@@ -8,6 +8,7 @@ changes while a run goes on, so the passes themselves tell: now and then one is 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ from collections.abc import Iterator
 # Every so many passes the other way is tried; less often where it was much slower the last time.
 TRY_EVERY, TRY_SELDOM = 16, 64
 MUCH_SLOWER = 1.5
-# Passes of each way before one is chosen: of the first, the quicker counts, since it takes memory and fills caches.
-FIRST = 2
+# Passes of each way before one is chosen: the quicker counts, since the first takes memory and fills caches. One pass
+# of the second way is enough where it takes so many times as long.
+FIRST, HOPELESS = 2, 4.0
+# A machine with so many processes to run for each core is busy: there, one thread is tried first.
+BUSY = 1.5
 # The newest measurement's weight in what is remembered.
 NEWEST = 0.5
 
@@ -51,14 +55,22 @@ class Threads:
 
     def choose(self, rows: int) -> int:
         size = rows.bit_length()
-        for threads in (self.most, 1):
-            if self._passes.get((threads, size), 0) < FIRST:
-                return threads
+        if (first := self._not_known_yet(size)) is not None:
+            return first
         one, all_ = self._took[1, size], self._took[self.most, size]
         better, other = (1, self.most) if one < all_ else (self.most, 1)
         every = TRY_SELDOM if max(one, all_) > MUCH_SLOWER * min(one, all_) else TRY_EVERY
         self._chosen[size] = self._chosen.get(size, 0) + 1
         return other if self._chosen[size] % every == 0 else better
+
+    def _not_known_yet(self, size: int) -> int | None:
+        """The way that has to be tried first; None where both are known."""
+        for threads, other in ((1, self.most), (self.most, 1)) if is_busy() else ((self.most, 1), (1, self.most)):
+            passes = self._passes.get((threads, size), 0)
+            known = self._took.get((other, size), math.inf)
+            if passes < FIRST and not (passes and self._took[threads, size] > HOPELESS * known):
+                return threads
+        return None
 
     def took(self, threads: int, rows: int, seconds: float) -> None:
         key = threads, rows.bit_length()
@@ -75,6 +87,14 @@ class Threads:
         with one_thread() if threads == 1 else contextlib.nullcontext():
             yield
         self.took(threads, rows, (time.perf_counter() - began) / parts)
+
+
+def is_busy() -> bool:
+    """Whether others want the cores too, as far as the system tells: the mean of the last minute."""
+    try:
+        return os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
+    except (OSError, AttributeError):  # Windows has none
+        return False
 
 
 def threads_to_choose_from(lockstep: bool) -> Threads | None:

@@ -7,7 +7,13 @@ import random
 import pytest
 import torch
 
+import airloop.threads
 from airloop.threads import Threads, threads_to_choose_from
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(airloop.threads, "is_busy", lambda: False)
 
 
 def play(threads: Threads, seconds: dict[int, float], steps: int, rows: int = 8) -> list[int]:
@@ -41,6 +47,27 @@ def test_a_first_pass_that_took_memory_decides_nothing() -> None:
         assert threads.choose(512) == count
         threads.took(count, 512, seconds)
     assert threads.choose(512) == 2
+
+
+def test_on_a_busy_machine_one_thread_is_tried_first_and_a_hopeless_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(airloop.threads, "is_busy", lambda: True)
+    assert play(Threads(2), {1: 0.04, 2: 0.8}, 6) == [1, 1, 2, 1, 1, 1]
+    monkeypatch.setattr(airloop.threads, "is_busy", lambda: False)
+    assert play(Threads(2), {1: 0.04, 2: 0.8}, 6) == [2, 2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("load", "busy"), [(0.5, False), (2.9, False), (3.1, True), (None, False)])
+def test_a_machine_is_busy_by_its_load(load: float | None, busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    def loadavg() -> tuple[float, float, float]:
+        if load is None:
+            raise OSError
+        return load, 9.0, 9.0
+
+    monkeypatch.setattr("os.getloadavg", loadavg)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert airloop.threads.is_busy() is busy
 
 
 def test_small_and_large_batches_are_told_apart() -> None:
