@@ -117,10 +117,12 @@ def test_training_chooses_its_threads_and_learns_the_same(monkeypatch: pytest.Mo
     """Both ways are tried, the process keeps its number, and gradients differ by rounding only. Where the user or
     `deterministic` has set the number, it stays."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    before, used, forward = torch.get_num_threads(), list[int](), Learner._forward
+    before, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    used, forward = list[int](), Learner._forward
     monkeypatch.setattr(Learner, "_forward", lambda *a: (used.append(torch.get_num_threads()), forward(*a))[1])
     norms = {}
     try:
+        torch.use_deterministic_algorithms(False)
         for said, threads in (("free", 2), ("alone", 1)):
             torch.set_num_threads(threads)
             learner = Learner(make_policy(lora=True), LearnerSettings(token_budget=60, max_norm=1e9))
@@ -131,8 +133,14 @@ def test_training_chooses_its_threads_and_learns_the_same(monkeypatch: pytest.Mo
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         Learner(make_policy(lora=True), LearnerSettings(token_budget=60)).update(Batch(tuple(group_rows()), {}, 8))
         assert set(used) == {2}
+        used.clear()
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        torch.use_deterministic_algorithms(True)
+        Learner(make_policy(lora=True), LearnerSettings(token_budget=60)).update(Batch(tuple(group_rows()), {}, 8))
+        assert set(used) == {2}
     finally:
         torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(pinned)
     assert norms["free"] == pytest.approx(norms["alone"], rel=1e-4)
 
 
