@@ -14,6 +14,7 @@ from support.packages import PACKAGES, ROOT, python_files
 FLOORS = (
     (
         "types",
+        "certificates",
         "errors",
         "effort",
         "forkserver",

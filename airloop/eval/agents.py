@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.assemble import Components, assemble, check_prompts, load_environments, rollout_settings
+from airloop.certificates import certificates_for
 from airloop.config import Config, load_config
 from airloop.envs.base import Environment
 from airloop.errors import AirError
@@ -187,7 +188,7 @@ async def _answers(player: AgentSpec) -> None:
     import httpx
 
     try:
-        async with httpx.AsyncClient(timeout=10) as client:
+        async with httpx.AsyncClient(timeout=10, verify=certificates_for(player.base_url)) as client:
             await client.get(f"{player.base_url}/models")
     except httpx.TransportError as error:
         raise AirError(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import re
-import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airloop.certificates import certificates_for
 from airloop.chat.native import NativeReplies
 from airloop.engine.base import ContextFull
 from airloop.errors import AirError, InfraError
@@ -55,12 +54,6 @@ class Dialect:
             return True
         # Another episode has learned it meanwhile.
         return (self.length not in body) or ("tools" in body and not self.tools)
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Reading the certificates takes longer than the rest of a request; once is enough."""
-    return ssl.create_default_context()
 
 
 class _Retry(Exception):
@@ -157,7 +150,8 @@ class UrlAgent(ModelAgent):
     async def _ask_until_answered(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         import httpx
 
-        async with httpx.AsyncClient(timeout=self._timeout_s, headers=self._headers, verify=_tls()) as client:
+        verify = certificates_for(self._url)
+        async with httpx.AsyncClient(timeout=self._timeout_s, headers=self._headers, verify=verify) as client:
             for attempt in range(self._attempts):
                 try:
                     return await self._ask(client, body)

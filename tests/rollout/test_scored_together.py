@@ -41,7 +41,7 @@ class Longest(ProgramEnvironment):
         return [Task(self.name, f"task {i}", split) for i in range(3)]
 
     async def play(self, task: Task, seed: int, address: Address) -> Score:
-        async with httpx.AsyncClient(timeout=30) as http:
+        async with httpx.AsyncClient(timeout=30, verify=False) as http:
             answer = await http.post(
                 f"{address.base_url}/chat/completions",
                 headers={"Authorization": f"Bearer {address.api_key}"},

@@ -1,10 +1,10 @@
 """A server that speaks as vLLM does, above our own engine, in a process of its own: for tests that break servers.
 
-Its model is a tiny one, or that of a directory, its adapters are read from their files, its tokens and log-probs are
-real. What a test wants of it beside that comes with POST /break: {"after": tokens} ends the process in the middle of a
-reply, {"refuse": true} lets it load no adapter, {"stale": true} lets it go on with the adapter it has, {"forget": true}
-takes its adapters away, {"mute": true} leaves log-probs out of what adapters say. GET /loads has what it was told to
-load, each time.
+Its model is a tiny one or, where it is started as a program, that of a directory, computed by a page of torch; its
+adapters are read from their files, its tokens and log-probs are real. What a test wants of it beside that comes with
+POST /break: {"after": tokens} ends the process in the middle of a reply, {"refuse": true} lets it load no adapter,
+{"stale": true} lets it go on with the adapter it has, {"forget": true} takes its adapters away, {"mute": true} leaves
+log-probs out of what adapters say. GET /loads has what it was told to load, each time.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from support.plain_llama import PlainLlama
 from support.warm_process import Process
 
 from airloop.engine.base import Sampling
-from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.vllm.plugin.adapters import KEY, Adapters
 from airloop.engine.vllm.server import BASE, ROUTES, VllmServer, free_port
-from airloop.learn.lora import load_lora, use_fp32_adapters
-from airloop.models.head import logits_head
-from airloop.models.loading import load
-from airloop.models.tiny import KINDS, tiny_model
-from airloop.policy import Policy
 
 
 class StandIn:
     def __init__(self, kind: str, context: int) -> None:
         self.kind, self.context = kind, context
-        self.engines: dict[str, EmbeddedEngine] = {BASE: self._engine(None)}
+        self.engines: dict[str, Any] = {BASE: self.engine(None)}
         self.broken: dict[str, Any] = {}
         self.told = 0
         self.asked: list[str] = []  # adapters that it was told to load, each time
         key = os.environ.get(KEY)
         self.adapters = Adapters(key) if key else None  # as vLLM has it, with our plugin
 
-    def _engine(self, adapter: Path | None) -> EmbeddedEngine:
-        model = (tiny_model(self.kind) if self.kind in KINDS else load(self.kind, device="cpu", dtype="float32")).model
+    def engine(self, adapter: Path | None) -> Any:
+        """Imported here: a stand-in that is started as a program has another, and would wait seconds for this one."""
+        from airloop.engine.embedded import EmbeddedEngine
+        from airloop.learn.lora import load_lora, use_fp32_adapters
+        from airloop.models.head import logits_head
+        from airloop.models.tiny import tiny_model
+        from airloop.policy import Policy
+
+        model = tiny_model(self.kind).model
         peft = load_lora(model, adapter) if adapter else None
         if adapter:
             use_fp32_adapters(model)
@@ -63,7 +65,7 @@ class StandIn:
         if not Path(asked["lora_path"]).is_dir():
             return JSONResponse({"error": {"message": "No adapter found"}}, 404)
         last = list(self.engines.values())[-1]
-        self.engines[asked["lora_name"]] = last if self.broken.get("stale") else self._engine(Path(asked["lora_path"]))
+        self.engines[asked["lora_name"]] = last if self.broken.get("stale") else self.engine(Path(asked["lora_path"]))
         return Response("Success")
 
     async def resolve(self, name: str) -> Response | None:
@@ -73,7 +75,7 @@ class StandIn:
         try:
             if self.adapters is None or "@" not in name:
                 return JSONResponse({"error": {"message": f"{name} does not exist"}}, 404)
-            self.engines[name] = self._engine(await asyncio.to_thread(self.adapters.pull, name))
+            self.engines[name] = self.engine(await asyncio.to_thread(self.adapters.pull, name))
             return None
         except ValueError as error:
             return JSONResponse({"error": {"message": str(error)}}, 400)
@@ -95,7 +97,7 @@ class StandIn:
             self._pieces(asked), media_type="text/event-stream"
         )
 
-    def engine_of(self, asked: dict[str, Any]) -> EmbeddedEngine:
+    def engine_of(self, asked: dict[str, Any]) -> Any:
         return self.engines[asked["model"]]
 
     async def _pieces(self, asked: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -158,10 +160,18 @@ def main(port: int, kind: str, context: int = 256, host: str = "127.0.0.1") -> N
     uvicorn.run(StandIn(kind, context).app(), host=host, port=port, log_level="warning")
 
 
+class StandInProgram(StandIn):
+    """Of a model's directory, in a process that has imported next to nothing."""
+
+    def engine(self, adapter: Path | None) -> PlainLlama:
+        return PlainLlama(Path(self.kind), adapter)
+
+
 def main_as_vllm(words: Sequence[str]) -> None:
     """With the words that vLLM is started with."""
     given = {name: words[place + 1] for place, name in enumerate(words[:-1])}
-    main(int(given["--port"]), given["--model"], int(given["--max-model-len"]), given["--host"])
+    stands_in = StandInProgram(given["--model"], int(given["--max-model-len"]))
+    uvicorn.run(stands_in.app(), host=given["--host"], port=int(given["--port"]), log_level="warning")
 
 
 def interpreter(folder: Path) -> Path:

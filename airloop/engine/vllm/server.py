@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import httpx
 
+from airloop.certificates import certificates_for
 from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.errors import AirError
 
@@ -119,7 +120,10 @@ class VllmServer:
             headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
             timeout = httpx.Timeout(ANSWER_S, read=SILENT_S, pool=None)
-            self._client = httpx.AsyncClient(base_url=self.url, headers=headers, limits=limits, timeout=timeout)
+            verify = certificates_for(self.url)
+            self._client = httpx.AsyncClient(
+                base_url=self.url, headers=headers, limits=limits, timeout=timeout, verify=verify
+            )
         return self._client
 
     async def ready(self) -> None:

@@ -95,10 +95,11 @@ def test_twenty_paragraphs_are_searched_in_well_under_a_millisecond() -> None:
 
 
 def timed(lexical: Lexical, question: Question) -> float:
-    started = time.perf_counter()
+    """Seconds of this thread's own: others may have the processor."""
+    started = time.thread_time()
     for _ in range(200):
         lexical.find(question, question.text)
-    return time.perf_counter() - started
+    return time.thread_time() - started
 
 
 def test_a_missing_library_is_told_before_the_first_episode(monkeypatch: pytest.MonkeyPatch) -> None:
