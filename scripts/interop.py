@@ -54,12 +54,13 @@ def make(name: str) -> str:
     if ABOVE_OURS in wanted.read_text():
         _show_ours(name)
     pip = [sys.executable, "-m", "pip", "--python", str(python_of(name)), "--disable-pip-version-check"]
-    problem = _run([*pip, "install", "--quiet", "-r", str(wanted)])
+    install = [*pip, "install", "--quiet", "--no-compile"]  # what is imported is compiled then: a small part of it
+    problem = _run([*install, "-r", str(wanted)])
     for unwanted in re.findall(r"^# without: (.+)$", wanted.read_text(), re.MULTILINE):
         problem = problem or _run([*pip, "uninstall", "--quiet", "--yes", *unwanted.split()])
     if not problem and WITH_AIRLOOP in wanted.read_text():
         with _building:
-            problem = _run([*pip, "install", "--quiet", "--no-deps", "-e", str(ROOT)])
+            problem = _run([*install, "--no-deps", "-e", str(ROOT)])
     for named in re.findall(r"^# source: (.+)$", wanted.read_text(), re.MULTILINE):
         problem = problem or _source(named, PLACE / name / "source")
     if problem:

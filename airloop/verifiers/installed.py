@@ -64,9 +64,10 @@ def install(name: str, wanted: Sequence[str], options: Sequence[str] = ()) -> Pa
 
 
 def _make(target: Path, wanted: Sequence[str], options: Sequence[str]) -> None:
+    """Python compiles what is imported; pip would compile everything, for minutes."""
     venv.create(target, with_pip=False)
     pip = [sys.executable, "-m", "pip", "--python", str(target / "bin" / "python"), "--disable-pip-version-check"]
-    command = [*pip, "install", "--quiet", *options, *wanted, *BESIDE]
+    command = [*pip, "install", "--quiet", "--no-compile", *options, *wanted, *BESIDE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
     except subprocess.TimeoutExpired:

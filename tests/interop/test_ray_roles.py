@@ -20,6 +20,7 @@ from airloop.learn.checkpoints import checkpoints
 from airloop.models.tiny import save_tiny
 
 pytestmark = pytest.mark.interop
+START_S = 900.0  # 115 s on two quiet cores, and over 300 beside a whole suite
 WIDE = 128  # heads of 16 numbers, as the tiny model has otherwise, are none of vLLM's
 ROLES = {
     **FLAGS,
@@ -67,7 +68,7 @@ def test_a_node_with_vllm_samples_for_another_that_trains_and_its_loss_ends_the_
     server = warm_process.server_of(interpreter("ray"))
     training = warm_process.Process(argv, env=env, stderr=True, server=server)
     try:
-        until = time.monotonic() + 300
+        until = time.monotonic() + START_S
         while not list(tmp_path.glob("out/exp*/checkpoints/step_3")):
             assert training.poll() is None, training.communicate()[1]
             assert time.monotonic() < until
