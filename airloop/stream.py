@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from airloop.assemble import Components
+from airloop.budget import Budget, keep_to_budget, plan_steps
 from airloop.clocks import SimulatedClock
 from airloop.engine.base import start_engine, update_served
 from airloop.events import Watcher
@@ -53,26 +54,33 @@ from airloop.watch.metrics.step_metrics import step_record
 T = TypeVar("T")
 
 
-async def train(parts: Components, run: Run, watcher: Watcher) -> Outcome:
+async def train(parts: Components, run: Run, watcher: Watcher, budget: Budget | None = None) -> Outcome:
     alarms = Alarms(run, watcher)
     likeness = Likeness(parts.envs, run)
     with alarms.monitoring():
         try:
-            return await _train(parts, run, watcher, alarms, likeness)
+            return await _train(parts, run, watcher, alarms, likeness, budget)
         finally:
             await likeness.close()
 
 
-async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, likeness: Likeness) -> Outcome:
+async def _train(
+    parts: Components, run: Run, watcher: Watcher, alarms: Alarms, likeness: Likeness, budget: Budget | None
+) -> Outcome:
     """admit → sample, and beside it take → advantages → update → publish → accept."""
-    config, evaluation = parts.config, parts.config.orchestrator.eval
-    before = await evaluate_before(parts, run, watcher)
+    evaluation = parts.config.orchestrator.eval
+    before = await evaluate_before(parts, run, watcher, budget)
+    await plan_steps(budget, parts, run, watcher)
+    config = parts.config
     await start_engine(parts.engine)  # where ranks meet: not among the groups that are sampled beside
     supply = make_supply(parts, run)
     try:
         await supply.start()
+        if budget:
+            budget.begin_steps()
         for step in run.remaining_steps():
             clock = StepClock(parts.engine.counters)
+            replayed = run.recorded(step)
             watcher.phase(f"step {step + 1}/{run.config.max_steps}: waiting for groups")
             taken, collected = await supply.take(step)
             clock.sampled()
@@ -89,6 +97,8 @@ async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, 
                 check_refusal(run, step, run.refusals(step), error)
                 if parts.ranks.first:
                     alarms.refused(step, error.problem, run.refusals(step))
+                if budget:
+                    budget.begin_steps()
                 continue
             clock.trained()
             supply.trained()
@@ -113,6 +123,8 @@ async def _train(parts: Components, run: Run, watcher: Watcher, alarms: Alarms, 
             finished = step + 1
             if evaluation.interval and finished % evaluation.interval == 0:
                 await evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
+            await keep_to_budget(budget, parts, run, watcher, finished, replayed)
+            supply.steps_changed()
             marked = finished in (run.config.max_steps, best_step(run))
             if found.worst or marked or finished % config.ckpt.interval == 0:
                 checkpoint(parts, run, finished)

@@ -92,6 +92,10 @@ class Supply:
         """The update is made and served: from now on groups are sampled by the new policy."""
         self._over(refused=False)
 
+    def steps_changed(self) -> None:
+        """The run has another number of steps, perhaps: whoever waited for its end looks again."""
+        self.clock.tell()
+
     def accepted(self, taken: Taken) -> None:
         self._note(taken)
 
@@ -183,6 +187,10 @@ class SharedSupply:
     def trained(self) -> None:
         if self._first:
             self._first.trained()
+
+    def steps_changed(self) -> None:
+        if self._first:
+            self._first.steps_changed()
 
     def accepted(self, taken: Taken) -> None:
         if self._first:

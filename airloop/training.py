@@ -233,7 +233,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
             if never := never_run(config, parts.policy.device.type, parts.policy.hold is not None):
                 display.say(never)
             if config.orchestrator.max_staleness:
-                outcome = await stream.train(parts, run, watchers)
+                outcome = await stream.train(parts, run, watchers, budget)
             else:
                 outcome = await train(parts, run, watchers, budget)
         display.say(f"finished in {clock}")

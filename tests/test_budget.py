@@ -203,6 +203,31 @@ def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Pat
     assert again.status()["budget"]["evaluation_s"] == facts["evaluation_s"]  # found on disk, it took no time
 
 
+BESIDE = {"orchestrator.max_staleness": 1, "trainer.loss.importance_mode": "mask"}
+
+
+@pytest.mark.slow
+def test_sampling_beside_training_keeps_to_its_minutes_too(tmp_path: Path) -> None:
+    config = with_changes(tiny(tmp_path, 0.3), BESIDE)
+    run = start(config, Display(quiet=True), skip_proofs=True).run
+    steps = len(run.metrics("train"))
+    assert run.status()["status"] == "completed" and steps >= 3
+    assert Run.open(run.path).config.max_steps == steps
+    assert {m["name"] for m in run.metrics("eval")} >= {"before", "after"}
+    again = start(run.config, Display(quiet=True), resume=run.path).run  # its time is spent
+    assert len(again.metrics("train")) == steps == again.config.max_steps
+
+
+def test_sampling_beside_training_goes_on_when_there_is_time_for_more_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All groups of the steps that were planned are there: whoever samples waited for the end, and must begin again."""
+    monkeypatch.setattr(Budget, "plan_steps", lambda self, config: {"max_steps": 2, "orchestrator.batch_size": 8})
+    monkeypatch.setattr(Budget, "steps_in_all", lambda self, finished: min(6, finished + 1))
+    run = start(with_changes(tiny(tmp_path, 5), BESIDE), Display(quiet=True), skip_proofs=True).run
+    assert [line["step"] for line in run.metrics("train")] == [0, 1, 2, 3, 4, 5]
+
+
 @pytest.mark.slow
 def test_two_ranks_keep_to_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "ForkServer", ForkServer)  # a launcher's own, which imports all that ranks need

@@ -11,6 +11,7 @@ import pytest
 from support.busy import busy_processes
 
 from airloop.runs.run import Run
+from airloop.watch.display.summary import gains, paired
 
 
 @pytest.mark.soak
@@ -25,3 +26,17 @@ def test_the_quickstart_ends_well_beside_eight_busy_processes(tmp_path: Path) ->
     run = Run.open(next((tmp_path / "outputs").glob("exp*")))
     assert run.status()["status"] == "completed" and len(run.metrics("train")) >= 3
     assert run.status()["proofs"] == "passed" and {m["name"] for m in run.metrics("eval")} >= {"before", "after"}
+
+
+@pytest.mark.soak
+def test_the_quickstart_learns_with_sampling_beside_training(tmp_path: Path) -> None:
+    """`tune` at staleness 1, one seed, in the minutes that the quickstart has: RL itself helps, over tasks."""
+    beside = ["--orchestrator.max_staleness", "1", "--trainer.loss.importance_mode", "mask"]
+    command = [sys.executable, "-m", "airloop.cli", "train", "quickstart", "--output_dir", str(tmp_path / "outputs")]
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run([*command, *beside], capture_output=True, text=True, env=env, timeout=3600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = Run.open(next((tmp_path / "outputs").glob("exp*")))
+    assert max(int(age) for line in run.metrics("train") for age in line["ages"]) == 1
+    success, *_ = gains(run, *paired(run.evaluation("before"), run.evaluation("after")))
+    assert success.name == "improved" and success.gain.low > 0, done.stdout[-2000:]

@@ -131,7 +131,6 @@ def test_with_max_staleness_0_it_is_the_loop(tmp_path: Path, monkeypatch: pytest
     ("words", "told"),
     [
         ([], 'importance_mode = "truncate" only caps their weight'),
-        (["--trainer.loss.importance_mode", "mask", "--budget.minutes", "5"], "budget.minutes is not in this version"),
         (
             ["--trainer.loss.anchor", "sampler", "--trainer.processes", "2"],
             "2 trainer processes needs servers of vLLM",

@@ -34,13 +34,6 @@ def stream_conflicts(config: RunConfig) -> Iterator[Conflict]:
             "each samples on its own weights, and all would stop for every update",
             {KEY: 0},
         )
-    if config.budget.minutes is not None:
-        yield Conflict(
-            (KEY, "budget.minutes"),
-            f"max_staleness = {staleness} with budget.minutes is not in this version: the plan is made for steps whose "
-            "sampling and training take turns",
-            {KEY: 0},
-        )
     if config.orchestrator.curriculum is not None:
         yield Conflict(
             (KEY, "orchestrator.curriculum"),
