@@ -20,7 +20,7 @@ async def evaluate_policy(
     """The current policy on a split; the run's metrics get a line with means and intervals."""
     settings = parts.config.orchestrator.eval
     plan = held_out_tasks(parts.envs, split, settings.num_examples)
-    finished = run.evaluated(name)
+    finished = await _finished(parts, run, name)
     total = len(plan) * settings.rollouts_per_example - len(finished)
     watcher.phase(f"evaluating {name} on held-out tasks ({split})", total)
 
@@ -41,6 +41,19 @@ async def evaluate_policy(
     said = {NAME: name_of(parts.envs.values())}
     run.record_evaluation(step, name, {"split": split, "lost": len(result.lost), **said, **found})
     return list(result.trajectories)
+
+
+async def _finished(parts: Components, run: Run, name: str) -> dict[tuple[int, int], Trajectory]:
+    """What a killed session has left of this evaluation. What a run with fewer steps made, before more were asked for,
+    is of another policy. All ranks decide on the same, before any of them samples."""
+    finished = run.evaluated(name)
+    other = any(t.version != parts.policy.version for t in finished.values())
+    if not (await parts.ranks.gather(other, "what is there of an evaluation"))[0]:
+        return finished
+    if parts.ranks.first:
+        run.set_evaluation_aside(name)
+    await parts.ranks.meet("an evaluation of an earlier policy is set aside")
+    return {}
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

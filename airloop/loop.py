@@ -128,10 +128,11 @@ async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, i
         await parts.ranks.meet("what a killed run left is set aside, before new episodes are saved")
         return {}
     left = run.finished(step)
-    if lost := torn(left, parts.envs, parts.config.orchestrator.rollouts_per_example):
-        await parts.ranks.meet("every rank has read what a killed run left, before some of it is set aside")
-        if parts.ranks.first:
-            run.move_episodes([t.id for t in lost.values()], step, f"aside_{step:04d}_groups")
+    found = set(torn(left, parts.envs, parts.config.orchestrator.rollouts_per_example))
+    # Every rank has read before any samples: what a quicker one saves of this step is not left by a killed run.
+    lost = (await parts.ranks.gather(found, "what a killed run has left of a step"))[0]
+    if lost and parts.ranks.first:
+        run.move_episodes([left[place].id for place in lost], step, f"aside_{step:04d}_groups")
     return {place: t for place, t in left.items() if place not in lost}
 
 

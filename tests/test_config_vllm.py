@@ -36,6 +36,7 @@ VLLM = ["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]", "--inference_
         (["--inference.kv_tokens", "4096"], "kv_tokens has no effect"),
         (["--inference.page_size", "16"], "page_size has no effect"),
         (["--inference.vllm.urls", '["http://127.0.0.1:8000"]'], "inference_gpu_ids has no effect"),
+        (["--inference.vllm.api_key_env", "OURS"], "is for servers that run already"),
         (["--inference.vllm.adapters_port", "8700"], 'no effect with adapters = "files"'),
         (["--inference.vllm.adapters_host", "10.0.0.5"], 'no effect with adapters = "files"'),
         (["--inference.vllm.adapters", "http", "--inference.vllm.adapters_host", "0.0.0.0"], "is where to listen"),
@@ -82,6 +83,9 @@ def test_some_gpus_train_and_others_serve() -> None:
         load_config(["--inference.backend", "vllm", "--trainer_gpu_ids", "[0]"])
     served = load_config(["--inference.backend", "vllm", "--inference.vllm.urls", '["http://127.0.0.1:8000"]'])
     assert served.inference.vllm.urls
+    running = ["--inference.backend", "vllm", "--inference.vllm.urls", '["http://127.0.0.1:8000"]']
+    with pytest.raises(Refused, match="gpu_memory_utilization has no effect with"):
+        load_config([*running, "--inference.gpu_memory_utilization", "0.4"])
 
 
 def test_several_trainer_processes_sample_beside_training_with_servers_only() -> None:

@@ -45,6 +45,18 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(tmp_path: Path, uninterrup
     assert found and found.startswith("episodes[0]: ")
 
 
+def test_a_run_that_is_given_more_steps_is_judged_by_its_last_policy(tmp_path: Path) -> None:
+    """Its first end has left an evaluation of the same name, by which everybody would read on."""
+    run = start(load_config(["@", str(write_config(tmp_path))]), Display(quiet=True), skip_proofs=True).run
+    assert {t.version for t in run.evaluation("after")} == {2}
+    config = run.path / "config.toml"
+    config.write_text(config.read_text().replace("max_steps = 2", "max_steps = 3"))
+    start(run.config, Display(quiet=True), resume=run.path)
+    again = Run.open(run.path)
+    assert {t.version for t in again.evaluation("after")} == {3} and len(again.evaluation("after")) == 8
+    assert {t.version for t in again.evaluation("aside_after_0")} == {2}
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 def test_a_deterministic_run_sets_what_its_bits_depend_on(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
     """Whatever was left behind in the process: torch itself switches oneDNN off at a bf16 product without hardware."""

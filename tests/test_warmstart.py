@@ -138,6 +138,19 @@ def test_B12_episodes_of_another_model_are_said_in_this_ones_tokens() -> None:
         assert [t - 1 for t in branch.tokens][:8] == list(trajectory.branches[0].tokens[:8])
 
 
+def test_a_reply_that_was_cut_off_teaches_nobody_to_end_there() -> None:
+    run, tokenizer = Run.open(tiny_run()), tiny_model("llama").tokenizer
+    trajectory = next(iter(run.finished(0).values()))
+    (turn,) = trajectory.turns
+    assert turn.sampled
+    for stop in ("length", "stop"):
+        said = replace(turn, reply=Message(role="assistant", content="I was"), sampled=replace(turn.sampled, stop=stop))
+        other = Shifted(tokenizer)
+        (branch,) = as_transcript(replace(trajectory, turns=(said,)), other).branches
+        trained = [t for t, keep in zip(branch.tokens, branch.train, strict=True) if keep]
+        assert trained == [*other.encode("I was"), *(other.stop_ids[:1] if stop == "stop" else [])]
+
+
 def test_a_source_that_has_changed_is_another_start(tmp_path: Path) -> None:
     source = shutil.copytree(tiny_run(), tmp_path / "source")
     flags = {**FLAGS, "output_dir": str(tmp_path / "runs"), "warmstart.source": str(source)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airloop.config.schema import RunConfig
+from airloop.config.trainer import LoraConfig
 from airloop.learn.losses import LOSSES
 
 LORA_LR_FLOOR = 1e-5  # below it, runs of weeks showed no visible update (A10)
@@ -27,7 +28,7 @@ class Caution:
 
 
 def cautions(config: RunConfig) -> list[Caution]:
-    looks = (_small_lr, _loss_cautions, _truncated, _idle_gpu, _uneven, _rows)
+    looks = (_small_lr, _warming_up, _no_adapter, _loss_cautions, _truncated, _idle_gpu, _uneven, _rows)
     return [caution for look in looks for caution in look(config)]
 
 
@@ -42,6 +43,32 @@ def _small_lr(config: RunConfig) -> Iterator[Caution]:
             + (clip if optim.max_norm < 1 else ""),
             "try --trainer.optim.lr 1e-4",
             {"trainer.optim.lr": 1e-4},
+        )
+
+
+def _warming_up(config: RunConfig) -> Iterator[Caution]:
+    optim, steps = config.trainer.optim, config.max_steps
+    if optim.warmup_steps and optim.warmup_steps >= steps:
+        yield Caution(
+            "A10",
+            f"trainer.optim.warmup_steps = {optim.warmup_steps} with max_steps = {steps}",
+            f"the rate rises all the while, to {steps / optim.warmup_steps:.0%} of lr, and no schedule begins",
+            f"take warmup_steps = {steps // 10}",
+            {"trainer.optim.warmup_steps": steps // 10},
+        )
+
+
+def _no_adapter(config: RunConfig) -> Iterator[Caution]:
+    lora = config.trainer.model.lora
+    said = [name for name in LoraConfig.model_fields if getattr(lora, name) != getattr(LoraConfig(), name)]
+    if config.trainer.model.train == "full" and said:
+        named = ", ".join(f"{name} = {getattr(lora, name)}" for name in said)
+        yield Caution(
+            "A11",
+            f'trainer.model.lora has {named} with train = "full"',
+            "all the weights are trained, and there is no adapter",
+            "say --trainer.model.train lora, or leave [trainer.model.lora] out",
+            {"trainer.model.train": "lora"},
         )
 
 

@@ -59,10 +59,18 @@ def _unused(config: RunConfig) -> Iterator[Conflict]:
     said = {
         "inference.kv_tokens": inference.kv_tokens is not None,
         "inference.page_size": inference.page_size != type(inference).model_fields["page_size"].default,
+        "inference.gpu_memory_utilization": bool(urls) and inference.gpu_memory_utilization is not None,
         "inference.vllm.python": bool(urls) and inference.vllm.python is not None,
         "inference.model.enforce_eager": bool(urls) and inference.model.enforce_eager is not None,
         "inference_gpu_ids": bool(urls) and config.inference_gpu_ids is not None,
     }
+    if not urls and inference.vllm.api_key_env != VllmConfig.model_fields["api_key_env"].default:
+        yield Conflict(
+            ("inference.vllm.api_key_env", "inference.vllm.urls"),
+            "inference.vllm.api_key_env is for servers that run already, by inference.vllm.urls: those that the run "
+            "starts get a new key: leave it out",
+            {},
+        )
     pulled = inference.vllm.adapters == "http"
     for key in ("adapters_host", "adapters_port"):
         if not pulled and getattr(inference.vllm, key) != VllmConfig.model_fields[key].default:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -84,6 +85,31 @@ class Counters:
         return self.prefill_s, self.decode_s
 
 
+class Unserved:
+    """Seconds in which an engine began no reply, whoever asked: it trained, or had no server left. No deadline of an
+    episode counts them."""
+
+    def __init__(self) -> None:
+        self._before, self._since, self._reasons = 0.0, 0.0, 0
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (time.monotonic() - self._since if self._reasons else 0.0)
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Several may count at once: that is the same time."""
+        if not self._reasons:
+            self._since = time.monotonic()
+        self._reasons += 1
+        try:
+            yield
+        finally:
+            self._reasons -= 1
+            if not self._reasons:
+                self._before += time.monotonic() - self._since
+
+
 class Engine(Protocol):
     """Samples from the policy under training.
 
@@ -94,6 +120,7 @@ class Engine(Protocol):
     """
 
     counters: Counters
+    unserved: Unserved
 
     @property
     def version(self) -> int:

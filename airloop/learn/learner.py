@@ -151,7 +151,7 @@ class Learner:
         for i, part in enumerate(own + self._idle(rows, own)):
             plan = PackedPlan(part, self.policy.device)
             logprobs, entropy = self._forward(plan)
-            terms = _terms(part, logprobs, entropy, None, None, None)
+            terms = _terms(part, logprobs, entropy, None, self._no_drift(logprobs), None)
             loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
             if i < len(own):
                 looked.add(loss, terms, entropy, parts)
@@ -163,6 +163,10 @@ class Learner:
         entropies = {key: values for _, part, _ in found for key, values in part.items()}
         each = zip(*(stats for _, _, stats in found), strict=True)
         return Report({}, logprobs, entropies), [Statistics.sum(of_all) for of_all in each]
+
+    def _no_drift(self, logprobs: Tensor) -> Tensor | None:
+        """Of a reference that is not computed: a loss with a KL term always gets one."""
+        return None if self._initial is None else logprobs.detach()
 
     def _references(self, micro: Sequence[MicroBatch]) -> list[Tensor | None]:
         """Log-probs of the policy that the run started from, with a KL term: one exchange of weights for all."""
@@ -289,6 +293,7 @@ class Learner:
         tokens = part.computed_tokens
         with self._threads.chosen(tokens, tokens) if self._threads and tokens else contextlib.nullcontext():
             logprobs, entropy = self._forward(plan)
+            reference = self._no_drift(logprobs) if reference is None else reference
             terms = _terms(part, logprobs, entropy, old, reference, drift)
             loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
             loss.backward()

@@ -19,7 +19,8 @@ from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.packaged.definition import Definition, let_go
 from airloop.packaged.played import Played, Said, Shown, check_alone
-from airloop.rollout.episode import OutOfTime, as_message, compared, component_totals
+from airloop.rollout.deadline import OutOfTime
+from airloop.rollout.episode import as_message, compared, component_totals
 from airloop.types import Sampled, Task, Trajectory
 
 # Where an episode is kept in a rollout's state.

@@ -18,7 +18,8 @@ from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.packaged.definition import Definition, let_go
 from airloop.packaged.played import Played, Said, Shown, check_alone
-from airloop.rollout.episode import OutOfTime, component_totals
+from airloop.rollout.deadline import OutOfTime
+from airloop.rollout.episode import component_totals
 from airloop.types import Sampled, Task, Trajectory
 
 # Where a trace keeps what the episode was worth: also for whoever scores it again later.

@@ -21,7 +21,7 @@ from typing import Any
 from airloop import own_code
 from airloop.errors import AirError, InfraError
 from airloop.programs.workers import SCORER, Workers
-from airloop.rollout.episode import OutOfTime, within
+from airloop.rollout.deadline import OutOfTime, within
 from airloop.rollout.program import ProgramCrashed
 from airloop.sandbox.base import WORKSPACE, WorldLost
 

@@ -14,27 +14,26 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from airloop.chat.actions import parse
-from airloop.engine.base import ContextFull, EngineFailed
+from airloop.engine.base import ContextFull, EngineFailed, Unserved
 from airloop.envs.base import Environment, Session
 from airloop.errors import AirError, InfraError
 from airloop.rollout.agents import ModelAgent
+from airloop.rollout.deadline import OutOfTime, added_by, within
 from airloop.success import measured_success
 from airloop.types import Action, Agent, Ending, Message, Observation, Score, Task, Times, Trajectory, Turn, shown_anew
 from airloop.waits import waiting
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FINISH_S = 600.0  # for grading, after the episode's own time
 CLOSE_S = 60.0  # for giving a session's resources back
-STUCK_S = 10.0  # from being told to stop until it is given up
 SHOWN = 60  # characters of an action that is waited for
 DEFECT_FIX = "mend the environment or the agent; the trajectory so far holds the whole traceback"
 
@@ -47,40 +46,12 @@ class EpisodeDefect(AirError):
         self.trajectory = trajectory
 
 
-class OutOfTime(Exception):
-    pass
-
-
 class BadReward(Exception):
     """`str()` says which component and why; `fix` what to change."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem)
         self.fix = fix
-
-
-async def within(seconds: float, what: str, work: Coroutine[Any, Any, T]) -> T:
-    """The result, or OutOfTime; InfraError if the work does not even stop when it is told to.
-
-    Unlike asyncio.timeout this ends on time even when the work swallows its cancellation.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task}, timeout=max(seconds, 0.0))
-        in_time = task.done()
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=STUCK_S)
-            if task.done() and not task.cancelled():
-                task.exception()  # seen, so that asyncio does not report it as forgotten
-    if not task.done():
-        raise InfraError(f"{what} took more than {seconds:.0f} s and could not be stopped")
-    if task.cancelled():
-        if in_time:
-            raise InfraError(f"{what} was cancelled from inside")
-        raise OutOfTime(f"{what} took more than {seconds:.0f} s")
-    return task.result()
 
 
 async def run_episode(
@@ -95,10 +66,13 @@ async def run_episode(
     deadline_s: float = 3600.0,
     finish_s: float = FINISH_S,
     parser: str = "auto",
+    unserved: Unserved | None = None,
 ) -> Trajectory:
     """Plays one episode. Returns its trajectory for each of the five endings; raises EpisodeDefect for
-    anything that is not supposed to happen, and lets cancellation through, with the session closed."""
-    episode = _Episode(env, task, agent, parser, max_turns if max_turns is not None else env.max_turns)
+    anything that is not supposed to happen, and lets cancellation through, with the session closed. `unserved`: of the
+    engine that the agent asks."""
+    turns = max_turns if max_turns is not None else env.max_turns
+    episode = _Episode(env, task, agent, parser, turns, added=added_by(unserved))
     blank = Trajectory(id, task, seed, version, (), (), "infra_error", {}, (), {}, 0.0, time.time(), 0.0)
     clock = time.monotonic()
 
@@ -137,7 +111,8 @@ class _Episode:
     tools: tuple[Mapping[str, Any], ...] = ()
     turns: list[Turn] = field(default_factory=list)
     known: list[Message] = field(default_factory=list)  # the conversation as the agent has it
-    end: float = math.inf  # by time.monotonic(): when its time is up
+    end: float = math.inf  # by time.monotonic(): when its own time is up
+    added: Callable[[], float] = lambda: 0.0  # seconds that it has beside its own
     opening_s: float = 0.0
     scoring_s: float = 0.0
 
@@ -180,9 +155,12 @@ class _Episode:
     def _waiting(self, what: str, deadline_s: float) -> AbstractContextManager[Any]:
         return waiting(f"{what} of task {self.task.id}", f"environment {self.env.name}", deadline_s)
 
+    def left_s(self) -> float:
+        return self.end + self.added() - time.monotonic()
+
     async def _play_in_time(self, session: Session) -> Ending:
         try:
-            return await within(self.end - time.monotonic(), "the episode", self._play(session))
+            return await within(self.left_s(), "the episode", self._play(session), self.left_s)
         except ContextFull:
             return "context_full"
         except OutOfTime:
@@ -201,7 +179,7 @@ class _Episode:
         while len(self.turns) < self.max_turns:
             if await self._turn(session):
                 return "done"
-            if time.monotonic() > self.end:  # the turn went on although it was told to stop
+            if self.left_s() < 0:  # the turn went on although it was told to stop
                 return "deadline"
         return "max_turns"
 
@@ -243,7 +221,7 @@ class _Episode:
 
     async def _answer(self, session: Session, action: Action) -> Observation:
         asked = " ".join((action.name or action.text).split())[:SHOWN]
-        with self._waiting(f"the answer to `{asked}`, turn {len(self.turns) + 1}", self.end - time.monotonic()):
+        with self._waiting(f"the answer to `{asked}`, turn {len(self.turns) + 1}", self.left_s()):
             return await session.act(action)
 
     async def _close(self, session: Session) -> None:

@@ -11,23 +11,22 @@ import asyncio
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from airloop.chat.forest import Tokenizer
-from airloop.engine.base import Engine, EngineFailed
+from airloop.engine.base import Engine, EngineFailed, Unserved
 from airloop.envs.base import A, ActionFormat, Environment, Opening, Session
 from airloop.errors import AirError, InfraError
 from airloop.rollout.collected import RolloutSettings
+from airloop.rollout.deadline import OutOfTime, added_by, within
 from airloop.rollout.episode import (
     DEFECT_FIX,
     EpisodeDefect,
-    OutOfTime,
     said_of,
     weighted_reward,
     with_place,
-    within,
 )
 from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import BadRequest, ChatRequest
@@ -45,6 +44,9 @@ MEASURED = (
     *("sampled_tokens", "length_stops", "cached_share", "seconds_opening", "seconds_scoring", "scored_together"),
 )
 OPENING_S = 120.0  # for a program's first request, where only that is wanted
+# Whoever starts a program holds it to its seconds, and cannot give it more. Where so much of them was not its own, how
+# far it came says nothing of the agent.
+UNSERVED_SHARE = 0.25
 LOOK_S = 600.0  # with all that it takes to have the program
 
 
@@ -191,6 +193,7 @@ async def run_program(
     seed: int,
     version: int = 0,
     deadline_s: float = 3600.0,
+    unserved: Unserved | None = None,
 ) -> Trajectory:
     """Plays one episode. As run_episode: a trajectory for every ending, EpisodeDefect for what is not supposed to
     happen."""
@@ -211,7 +214,7 @@ async def run_program(
     address = door.open(id, episode, deadline_s)
     try:
         try:
-            played = await _play(env, task, seed, episode, address)
+            played = await _play(env, task, seed, episode, address, added_by(unserved))
         finally:
             door.close(id)
         reward = weighted_reward(played.rewards, (), env.reward_weights, env.turn_reward_mode)
@@ -244,16 +247,25 @@ async def run_program(
     )
 
 
-async def _play(env: ProgramEnvironment, task: Task, seed: int, episode: ServedEpisode, address: Address) -> Played:
+async def _play(
+    env: ProgramEnvironment,
+    task: Task,
+    seed: int,
+    episode: ServedEpisode,
+    address: Address,
+    added: Callable[[], float],
+) -> Played:
     nothing = Score(dict.fromkeys(env.reward_weights, 0.0), {env.success: 0.0} if env.success else {})
     longest_s = address.seconds + env.finish_s
+    end = time.monotonic() + longest_s
     asked_nothing = (
         "the program ended without having asked the policy anything: it must use OPENAI_BASE_URL and "
         "OPENAI_API_KEY, or the client that it is given"
     )
     try:
         with waiting(f"the program of task {task.id}", f"environment {env.name}", longest_s):
-            score = await within(longest_s, "the program", env.play(task, seed, address))
+            playing = env.play(task, seed, address)
+            score = await within(longest_s, "the program", playing, lambda: end + added() - time.monotonic())
         played = score if isinstance(score, Played) else Played(score.rewards, score.metrics)
     except OutOfTime as error:
         played = Played(nothing.rewards, nothing.metrics, "deadline")
@@ -264,6 +276,8 @@ async def _play(env: ProgramEnvironment, task: Task, seed: int, episode: ServedE
         asked_nothing = f"the program failed before it had asked anything: {played.crash}"
     if episode.trouble is not None:  # whatever the program made of it
         raise _spoilt(episode.trouble)
+    if played.ending == "deadline" and (lost_s := added()) > UNSERVED_SHARE * address.seconds:
+        raise InfraError(f"for {lost_s:.0f} of the program's {address.seconds:.0f} s the engine could serve nobody")
     if not episode.exchanges and not episode.full:
         raise InfraError(asked_nothing)
     if played.ending == "done" and (episode.full or episode.spent):

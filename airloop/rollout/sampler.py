@@ -332,6 +332,7 @@ class _Collection:
             "seed": self._seeds[place],
             "version": self._version,
             "deadline_s": settings.deadline_s,
+            "unserved": None if self._agent else getattr(self._sampler._engine, "unserved", None),
         }
         try:
             if isinstance(env, ProgramEnvironment):

@@ -15,7 +15,8 @@ from dataclasses import replace
 from airloop.envs.base import Environment
 from airloop.errors import AirError, InfraError
 from airloop.rollout.collected import Place, RolloutSettings
-from airloop.rollout.episode import DEFECT_FIX, OutOfTime, said_of, weighted_reward, with_place, within
+from airloop.rollout.deadline import OutOfTime, within
+from airloop.rollout.episode import DEFECT_FIX, said_of, weighted_reward, with_place
 from airloop.rollout.program import ProgramEnvironment
 from airloop.success import measured_success
 from airloop.types import Score, Trajectory

@@ -226,8 +226,14 @@ class Run:
         for path in sorted((self.path / "evaluations").glob("*")):
             number = path.name.removeprefix("step_")
             if path.name == "after" or (number.isdecimal() and int(number) > step):
-                tries = len(list(path.parent.glob(f"aside_{path.name}_*")))
-                os.replace(path, path.with_name(f"aside_{path.name}_{tries}"))
+                self.set_evaluation_aside(path.name)
+
+    def set_evaluation_aside(self, name: str) -> None:
+        """One of a policy that is not the one that is to be judged."""
+        path = self.path / "evaluations" / name
+        if self.writes and path.is_dir():
+            tries = len(list(path.parent.glob(f"aside_{name}_*")))
+            os.replace(path, path.with_name(f"aside_{name}_{tries}"))
 
     def move_episodes(self, ids: Iterable[str], step: int, to: str) -> None:
         """Of a group that is trained in another step than it was planned for, or sampled anew: `to` is a folder beside

@@ -38,6 +38,18 @@ def test_training_may_begin_right_after_a_stop_or_a_deadline(own: bool) -> None:
     in_loop(work)
 
 
+def test_an_update_is_time_in_which_nobody_is_served() -> None:
+    async def work() -> None:
+        _, engine = make(own=False)
+        await engine.generate([1, 2, 3], Sampling(5))
+        assert engine.unserved.seconds == 0
+        async with engine.paused():
+            await asyncio.sleep(0.1)
+        assert 0.1 <= engine.unserved.seconds < 5
+
+    in_loop(work)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_a_policy_is_published_between_two_steps_while_others_sample(own: bool) -> None:

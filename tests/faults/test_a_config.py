@@ -234,6 +234,19 @@ def test_A10_small_lr_with_lora_warns():
     assert load_config(["--trainer.optim.lr", "1e-5"]).warnings() == []
 
 
+def test_A10_warming_up_to_the_end_warns():
+    (told,) = load_config(["--max_steps", "80", "--trainer.optim.warmup_steps", "1000"]).warnings()
+    assert "to 8% of lr" in told and "warmup_steps = 8" in told
+    assert load_config(["--max_steps", "80", "--trainer.optim.warmup_steps", "79"]).warnings() == []
+
+
+def test_A11_an_adapter_that_is_not_there_warns():
+    full = ["--trainer.model.train", "full"]
+    (told,) = load_config([*full, "--trainer.model.lora.rank", "64"]).warnings()
+    assert "rank = 64" in told and "there is no adapter" in told
+    assert load_config(full).warnings() == []
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(

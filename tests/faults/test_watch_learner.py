@@ -14,7 +14,7 @@ from support.watched_runs import Witness, freeze_engine, run_watched
 from airloop.assemble import Components
 from airloop.engine.base import EngineFailed
 from airloop.types import Alarm
-from airloop.watch.alarms.learner_rules import memory_grows
+from airloop.watch.alarms.learner_rules import memory_grows, weights_do_not_change
 from airloop.watch.alarms.monitor import Halted
 from airloop.watch.metrics.facts import memory
 
@@ -87,6 +87,14 @@ def test_F5_gradients_that_change_no_weight_pause_the_run(tmp_path: Path) -> Non
     assert isinstance(error, Halted) and (alarm.id, alarm.severity, alarm.step) == ("F5", "pause", 1)
     assert "the update changed 0.00% of the trained weights" in alarm.seen and "raise trainer.optim.lr" in alarm.fix
     assert (run.path / "checkpoints" / "step_2").is_dir()
+
+
+@pytest.mark.parametrize(("lr", "changed", "told"), [(1e-8, 2e-5, False), (1e-6, 2e-5, True), (0.0, 0.0, False)])
+def test_F5_a_rate_that_warms_up_or_ends_is_no_fault(lr: float, changed: float, told: bool) -> None:
+    """Of all weights in bf16, the share that changes follows the rate: 2 % at the whole of it here."""
+    learner = {"weights_changed": changed, "tokens_trained": 9, "grad_norm": 1.0, "update_ratio": 1e-7, "lr": lr}
+    sign = weights_do_not_change({"learner": learner, "plan": {"lr": 1e-6}}, [])
+    assert (sign is not None) is told
 
 
 def test_C6_memory_that_grows_until_it_is_full_is_an_alarm() -> None:

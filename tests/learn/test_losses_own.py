@@ -12,6 +12,8 @@ from support.tiny_runs import WARMSTART, write_config
 
 from airloop.config import load_config, to_toml
 from airloop.errors import AirError
+from airloop.learn.advantages import Batch
+from airloop.learn.batches import Row
 from airloop.learn.losses import LOSSES, POLICY_LOSSES
 from airloop.runs.run import Run, digest_of
 from airloop.training import start
@@ -118,6 +120,20 @@ def test_a_function_by_itself_has_the_clip_of_grpo(tmp_path: Path) -> None:
     body = "def loss(terms, settings):\n    return -(terms.logprobs - terms.old).exp() * terms.advantage, {}\n"
     loss = load_config(["--trainer.loss.type", written(tmp_path, body) + ":loss"]).trainer.loss
     assert (loss.clip_low, loss.clip_high, loss.scale_rewards, loss.scale_by) == (0.2, 0.2, True, "group")
+
+
+def test_a_loss_with_a_kl_term_has_a_reference_in_every_pass(tmp_path: Path) -> None:
+    """Groups that are not trained on are looked at, too, and a budget rehearses: there it was None."""
+    body = "def loss(terms, settings):\n    loss = -terms.advantage * terms.logprobs\n"
+    body += "    return loss + (terms.logprobs - terms.reference) ** 2 if settings.kl_beta else loss, {}\n"
+    flags = {"trainer.loss.type": written(tmp_path, body) + ":loss", "trainer.loss.kl_beta": "0.01"}
+    with case_of({**ARITH, **flags}) as case:
+        learner, tokens = case.parts.learner, tuple(range(20))
+        train, sampled = (False,) * 10 + (True,) * 10, (0.0,) * 10 + (-5.0,) * 10
+        one, other = (Row(key, tokens, train, sampled, 1.0, 0.1) for key in ("a#0", "b#0"))
+        learner.rehearse([one])
+        report = learner.update(Batch((one,), {"a": 1.0}, 1, (other,)))
+    assert report.metrics["grad_norm"] > 0
 
 
 OWN = """\

@@ -14,7 +14,8 @@ from airloop.envs.base import Environment, Opening, Session, load_environment
 from airloop.errors import InfraError
 from airloop.files import read_object
 from airloop.packaged.played import Played, Said
-from airloop.rollout.episode import EpisodeDefect, OutOfTime
+from airloop.rollout.deadline import OutOfTime
+from airloop.rollout.episode import EpisodeDefect
 from airloop.runs.trajectory_file import from_json
 from airloop.types import Action, Message, Observation, Sampled, Score, Task
 

@@ -8,10 +8,11 @@ import pytest
 from support.rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, ToolEnv, chat_tokenizer, command
 
 from airloop.chat.session import ChatSession
-from airloop.engine.base import Sampling
+from airloop.engine.base import Sampling, Unserved
 from airloop.errors import InfraError
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
+from airloop.rollout import deadline
 from airloop.rollout import episode as episode_module
 from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.episode import BadReward, EpisodeDefect, run_episode, weighted_reward
@@ -85,6 +86,40 @@ def test_deadline_in_act_is_scored_on_what_it_has() -> None:  # D9
     assert t.reward == pytest.approx(1.05) and env.sessions[0].closed
 
 
+def test_time_in_which_the_engine_serves_nobody_is_no_episodes_own() -> None:
+    """An update beside it, or a server that is started again: it would be scored 0 for it, and trained on."""
+    unserved = Unserved()
+
+    class Waits(Says):
+        async def reply(self, messages: Any, tools: Any) -> Any:
+            with unserved.counted():
+                await asyncio.sleep(0.4)
+            return await super().reply(messages, tools)
+
+    assert play(StubEnv(), Waits(command("submit")), deadline_s=0.15).ending == "deadline"
+    assert play(StubEnv(), Waits(command("submit")), deadline_s=0.15, unserved=unserved).ending == "done"
+    late = StubEnv(act=lambda s: hang(s))  # its own time is counted as ever
+    t = play(late, Waits(command("submit")), deadline_s=0.15, unserved=unserved)
+    assert t.ending == "deadline" and 0.5 < t.seconds < 2
+
+
+def test_what_several_wait_for_is_the_same_time() -> None:
+    async def work() -> float:
+        unserved = Unserved()
+
+        async def wait(seconds: float) -> None:
+            with unserved.counted():
+                await asyncio.sleep(seconds)
+
+        await asyncio.gather(wait(0.1), wait(0.2), wait(0.2))
+        first = unserved.seconds
+        await asyncio.sleep(0.1)
+        assert unserved.seconds == first
+        return first
+
+    assert 0.19 < asyncio.run(work()) < 0.35
+
+
 def test_deadline_while_the_model_speaks() -> None:
     class Slow(Says):
         async def reply(self, messages: Any, tools: Any) -> Any:
@@ -99,7 +134,7 @@ def test_deadline_while_the_model_speaks() -> None:
 def test_a_session_that_swallows_its_cancellation_cannot_hold_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(episode_module, "STUCK_S", 0.1)
+    monkeypatch.setattr(deadline, "STUCK_S", 0.1)
 
     async def stubborn(_: Any) -> None:
         for _ in range(20):

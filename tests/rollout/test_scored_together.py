@@ -5,20 +5,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import httpx
 import pytest
 from support.endpoint_world import CHAT, Recorded, trained_rows, user
 
+from airloop import loop
+from airloop.config import load_config
 from airloop.engine.base import Sampling
 from airloop.errors import AirError, InfraError
+from airloop.ranks import Ranks
 from airloop.rollout.collected import Collected, RolloutSettings
 from airloop.rollout.program import Address, ProgramCrashed, ProgramEnvironment, Silent
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule, place_in_step
 from airloop.rollout.scripted import run_agent
 from airloop.rollout.together import torn
+from airloop.runs.run import Run
 from airloop.types import Score, Task, Trajectory
 
 Fault = Callable[[Task, int], Exception | None]
@@ -247,3 +253,43 @@ def test_a_script_is_a_group_by_itself() -> None:
         assert (played.id, played.ending, played.metrics["scored_together"]) == ("same", "done", 1.0)
         assert played.rewards == {"rank": 0.0, "spoke": 1.0}
     assert not env.kept
+
+
+class Pair(Ranks):
+    """One of two ranks in an event loop: whoever gathers waits for the other."""
+
+    size = 2
+
+    def __init__(self, rank: int, values: list[Any], both: asyncio.Barrier) -> None:
+        self.rank, self._values, self._both = rank, values, both
+
+    async def gather(self, value: Any, what: str, deadline_s: float = 0.0) -> list[Any]:
+        self._values[self.rank] = value
+        await self._both.wait()
+        return [*self._values]
+
+
+def test_what_a_quicker_rank_has_saved_is_not_left_by_a_killed_run(tmp_path: Path) -> None:
+    """A member that crashed is saved before its group is whole. The slower rank took it for torn, moved it away and
+    held a meeting to which nobody came."""
+    run = Run.create(load_config(["arith", "--output_dir", str(tmp_path)]), "arith")
+    task = Task("arith", "0", "train")
+    crashed = Trajectory(
+        "0_pi5_20261118T100000_1-0", task, 1, 5, (), (), "done", {"r": 0.0}, (), {"crashed": 1.0}, 0.0, 0.0, 0.0
+    )
+
+    async def rank(number: int, values: list[Any], both: asyncio.Barrier) -> dict[Any, Trajectory]:
+        parts: Any = SimpleNamespace(config=run.config, ranks=Pair(number, values, both), envs={"arith": Longest()})
+        if number == 0:
+            await asyncio.sleep(0.1)  # it writes a checkpoint
+        left = await loop._finished(parts, run, 5)
+        run.save_trajectory(crashed, 5)
+        return left
+
+    async def both() -> list[Any]:
+        given: Any = ([None, None], asyncio.Barrier(2))
+        return await asyncio.gather(rank(0, *given), rank(1, *given))
+
+    assert asyncio.run(both()) == [{}, {}]
+    run.close()
+    assert [p.parent.name for p in (run.path / "trajectories").rglob("*.json")] == ["step_0005"]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from airloop.effort import Effort
-from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, room_after
+from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, Unserved, room_after
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
@@ -66,7 +66,7 @@ class EmbeddedEngine:
             )
         self.policy = policy
         self.context = context
-        self.counters = Counters()
+        self.counters, self.unserved = Counters(), Unserved()
         self._kv = KeyValues(
             layers, -(-kv_tokens // page_size), page_size, heads, dim, policy.dtype, policy.device, lend
         )
@@ -143,15 +143,16 @@ class EmbeddedEngine:
         was cancelled is dropped, and what the device still does for it is waited for."""
         self._scheduler.draining += 1
         try:
-            await self._until_drained()
-            async with self._between_steps("training may begin"):
-                self._scheduler.drop_cancelled()
-                self._tree.clear()
-                self._kv.release()
-                try:
-                    yield
-                finally:
-                    self._kv.reserve()
+            with self.unserved.counted():
+                await self._until_drained()
+                async with self._between_steps("training may begin"):
+                    self._scheduler.drop_cancelled()
+                    self._tree.clear()
+                    self._kv.release()
+                    try:
+                        yield
+                    finally:
+                        self._kv.reserve()
         finally:
             self._scheduler.draining -= 1
             self._changed.set()

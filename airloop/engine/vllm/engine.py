@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.config.vllm_rules import HOTTEST
-from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, room_after
+from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, Unserved, room_after
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
 from airloop.engine.vllm.reply import Reply
@@ -57,7 +57,7 @@ class VllmEngine:
         self.place = place
         self.servers = list(servers)
         self.context = context
-        self.counters = Counters()
+        self.counters, self.unserved = Counters(), Unserved()
         self._store = store
         self._batch = batch
         self._version = policy.version
@@ -150,7 +150,8 @@ class VllmEngine:
             if self._closed or not may:
                 raise self._none_left()
             self._changed.clear()
-            with waiting("a server of vLLM to come back", "vLLM", READY_S, log=self.servers[0].tail):
+            told = waiting("a server of vLLM to come back", "vLLM", READY_S, log=self.servers[0].tail)
+            with told, self.unserved.counted():
                 await self._changed.wait()
         return alive
 
@@ -175,7 +176,10 @@ class VllmEngine:
         """Until every server has the policy and agrees with the trainer: whoever comes first waits, once for all."""
         if self._ready is None:
             self._ready = asyncio.ensure_future(self._start())
-        await asyncio.shield(self._ready)
+        if not self._ready.done():
+            with self.unserved.counted():
+                await asyncio.shield(self._ready)
+        await self._ready
 
     async def _start(self) -> None:
         for server in self.servers:

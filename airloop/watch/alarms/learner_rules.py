@@ -79,9 +79,13 @@ def update_replaces_weights(step: Step, before: Sequence[Step]) -> Sign | None:
 
 @watch("F5", severity="pause", patience=2)
 def weights_do_not_change(step: Step, before: Sequence[Step]) -> Sign | None:
-    learner = step["learner"]
-    changed = learner.get("weights_changed")
-    if changed is None or not learner.get("tokens_trained") or not learner["grad_norm"] or changed >= CHANGED_SHARE:
+    learner, plan = step["learner"], step.get("plan") or {}
+    changed, lr = learner.get("weights_changed"), learner.get("lr")
+    if changed is None or not learner.get("tokens_trained") or not learner["grad_norm"] or lr == 0:
+        return None
+    # Warming up is no fault, nor is the end of a rate that falls.
+    at_full_rate = changed * plan["lr"] / lr if lr and "lr" in plan else changed
+    if at_full_rate >= CHANGED_SHARE:
         return None
     return Sign(
         f"The gradient's norm is {learner['grad_norm']:.3g}, but the update changed {changed:.2%} of the trained "
