@@ -120,7 +120,7 @@ class Engine(Protocol):
     """
 
     counters: Counters
-    unserved: Unserved
+    unserved: Unserved  # how long it could serve nobody
 
     @property
     def version(self) -> int:
