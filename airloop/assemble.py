@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airloop.config import Config, with_changes
 from airloop.engine.base import Engine, Sampling
 from airloop.envs.base import Environment, Opening, load_environment
+from airloop.envs.contract import begin_session, open_session
 from airloop.errors import AirError
 from airloop.events import Say, Watcher
 from airloop.ranks import Ranks
@@ -328,8 +329,8 @@ async def _opening(parts: Components, task: Task) -> Opening:
     longest_s = parts.config.orchestrator.episode_timeout_s
     try:
         with waiting(f"the opening of task {task.id}", f"environment {task.env}", longest_s):
-            async with asyncio.timeout(longest_s), parts.envs[task.env].open(task, 0) as session:
-                return await session.begin()
+            async with asyncio.timeout(longest_s), open_session(parts.envs[task.env], task, 0) as session:
+                return await begin_session(session)
     except TimeoutError:
         raise AirError(
             f"Task {task.id!r} of {task.env!r} was not open after {longest_s:.0f} s, which is all that an episode has.",

@@ -23,7 +23,7 @@ from airloop.commands.plugins import add_plugins
 from airloop.commands.serve import serve
 from airloop.commands.tasks import tasks
 from airloop.commands.vllm import vllm
-from airloop.errors import AirError, Stopped
+from airloop.errors import AirError, InfraError, Stopped
 from airloop.text.plain import begin_with_utf8, use_plain_signs
 from airloop.threads import let_idle_sleep
 from airloop.version import versions
@@ -56,6 +56,8 @@ def main() -> None:
         interrupts.raise_again(app(prog_name="air", standalone_mode=False))
     except AirError as error:
         fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
+    except InfraError as error:
+        fail(str(error), 1)
     except KeyboardInterrupt:
         fail("stopped.", interrupts.exit_code())
     except typer.Exit as stop:

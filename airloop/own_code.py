@@ -13,6 +13,7 @@ from types import ModuleType
 from airloop.errors import AirError
 
 MARK = ".py:"
+OWN = "airloop_own_"  # how the names of modules made of such files begin
 
 
 def is_file_id(name: str) -> bool:
@@ -66,7 +67,7 @@ def inside_run(path: Path) -> Path | None:
 
 def load_module(path: Path) -> ModuleType:
     """Imported once, under a name of its own: classes in it can be pickled, and two files of one name do not meet."""
-    name = f"airloop_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{OWN}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -75,7 +76,7 @@ def load_module(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script's own main, or what it reads of a command line
         del sys.modules[name]
         raise AirError(
             f"{path}{line_of(error, path)} cannot be imported: {type(error).__name__}: {error}.", "mend the file."
@@ -83,7 +84,16 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
-def line_of(error: Exception, path: Path) -> str:
+def own_place(error: BaseException) -> str:
+    """The last line of a user's own file that the error went through, as file:line; empty where there is none."""
+    frames = [
+        (frame.f_globals.get("__name__") or "", frame, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    own = [f"{frame.f_code.co_filename}:{line}" for name, frame, line in frames if name.startswith(OWN)]
+    return own[-1] if own else ""
+
+
+def line_of(error: BaseException, path: Path) -> str:
     """ ":12", the last line of the file that the error went through; empty where it did not."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}" if error.filename == str(path) else ""

@@ -49,7 +49,8 @@ def name_of(path: str) -> str:
     known = names()
     if path in known:
         return path
-    parts = PurePath(path.replace("\\", "/")).with_suffix("").parts
+    pure = PurePath(path.replace("\\", "/"))
+    parts = pure.with_suffix("").parts if pure.name else ()
     tails = ("/".join(parts[start:]) for start in range(len(parts)))
     return next((tail for tail in tails if tail in known), "")
 

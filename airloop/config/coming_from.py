@@ -200,7 +200,7 @@ ART is a library: the loop is a program of yours, and there are no keys to trans
 | `art.TrainableModel(base_model=…)` | `model.name` |
 | `model.log(groups, split="val")` | `[orchestrator.eval]`: before, after, and every `interval` steps |
 | RULER, or another judge of a group | `Environment.group_rewards`, with a judge of your own: none comes with air |
-| an agent of your own behind an OpenAI client | not in this version: the episode has to be a session |
+| an agent of your own behind an OpenAI client | `id = "./my_agent.py:solve"`, as it is ([programs.md](programs.md)) |
 """
 
 

@@ -191,8 +191,8 @@ SEQ_LEN = 2048
 class RunConfig(Section):
     """One run, resolved: every key has its value, each right by itself."""
 
-    max_steps: int = Field(default=20, ge=0, description="Training steps.")
-    seed: int = Field(default=0, ge=0, description="Tasks, episode seeds and their order follow from it.")
+    max_steps: int = Field(default=20, ge=0, le=10**9, description="Training steps.")
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Tasks, episode seeds and their order follow from it.")
     deterministic: bool = Field(
         default=False, description="Lock-step scheduling and fp32: same seed, same run, bit for bit."
     )

@@ -136,6 +136,8 @@ class Case:
     @cached_property
     def prompts(self) -> list[Prompt]:
         """Openings of the first tasks, one of each family before others, as many as PROMPTS_S gives time for."""
+        from airloop.envs.contract import begin_session, open_session
+
         tokenizer, envs = self.tokenizer, self.envs
         found: list[Prompt] = []
         tasks = self._need("prompts", self._first_tasks)  # some environments make theirs first: not a prompt's time
@@ -146,8 +148,8 @@ class Case:
                 if time.monotonic() - began > PROMPTS_S:
                     return
                 try:
-                    async with asyncio.timeout(OPENING_S), envs[task.env].open(task, 0) as session:
-                        opening = await session.begin()
+                    async with asyncio.timeout(OPENING_S), open_session(envs[task.env], task, 0) as session:
+                        opening = await begin_session(session)
                 except TimeoutError:
                     return
                 messages, tools = tuple(opening.messages), tuple(opening.tools)

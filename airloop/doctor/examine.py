@@ -11,6 +11,7 @@ from airloop.doctor.base import STAGES, Check, Finding, Stage, Verdict, checks
 from airloop.doctor.case import Case
 from airloop.doctor.refusals import Broken, NotJudged
 from airloop.errors import AirError
+from airloop.own_code import own_place
 
 # Why a sentence that `air train` refuses a config with is a failure here.
 STOPS_TOO = "`air train` would stop here too"
@@ -85,6 +86,14 @@ def _refused(error: AirError, ids: tuple[str, ...] = ()) -> Finding:
 
 
 def _defect(check: Check, error: Exception) -> Finding:
+    if place := own_place(error):
+        return Finding(
+            "fail",
+            f"{place}: {type(error).__name__}: {error}",
+            f"{STOPS_TOO}, in code of your own",
+            "mend the file",
+            detail="".join(traceback.format_exception(error)),
+        )
     return Finding(
         "fail",
         f"the check {check.name} itself failed: {type(error).__name__}: {error}",

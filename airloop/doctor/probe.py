@@ -171,8 +171,10 @@ class _Sampling:
 
     def __init__(self, parts: Components, episodes: int, most_tokens: int | None = None) -> None:
         from airloop.assemble import training_schedule
+        from airloop.rollout.schedule import Names
 
         self.parts = parts
+        self.names = Names()  # of all rounds: a task may come again within the same second
         self.rounds, self.replies = (ROUNDS, REPLIES) if episodes >= EPISODES else (1, 1)
         self.schedule = training_schedule(parts.config, parts.envs)
         self._round_s = ROUND_S.get(parts.policy.device.type, ROUND_S["cpu"])
@@ -236,7 +238,8 @@ class _Sampling:
                 self.ended.append(trajectory)
                 wait.progress(f"{len(self.ended) - done} of {count}")
 
-            sampler = Sampler(parts.engine, parts.loaded.tokenizer, parts.envs, self.settings, save, None, parts.ranks)
+            given = (parts.engine, parts.loaded.tokenizer, parts.envs, self.settings, save)
+            sampler = Sampler(*given, ranks=parts.ranks, names=self.names)
             plan = self.schedule.batch(number, self.width)
             busy = time.thread_time()
             self.groups += (await sampler.collect(number, plan, parts.policy.version)).groups

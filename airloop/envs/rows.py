@@ -122,7 +122,8 @@ def _of_file(path: Path, part: slice) -> list[Row]:
             "turn it into one JSON object per line, or give the directory it lies in (parquet and CSV are read there).",
         )
     try:
-        text = (gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()).decode()
+        held = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
+        text = held.decode("utf-8-sig")  # Excel and others write a mark of three bytes first
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise AirError(f"{path} cannot be read: {error}.", "fetch the file again; it may be cut off.") from error
     if ".jsonl" not in path.suffixes and text.lstrip().startswith("["):

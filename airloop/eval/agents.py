@@ -128,6 +128,8 @@ class LoadedAgent:
             await check_prompts(self.parts, plan, watcher)
         if self.player.base_url:
             await _answers(self.player)
+        elif self.parts is None and plan:
+            self.agents(0.0)(self.envs[plan[0].env], plan[0], 0)  # type: ignore[misc]  # is there such a script?
 
     def sampler(self, save: Save) -> Sampler:
         if self.parts is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.envs.base import Environment, find_environment, load_environment
+from airloop.envs.contract import begin_session, list_tasks, open_session
 from airloop.errors import AirError
 from airloop.plugins import plugins
 from airloop.types import Message, Task
@@ -82,7 +83,7 @@ def show_tasks(
     """The first n tasks of a split as the model will see them: `prompt` is what the chat template makes of the first
     messages and tools, to the character, and `tokens` its length. Without a tokenizer here: messages, characters."""
     env = load_environment(name, args)
-    found = env.tasks(split)
+    found = list_tasks(env, split)
     if not found:
         counts = ", ".join(f"{s}: {len(env.tasks(s))}" for s in SPLITS)
         raise AirError(f"{name} has no tasks in the split {split!r}.", f"choose another split ({counts}).")
@@ -96,8 +97,8 @@ async def _openings(env: Environment, chosen: Sequence[Task], tokenizer: ChatTok
     rows = []
     try:
         for task in chosen:
-            async with env.open(task, 0) as session:
-                opening = await session.begin()
+            async with open_session(env, task, 0) as session:
+                opening = await begin_session(session)
             messages, tools = list(opening.messages), list(opening.tools)
             row: dict[str, Any] = {
                 "task": task.id,
@@ -167,6 +168,10 @@ def tokenizer_of(model: str) -> ChatTokenizer:
 
     if model == DEFAULT_MODEL and (tokenizer := cached_tokenizer()):
         return tokenizer
+    if model.startswith("tiny:"):
+        from airloop.models.loading import load_tokenizer
+
+        return load_tokenizer(model)
     path = Path(model).expanduser()
     if not path.is_dir():
         here = next((row.path for row in list_models() if row.name == model and row.path), None)

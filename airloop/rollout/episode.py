@@ -23,6 +23,7 @@ from typing import Any
 from airloop.chat.actions import parse
 from airloop.engine.base import ContextFull, EngineFailed, Unserved
 from airloop.envs.base import Environment, Session
+from airloop.envs.contract import act_in, begin_session, open_session, score_session
 from airloop.errors import AirError, InfraError
 from airloop.rollout.agents import ModelAgent
 from airloop.rollout.deadline import OutOfTime, added_by, within
@@ -119,7 +120,7 @@ class _Episode:
     async def run(self, seed: int, deadline_s: float, finish_s: float) -> tuple[Ending, Score]:
         began = time.monotonic()
         self.end = began + deadline_s
-        made = self.env.open(self.task, seed)
+        made = open_session(self.env, self.task, seed)
         try:
             with self._waiting("the session", deadline_s):
                 session = await within(deadline_s, "opening the session", made.__aenter__())
@@ -148,7 +149,7 @@ class _Episode:
         began = time.monotonic()
         try:
             with self._waiting("the score", finish_s):
-                return await within(finish_s, "finish()", session.finish())
+                return await within(finish_s, "finish()", score_session(session))
         finally:
             self.scoring_s = time.monotonic() - began
 
@@ -169,7 +170,7 @@ class _Episode:
             return "deadline"
 
     async def _play(self, session: Session) -> Ending:
-        opening = await session.begin()
+        opening = await begin_session(session)
         self.messages, self.tools = list(opening.messages), opening.tools
         if self.tools and self.env.action_format != "tools":
             raise ValueError(
@@ -222,7 +223,7 @@ class _Episode:
     async def _answer(self, session: Session, action: Action) -> Observation:
         asked = " ".join((action.name or action.text).split())[:SHOWN]
         with self._waiting(f"the answer to `{asked}`, turn {len(self.turns) + 1}", self.left_s()):
-            return await session.act(action)
+            return await act_in(session, action)
 
     async def _close(self, session: Session) -> None:
         """A session that does not close spoils no episode, but it must not hold the run either."""

@@ -331,8 +331,14 @@ class FirstRequest(Session):
                 (ended,) = await asyncio.gather(playing, return_exceptions=True)
                 self._env.forget([address.episode])
         if not told.asked_first.done():
+            if isinstance(ended, AirError):
+                raise ended
             said = f": {ended}" if isinstance(ended, Exception) else ""
-            raise InfraError(f"the program of task {self._task.id} asked nothing{said}")
+            raise AirError(
+                f"The program of task {self._task.id} asked nothing{said}".rstrip(".") + ".",
+                "mend the agent's program: it must ask the policy, at OPENAI_BASE_URL or by the client that it gets; "
+                "one that is async must await the answers.",
+            )
         request = told.asked_first.result()
         return Opening(tuple(Message(**m) for m in request.messages), request.tools)  # type: ignore[typeddict-item]
 

@@ -62,6 +62,7 @@ class Sampler:
         save: Save,
         schedule: TaskSchedule | None = None,
         ranks: Ranks | None = None,
+        names: Names | None = None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -70,7 +71,7 @@ class Sampler:
         self._save = save
         self._schedule = schedule
         self._ranks = ranks or Ranks()
-        self._names = Names()
+        self._names = names or Names()  # of one process's memory: samplers whose episodes are seen together share it
 
     @property
     def policy(self) -> tuple[Engine, Tokenizer]:

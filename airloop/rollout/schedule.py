@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from airloop.envs.base import Environment
+from airloop.envs.contract import list_tasks
 from airloop.errors import AirError
 from airloop.rollout.mixture import Curriculum, Figures, Mixture, Stream
 from airloop.seeds import stable_hash
@@ -63,7 +64,7 @@ class TaskSchedule:
         families: Mapping[str, Mapping[str, float]] | None = None,
         curriculum: Curriculum | None = None,
     ) -> None:
-        self._tasks = [replace(task, env=name) for name, env in envs.items() for task in env.tasks(split)]
+        self._tasks = [replace(task, env=name) for name, env in envs.items() for task in list_tasks(env, split)]
         if not self._tasks:
             raise AirError(
                 f"The environments {', '.join(envs) or '(none)'} have no tasks in the split {split!r}.",

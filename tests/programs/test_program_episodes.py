@@ -11,7 +11,7 @@ import pytest
 from support.endpoint_world import CALL, CHAT, TOOL, Recorded, trained_is_sampled, user
 
 from airloop.engine.base import EngineFailed, Sampling
-from airloop.errors import InfraError
+from airloop.errors import AirError
 from airloop.programs.client import AsyncClient
 from airloop.programs.client import Client as PlainClient
 from airloop.rollout.collected import RolloutSettings
@@ -253,7 +253,7 @@ def test_what_a_program_asks_first_can_be_looked_at() -> None:
 
     opening = asyncio.run(look(program))
     assert opening.messages[-1]["content"] == "first" and opening.tools == (TOOL,)
-    with pytest.raises(InfraError, match="asked nothing"):
+    with pytest.raises(AirError, match="asked nothing"):
         asyncio.run(look(_asks_nothing))
 
 

@@ -226,7 +226,9 @@ class PromptsEnv(Environment[PromptsArgs]):
             raise AirError(
                 f"The reward function {name} is the success, a share from 0 to 1; it gave {values[name]:g}, for "
                 f"{reply.shown}.",
-                f'name another of {self._names()} with success = "…" in args, or success = "none".',
+                f'name another of {self._names()} with success = "…" in args, or success = "none".'
+                if len(self.functions) > 1
+                else 'write success = "none" in args: then only the reward is known.',
             )
         return {self.success: values[name]}
 

@@ -94,7 +94,7 @@ class RewardFunction:
         if inspect.isawaitable(given):
             try:
                 given = await asyncio.wrap_future(_elsewhere(given))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._raised(error, reply) from error
         return self._number(given, reply)
 
@@ -105,7 +105,7 @@ class RewardFunction:
             future = _elsewhere(given)
             try:
                 given = future.result(TRIAL_S)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 future.cancel()
                 raise self._raised(error, reply) from error
         return self._number(given, reply)
@@ -120,10 +120,10 @@ class RewardFunction:
         try:
             with _no_loop():
                 return self.function(**offered)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._raised(error, reply) from error
 
-    def _raised(self, error: Exception, reply: Reply) -> InfraError:
+    def _raised(self, error: BaseException, reply: Reply) -> InfraError:
         line = line_of(error, self.path)
         place = f"{self.path}{line}" if line else _last_place(error) or self.place
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -238,7 +238,7 @@ def _elsewhere(work: Any) -> Future[Any]:
     return asyncio.run_coroutine_threadsafe(wait(), _loop())
 
 
-def _last_place(error: Exception) -> str:
+def _last_place(error: BaseException) -> str:
     """Where it happened, if that is in none of the user's own files."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
