@@ -60,11 +60,12 @@ async def score_session(session: Session) -> Score:
 
 
 def list_tasks(env: Environment[Any], split: str) -> Sequence[Task]:
-    found = env.tasks(split)
-    wrong = next((one for one in found if not isinstance(one, Task)), None) if isinstance(found, Sequence) else found
-    if wrong is None and isinstance(found, Sequence):
+    found: Any = env.tasks(split)
+    listed = hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, Mapping | str)
+    wrong = [one for one in found if not isinstance(one, Task)][:1] if listed else []
+    if listed and not wrong:
         return found
-    given = f"a {type(found).__name__} with {_kind(wrong)}" if isinstance(found, Sequence) else _kind(found)
+    given = _kind(found) + (f" with {_kind(wrong[0])}" if wrong else "")
     raise WrongEnvironment(
         f"tasks({split!r}) of {_name(env)} gave {given}, not a list of tasks.",
         'write: def tasks(self, split): return [Task(self.name, "1", split, {"question": "…"})]',

@@ -81,7 +81,12 @@ def test_what_is_no_opening_observation_or_score_is_a_sentence(tmp_path: Path, o
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [("None", "gave None"), ('[{"id": "1"}]', "gave a list with a dict"), ("iter([])", "gave a list_iterator")],
+    [
+        ("None", "gave None"),
+        ('[{"id": "1"}]', "gave a list with a dict"),
+        ("iter([])", "gave a list_iterator"),
+        ("[None]", "with None"),
+    ],
 )
 def test_what_are_no_tasks_is_a_sentence(tmp_path: Path, given: str, told: str) -> None:
     named = environment(tmp_path, TASKS, given)
