@@ -14,6 +14,7 @@ from airloop.sandbox.base import WorldLost
 
 if TYPE_CHECKING:
     from airloop.envs.base import Environment
+    from airloop.types import Task
 
 # A world starts in milliseconds to seconds; on a machine that is busy with others, later.
 LOOK_S = 120.0
@@ -27,10 +28,37 @@ def tasks_can_be_run(case: Case) -> Iterator[Finding]:
     yield from (_finding(trouble) for trouble in found if trouble.severity != "note")
     if any(trouble.severity == "fail" for trouble in found):
         return
+    yield from _trained_on_too(case)
     counts = {split: _count(case, split) for split in _splits(case)}
     tasks = ", ".join(f"{count} {split}" for split, count in counts.items())
     notes = [trouble.seen for trouble in found if trouble.severity == "note"]
     yield passed("; ".join([f"{tasks} tasks of {', '.join(case.envs)}", *notes]))
+
+
+def _trained_on_too(case: Case) -> Iterator[Finding]:
+    """Held-out tasks that are the very tasks of training, by their id and what they hold."""
+    from airloop.envs.contract import list_tasks
+
+    for name, env in case.envs.items():
+        trained = {task.id: task for task in list_tasks(env, "train")}
+        for split in _splits(case)[1:]:
+            held = list_tasks(env, split)
+            same = [task.id for task in held if task.id in trained and _is_same(task, trained[task.id])]
+            if same:
+                yield Finding(
+                    "warn",
+                    f"{len(same)} of {len(held)} {split} tasks of {name} are train tasks, too (the first: {same[0]!r})",
+                    "what is measured on them was trained on: a gain may be what is remembered",
+                    f"let tasks({split!r}) give tasks of its own",
+                )
+
+
+def _is_same(task: Task, other: Task) -> bool:
+    """In doubt they are not: tasks may hold anything, and nothing."""
+    try:
+        return bool(task.payload) and bool(task.payload == other.payload)
+    except Exception:
+        return False
 
 
 def _splits(case: Case) -> list[str]:

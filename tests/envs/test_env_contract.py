@@ -121,3 +121,11 @@ def test_a_file_that_raises_is_named_with_its_line(tmp_path: Path) -> None:
     wrong = next(finding for finding in seen if finding.verdict == "fail")
     assert wrong.seen.startswith(f"{tmp_path}/mine.py:8: NameError"), wrong
     assert wrong.fix == "mend the file"
+
+
+@pytest.mark.parametrize(("id", "told"), [('f"{split}-{i}"', 0), ('f"{i}"', 1)])
+def test_held_out_tasks_that_are_trained_on_are_said(tmp_path: Path, id: str, told: int) -> None:
+    named = environment(tmp_path, 'f"{split}-{i}"', id)
+    with case_of({**ARITH, "orchestrator.env.0.id": named}) as case:
+        seen = [finding.seen for result in examine(case, ["fast"], ["D-tasks"]) for finding in result.findings]
+    assert sum("8 of 8 test tasks of mine are train tasks, too (the first: '0')" in one for one in seen) == told, seen
