@@ -20,6 +20,14 @@ FORMS: dict[type, str] = {
 }
 
 
+# What is read of each: whatever has these will do.
+READ: dict[type, tuple[str, ...]] = {
+    Opening: ("messages", "tools"),
+    Observation: ("text", "rewards", "done"),
+    Score: ("rewards", "metrics"),
+}
+
+
 class WrongEnvironment(AirError):
     """Its author's to mend: no trouble of the machinery, and no defect of ours."""
 
@@ -50,13 +58,16 @@ async def begin_session(session: Session) -> Opening:
 
 async def act_in(session: Session, action: Action) -> Observation:
     found = await _awaited(session.act(action), "act", session, Observation)
-    return replace(found, rewards=_numbers(found.rewards, "the reward", "act", session)) if found.rewards else found
+    if not found.rewards or not isinstance(found, Observation):
+        return found
+    return replace(found, rewards=_numbers(found.rewards, "the reward", "act", session))
 
 
 async def score_session(session: Session) -> Score:
     found = await _awaited(session.finish(), "finish", session, Score)
     rewards = _numbers(found.rewards, "the reward", "finish", session)
-    return replace(found, rewards=rewards, metrics=_numbers(found.metrics, "the metric", "finish", session))
+    metrics = _numbers(found.metrics, "the metric", "finish", session)
+    return replace(found, rewards=rewards, metrics=metrics) if isinstance(found, Score) else Score(rewards, metrics)
 
 
 def list_tasks(env: Environment[Any], split: str) -> Sequence[Task]:
@@ -74,7 +85,7 @@ def list_tasks(env: Environment[Any], split: str) -> Sequence[Task]:
 
 async def _awaited(given: Awaitable[T], method: str, session: Session, wanted: type[T]) -> T:
     found: Any = await given if inspect.isawaitable(given) else given
-    if not inspect.isawaitable(given) or not isinstance(found, wanted):
+    if not inspect.isawaitable(given) or not all(hasattr(found, name) for name in READ[wanted]):
         plain = "" if inspect.isawaitable(given) else " without being async"
         raise WrongEnvironment(
             f"{method}() of {_name(session)} gave {_kind(found)}{plain}, where {wanted.__name__} is awaited.",
