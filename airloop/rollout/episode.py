@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 FINISH_S = 600.0  # for grading, after the episode's own time
 CLOSE_S = 60.0  # for giving a session's resources back
 SHOWN = 60  # characters of an action that is waited for
+# What stands between an episode and whatever it plays in: of no interest where that fails.
+OF_EPISODES = {__file__, within.__code__.co_filename, act_in.__code__.co_filename}
 DEFECT_FIX = "mend the environment or the agent; the trajectory so far holds the whole traceback"
 
 
@@ -255,12 +257,12 @@ def said_of(error: Exception) -> str:
 
 
 def with_place(error: InfraError) -> str:
-    """What happened, and where: the frames outside of this file down to what failed first, on one line."""
+    """What happened, and where: the frames outside of episodes down to what failed first, on one line."""
     first: BaseException = error
     while first.__cause__ is not None:
         first = first.__cause__
     frames = [f for e in dict.fromkeys((error, first)) for f in traceback.extract_tb(e.__traceback__)]
-    below = [f for f in frames if f.filename != __file__] or frames[-1:]
+    below = [f for f in frames if f.filename not in OF_EPISODES] or frames[-1:]
     places = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in below)
     return f"{str(error) or repr(error)} [at {places}]"
 
