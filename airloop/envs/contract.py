@@ -4,7 +4,7 @@ score or no task is a sentence with the method's name, and numbers of any librar
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -72,6 +72,7 @@ async def score_session(session: Session) -> Score:
 
 def list_tasks(env: Environment[Any], split: str) -> Sequence[Task]:
     found: Any = env.tasks(split)
+    found = list(found) if isinstance(found, Iterator) else found
     listed = hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, Mapping | str)
     wrong = [one for one in found if not isinstance(one, Task)][:1] if listed else []
     if listed and not wrong:

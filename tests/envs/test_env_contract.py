@@ -84,7 +84,7 @@ def test_what_is_no_opening_observation_or_score_is_a_sentence(tmp_path: Path, o
     [
         ("None", "gave None"),
         ('[{"id": "1"}]', "gave a list with a dict"),
-        ("iter([])", "gave a list_iterator"),
+        ("iter([1])", "gave a list with an int"),
         ("[None]", "with None"),
     ],
 )
@@ -95,6 +95,10 @@ def test_what_are_no_tasks_is_a_sentence(tmp_path: Path, given: str, told: str) 
     assert told in wrong.value.problem
     with pytest.raises(AirError, match="not a list of tasks"):
         show_tasks(named, "train", 1)
+
+
+def test_tasks_that_come_one_by_one_are_a_list_of_them(tmp_path: Path) -> None:
+    assert len(list_tasks(load_environment(environment(tmp_path, TASKS, f"iter({TASKS})")), "train")) == 8
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
