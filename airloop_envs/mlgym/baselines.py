@@ -133,7 +133,9 @@ class Baselines:
 def command_line(spec: TaskSpec, worlds: Worlds) -> str:
     """How the baseline is run; empty if the starter code itself is the baseline. AirError if there is none."""
     script = next(iter(spec.baseline_paths), "")
-    if script and script in spec.visible_files():
+    # MLGym's games name their evaluation, which scores the starter code; without the hidden opponent it cannot run
+    scores_the_starter = spec.entry_point == "PythonSubmissionTasks" and script in spec.evaluation_paths
+    if script and script in spec.visible_files() and not scores_the_starter:
         if spec.entry_point == "LMSubmissionTasks":
             return f"torchrun --nproc_per_node={max(1, len(worlds.gpus))} --standalone {shlex.quote(script)}"
         return f"python {shlex.quote(script)}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from airloop.text.python import parse_python
 from airloop_envs.mlgym.spec import TaskSpec
 
 # Its data sets are tasks' answers: no world ever shows it, whoever imports it.
@@ -41,7 +42,7 @@ def _is_there(module: str) -> bool:
 @lru_cache(maxsize=512)
 def _imports(path: Path, _: int) -> tuple[str, ...]:
     try:
-        tree = ast.parse(path.read_bytes())
+        tree = parse_python(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # its own problem, which the task's check tells
         return ()
     return tuple(_top_level(tree.body))

@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from airloop.text.patterns import is_quick
+from airloop.text.python import parse_python
 from airloop_envs.mlgym.spec import TaskSpec
 
 LARGEST_TABLE = 4 << 20  # bytes: larger ones are not label files, and listing tasks has to stay quick
@@ -42,7 +43,7 @@ def inspect_task(task: TaskSpec) -> Findings:
     if script is None:
         return Findings()
     try:
-        tree = ast.parse(script.read_bytes())
+        tree = parse_python(script.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: brackets without end
         return Findings(problems=(f"{task.evaluation_paths[0]} is not valid Python and cannot score: {error}.",))
     visible = {name: path for name, path in files.items() if not task.is_secret(name, path)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from airloop.text.python import parse_python
 
 SELECTING = frozenset(
     {
@@ -36,9 +37,7 @@ class CodeFacts:
 def code_facts(code: str) -> CodeFacts:
     """Nothing is known of code that is no Python. Without a soup there is nothing to select from or to read."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's advice on a model's code is not for our log
-            nodes = list(ast.walk(ast.parse(code)))
+        nodes = list(ast.walk(parse_python(code)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return CodeFacts()
     makers = {"make_soup", *_imported_names(nodes)}

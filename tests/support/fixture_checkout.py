@@ -78,7 +78,7 @@ DILEMMA = {
           - data/prisonersDilemma/strategy.py
           - data/prisonersDilemma/target.py
         baseline_paths:
-          - strategy.py
+          - evaluate.py
         baseline_scores:
           - Score: 2.3716
         evaluation_paths:

@@ -311,6 +311,13 @@ def test_D5_every_baseline_is_there_or_can_be_measured(own: Path) -> None:
     assert load_task(own, "prisonersDilemma").runnable
 
 
+@pytest.mark.filterwarnings("error")
+def test_advice_of_python_on_a_checkouts_code_is_not_for_our_log(own: Path) -> None:
+    file = own / "data/titanic/evaluate.py"
+    file.write_text('ESCAPED = "\\s"\n' + file.read_text())
+    assert load_task(own, "titanic").runnable
+
+
 # --- what a task gives away ---------------------------------------------------------------------------------
 
 
