@@ -171,20 +171,27 @@ def test_a_run_goes_on_without_a_sampler_node_that_is_lost(made: Callable[..., W
     assert not list(tmp_path.glob("cache/vllm/run-*")), "and leave nothing on their nodes"
 
 
-def test_a_sampler_node_that_is_lost_before_its_server_answers_is_done_without(made: Callable[..., World]) -> None:
+def test_a_sampler_node_that_is_lost_before_its_server_answers_is_done_without(
+    made: Callable[..., World], tmp_path: Path
+) -> None:
     world = made(max_steps="2")
+    (tmp_path / "closed").touch()
     world.begin()
     world.until(lambda: list(world.run.path.glob(".ranks-*/servers.json")) and len(world.board.servers) == 2)
     assert not any(answers(one.url) for one in world.board.servers)
     world.lose(2)
+    (tmp_path / "closed").unlink()
     assert world.end() is None
     assert [m["servers"] for m in world.steps()] == [{"answering": 1, "all": 2}] * 2
     (told,) = [text for text in world.said if "has lost" in text]
     assert "node2" in told and "1 of 2 servers go on" in told
 
 
-def test_a_server_that_ends_while_it_is_waited_for_is_started_again(made: Callable[..., World]) -> None:
+def test_a_server_that_ends_while_it_is_waited_for_is_started_again(
+    made: Callable[..., World], tmp_path: Path
+) -> None:
     world = made(max_steps="2")
+    (tmp_path / "closed").touch()
     world.begin()
     world.until(lambda: list(world.run.path.glob(".ranks-*/servers.json")) and len(world.board.servers) == 2)
     world.until(lambda: world.kept(1)._server)
@@ -192,6 +199,7 @@ def test_a_server_that_ends_while_it_is_waited_for_is_started_again(made: Callab
     assert server is not None and not answers(server.url)
     world.until(lambda: has_begun(server))
     os.kill(pid_of(server), signal.SIGKILL)
+    (tmp_path / "closed").unlink()
     assert world.end() is None
     assert world.steps()[-1]["servers"] == {"answering": 2, "all": 2}
     assert any("its node has started it again" in text for text in world.said)

@@ -1,5 +1,5 @@
-"""A Llama in a page of torch, read from its directory and its adapter's, without the seconds in which transformers and
-PEFT are imported: for stand-ins of servers that tests start as programs. Nothing of it is ours or theirs, so what
+"""A Llama in a page of NumPy, read from its directory and its adapter's, without the seconds in which torch, transformers
+and PEFT are imported: for stand-ins of servers that tests start as programs. Nothing of it is ours or theirs, so what
 agrees with it agrees with a third."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+import numpy as np
+from safetensors.numpy import load_file
 
 from airloop.engine.base import Sampling
 
 HEAD = "base_model.model."
+Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class PlainLlama:
         for name in [name for name in parts if name.endswith("lora_A.weight")]:
             own = name.removeprefix(HEAD).replace("lora_A.", "")
             second = parts[name.replace("lora_A", "lora_B")]
-            self.weights[own] = self.weights[own] + asked["lora_alpha"] / asked["r"] * (second @ parts[name])
+            self.weights[own] = self.weights[own] + np.float32(asked["lora_alpha"] / asked["r"]) * (second @ parts[name])
 
     async def generate(self, ids: list[int], sampling: Sampling) -> Reply:
-        logits = self.logits(torch.tensor(ids))[-1] / sampling.temperature
-        logprobs = torch.log_softmax(logits, -1)
-        generator = torch.Generator().manual_seed(sampling.seed or 0)
-        token = int(torch.multinomial(logprobs.exp(), 1, generator=generator))
+        logits = self.logits(np.array(ids))[-1] / np.float32(sampling.temperature)
+        shifted = logits - logits.max()
+        logprobs = shifted - np.log(np.exp(shifted).sum())
+        chances = np.exp(logprobs.astype(np.float64))
+        token = int(np.random.default_rng(sampling.seed or 0).choice(len(chances), p=chances / chances.sum()))
         return Reply((token,), (float(logprobs[token]),))
 
-    @torch.no_grad()
-    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+    def logits(self, ids: Array) -> Array:
         config, weights = self.config, self.weights
         turn = rotation(len(ids), config["head_dim"], config["rope_parameters"]["rope_theta"])
         x = weights["model.embed_tokens.weight"][ids]
@@ -57,40 +57,46 @@ class PlainLlama:
             own = Layer(weights, f"model.layers.{number}.", config)
             x = x + own.attend(own.norm(x, "input_layernorm"), turn)
             x = x + own.mlp(own.norm(x, "post_attention_layernorm"))
-        return linear(Layer(weights, "model.", config).norm(x, "norm"), weights["lm_head.weight"])
+        return Layer(weights, "model.", config).norm(x[-1:], "norm") @ weights["lm_head.weight"].T
 
 
 @dataclass(frozen=True)
 class Layer:
-    weights: dict[str, torch.Tensor]
+    weights: dict[str, Array]
     prefix: str
     config: dict[str, Any]
 
-    def times(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return linear(x, self.weights[f"{self.prefix}{name}.weight"])
+    def times(self, x: Array, name: str) -> Array:
+        return x @ self.weights[f"{self.prefix}{name}.weight"].T
 
-    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])
+    def norm(self, x: Array, name: str) -> Array:
+        scale = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(self.config["rms_norm_eps"]))
         return x * scale * self.weights[f"{self.prefix}{name}.weight"]
 
-    def attend(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def attend(self, x: Array, turn: tuple[Array, Array]) -> Array:
+        width, length = self.config["head_dim"], len(x)
         q, k, v = (
-            self.times(x, f"self_attn.{name}_proj").view(len(x), -1, self.config["head_dim"]).transpose(0, 1)
-            for name in "qkv"
+            self.times(x, f"self_attn.{name}_proj").reshape(length, -1, width).transpose(1, 0, 2) for name in "qkv"
         )
-        mixed = scaled_dot_product_attention(rotated(q, turn), rotated(k, turn), v, is_causal=True, enable_gqa=True)
-        return self.times(mixed.transpose(0, 1).reshape(len(x), -1), "self_attn.o_proj")
+        shared = len(q) // len(k)  # heads that read one head's keys and values
+        k, v = np.repeat(rotated(k, turn), shared, 0), np.repeat(v, shared, 0)
+        scores = rotated(q, turn) @ k.transpose(0, 2, 1) / np.float32(width**0.5)
+        scores = np.where(np.tri(length, dtype=bool), scores, np.float32(-1e30))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = weights / weights.sum(-1, keepdims=True) @ v
+        return self.times(mixed.transpose(1, 0, 2).reshape(length, -1), "self_attn.o_proj")
 
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        return self.times(silu(self.times(x, "mlp.gate_proj")) * self.times(x, "mlp.up_proj"), "mlp.down_proj")
+    def mlp(self, x: Array) -> Array:
+        gate = self.times(x, "mlp.gate_proj")
+        return self.times(gate / (1 + np.exp(-gate)) * self.times(x, "mlp.up_proj"), "mlp.down_proj")
 
 
-def rotation(length: int, width: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    speeds = theta ** -(torch.arange(0, width, 2) / width)
-    angles = torch.outer(torch.arange(length), speeds).repeat(1, 2)
-    return angles.cos(), angles.sin()
+def rotation(length: int, width: int, theta: float) -> tuple[Array, Array]:
+    speeds = theta ** -(np.arange(0, width, 2) / width)
+    angles = np.tile(np.outer(np.arange(length), speeds), (1, 2)).astype(np.float32)
+    return np.cos(angles), np.sin(angles)
 
 
-def rotated(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    first, second = x.chunk(2, -1)
-    return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
+def rotated(x: Array, turn: tuple[Array, Array]) -> Array:
+    first, second = np.split(x, 2, -1)
+    return x * turn[0] + np.concatenate([-second, first], -1) * turn[1]

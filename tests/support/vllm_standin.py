@@ -1,6 +1,6 @@
 """A server that speaks as vLLM does, above our own engine, in a process of its own: for tests that break servers.
 
-Its model is a tiny one or, where it is started as a program, that of a directory, computed by a page of torch; its
+Its model is a tiny one or, where it is started as a program, that of a directory, computed by a page of NumPy; its
 adapters are read from their files, its tokens and log-probs are real. What a test wants of it beside that comes with
 POST /break: {"after": tokens} ends the process in the middle of a reply, {"refuse": true} lets it load no adapter,
 {"stale": true} lets it go on with the adapter it has, {"forget": true} takes its adapters away, {"mute": true} leaves
@@ -175,11 +175,12 @@ def main_as_vllm(words: Sequence[str]) -> None:
 
 
 def interpreter(folder: Path) -> Path:
-    """A program in the place of one that has vLLM: what it starts is a stand-in."""
+    """A program in the place of one that has vLLM: what it starts is a stand-in, once no file `closed` is beside it."""
     script = folder / "python"
     code = "import sys; from support.vllm_standin import main_as_vllm; main_as_vllm(sys.argv)"
     tests = Path(__file__).parent.parent
-    script.write_text(f"#!/bin/sh\nexport PYTHONPATH={tests}\nexec {sys.executable} -c '{code}' \"$@\"\n")
+    wait = f"while [ -e '{folder}/closed' ]; do sleep 0.05; done"
+    script.write_text(f"#!/bin/sh\n{wait}\nexport PYTHONPATH={tests}\nexec {sys.executable} -c '{code}' \"$@\"\n")
     script.chmod(0o755)
     return script
 
