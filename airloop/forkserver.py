@@ -49,7 +49,8 @@ def is_clean() -> bool:
 
 
 class Forked:
-    """A process of the server's, as subprocess.Popen has one."""
+    """A process of the server's, as subprocess.Popen has one. It keeps its own exit code: the kernel gives a process id
+    again, after some 30,000 others."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
@@ -57,11 +58,11 @@ class Forked:
         self._server = server
 
     def poll(self) -> int | None:
-        self.returncode = self._server.ended(self.pid, 0)
+        self._server.await_end(self, 0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        self.returncode = self._server.ended(self.pid, timeout)
+        self._server.await_end(self, timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return self.returncode
@@ -82,7 +83,7 @@ class ForkServer:
         """Raises CannotFork, or ChildProcessError if it dies before it can say. A process that is as clean as the
         server has to be, and has imported all, forks it; `env` is for one that is started."""
         self._socket, theirs = socket.socketpair()
-        self._codes: dict[int, int] = {}
+        self._running: dict[int, Forked] = {}  # by process id; none whose end was told
         if is_clean() and all(module in sys.modules for module in modules):
             self._pid = _fork_server(theirs, self._socket)
         else:
@@ -114,21 +115,23 @@ class ForkServer:
         socket.send_fds(self._socket, [len(text).to_bytes(4, "big")], files)
         self._socket.sendall(text)
         while "started" not in (told := self._hear()):
-            self._codes[told["pid"]] = told["code"]
-        return Forked(self, told["started"])
+            self._note_end(told)
+        process = self._running[told["started"]] = Forked(self, told["started"])
+        return process
 
-    def ended(self, pid: int, wait_s: float | None) -> int | None:
-        """Its exit code, negative for a signal's, or None if it has none after so long."""
+    def await_end(self, process: Forked, wait_s: float | None) -> None:
+        """Its `returncode`, negative for a signal's, is there after this, unless it runs longer."""
         until = None if wait_s is None else time.monotonic() + wait_s
-        while pid not in self._codes:
+        while process.returncode is None:
             if not self._readable(None if until is None else max(0.0, until - time.monotonic())):
-                return None
+                return
             try:
-                told = self._hear()
+                self._note_end(self._hear())
             except ChildProcessError:  # killed, and with it all that it had forked
-                return -signal.SIGKILL
-            self._codes[told["pid"]] = told["code"]
-        return self._codes[pid]
+                process.returncode = -signal.SIGKILL
+
+    def _note_end(self, told: dict[str, Any]) -> None:
+        self._running.pop(told["pid"]).returncode = told["code"]
 
     def _hear(self) -> dict[str, Any]:
         while b"\n" not in self._pending:

@@ -63,6 +63,19 @@ def test_codes_of_many_that_end_at_once_are_all_told() -> None:
     assert [process.poll() for process in several] == list(range(20))
 
 
+def test_a_process_id_that_comes_again_is_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some 30,000 processes on the machine. The first one's end was heard, and nobody had asked for it."""
+    server = ForkServer(["json"])
+    first = server.start("time:sleep", [], [0, 1, 2], os.environ)
+    told = [{"pid": first.pid, "code": 17}, {"started": first.pid}]
+    with monkeypatch.context() as patched:
+        patched.setattr(server, "_hear", lambda: told.pop(0))
+        patched.setattr(server, "_readable", lambda _: False)
+        again = server.start("time:sleep", [], [0, 1, 2], os.environ)
+        assert again.pid == first.pid and again.poll() is None and first.poll() == 17
+    server.close()
+
+
 def test_a_process_with_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As numpy's library has them after its import on a machine of several cores."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -73,8 +86,10 @@ def test_a_process_with_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch) -
 def test_what_was_forked_ends_with_who_asked_for_it() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from airloop.forkserver import ForkServer\n"
         "from support.warm_process import Process\n"
-        "print(Process([], code='import time; time.sleep(600)').pid, flush=True)\n"
+        "server = ForkServer(['support.warm_process'])\n"
+        "print(Process([], code='import time; time.sleep(600)', server=server).pid, flush=True)\n"
         "import time; time.sleep(600)"
     )
     tests = str(Path(__file__).parent)
