@@ -187,9 +187,7 @@ def test_a_sampler_node_that_is_lost_before_its_server_answers_is_done_without(
     assert "node2" in told and "1 of 2 servers go on" in told
 
 
-def test_a_server_that_ends_while_it_is_waited_for_is_started_again(
-    made: Callable[..., World], tmp_path: Path
-) -> None:
+def test_a_server_that_ends_while_it_is_waited_for_is_started_again(made: Callable[..., World], tmp_path: Path) -> None:
     world = made(max_steps="2")
     (tmp_path / "closed").touch()
     world.begin()

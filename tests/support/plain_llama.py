@@ -1,6 +1,6 @@
-"""A Llama in a page of NumPy, read from its directory and its adapter's, without the seconds in which torch, transformers
-and PEFT are imported: for stand-ins of servers that tests start as programs. Nothing of it is ours or theirs, so what
-agrees with it agrees with a third."""
+"""A Llama in a page of NumPy, read from its directory and its adapter's, without the seconds in which torch,
+transformers and PEFT are imported: for stand-ins of servers that tests start as programs. Nothing of it is ours or
+theirs, so what agrees with it agrees with a third."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class PlainLlama:
         for name in [name for name in parts if name.endswith("lora_A.weight")]:
             own = name.removeprefix(HEAD).replace("lora_A.", "")
             second = parts[name.replace("lora_A", "lora_B")]
-            self.weights[own] = self.weights[own] + np.float32(asked["lora_alpha"] / asked["r"]) * (second @ parts[name])
+            scale = np.float32(asked["lora_alpha"] / asked["r"])
+            self.weights[own] = self.weights[own] + scale * (second @ parts[name])
 
     async def generate(self, ids: list[int], sampling: Sampling) -> Reply:
         logits = self.logits(np.array(ids))[-1] / np.float32(sampling.temperature)

@@ -102,7 +102,7 @@ def test_a_file_that_was_cut_is_measured_again(tmp_path: Path) -> None:
 def test_starter_code_is_its_own_baseline(root: Path) -> None:
     game = root / "data/prisonersDilemma"
     change(root / "configs/tasks/prisonersDilemma.yaml", "baseline_scores:\n  - Score: 2.3716\n", "")
-    change(root / "configs/tasks/prisonersDilemma.yaml", "baseline_paths:\n  - strategy.py\n", "")
+    change(root / "configs/tasks/prisonersDilemma.yaml", "baseline_paths:\n  - evaluate.py\n", "")
     change(game / "evaluate.py", "10_000, 10", "20, 10")
     (game / "strategy.py").write_text("def row_strategy(history):\n    return 1\n")
     (game / "target.py").write_text("def target_column_strategy(history):\n    return 0\n")

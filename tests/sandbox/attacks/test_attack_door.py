@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from typing import Any
 
 import pytest
 from arena import Arena
@@ -101,21 +102,28 @@ while time.time() < end:
 
 @pytest.mark.parametrize("fast", [True, False], ids=["connections", "requests"])
 def test_a_flood_of_requests_does_not_keep_a_neighbour_waiting(arena: Arena, fast: bool) -> None:
-    async def work() -> float:
+    """Three seconds at most; on a machine that is busy with other things, in proportion to what it takes there alone."""
+
+    async def seconds(neighbour: Any) -> float:
+        result = await neighbour.run("python -c 'print(1)'", 20)
+        assert result.output == "1\n"
+        return float(result.seconds)
+
+    async def work() -> tuple[float, float]:
         attacker, neighbour = await arena.world(), await arena.world()
+        alone = max([await seconds(neighbour) for _ in range(3)])
         await attacker.put("flood.py", f"{ASK}\nFAST = {fast}\n{FLOOD}".encode())
         flooding = asyncio.create_task(attacker.run(f"{arena.backend.interpreter.executable} -S flood.py", 20))
         await asyncio.sleep(0.7)
         worst = 0.0
         while not flooding.done():
-            result = await neighbour.run("python -c 'print(1)'", 20)
-            assert result.output == "1\n"
-            worst = max(worst, result.seconds)
+            worst = max(worst, await seconds(neighbour))
         await attacker.close()
         await neighbour.close()
-        return worst
+        return alone, worst
 
-    assert arena.do(work()) < 3.0
+    alone, worst = arena.do(work())
+    assert worst < max(3.0, 10 * alone), (alone, worst)
 
 
 def test_idle_connections_do_not_use_up_the_door(arena: Arena) -> None:
