@@ -69,7 +69,8 @@ def torch_as_it_was() -> Iterator[None]:
     onednn = torch.backends.mkldnn.set_flags()[:2]
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # to set it imports torch's compiler, two seconds
+        torch.use_deterministic_algorithms(deterministic)
     torch.set_float32_matmul_precision(precision)
     torch.set_default_dtype(dtype)
     torch.set_flush_denormal(False)

@@ -20,7 +20,6 @@ from airloop_envs.mlgym.env import MlgymEnv
 
 
 @pytest.mark.slow
-@pytest.mark.libraries
 @pytest.mark.parametrize("turns", [3, pytest.param(20, marks=pytest.mark.soak)])
 def test_D1_sixty_four_episodes_at_once_each_get_all_their_turns(turns: int) -> None:
     async def one(env: MlgymEnv, number: int) -> None:
@@ -35,7 +34,8 @@ def test_D1_sixty_four_episodes_at_once_each_get_all_their_turns(turns: int) -> 
     async def work(env: MlgymEnv) -> None:
         await asyncio.gather(*(one(env, number) for number in range(64)))
 
-    with_env(work, prompt="full", max_turns=turns, standby=0, memory_mb=256)
+    # nothing is handed in here, so there are no 64 gradings to wait for
+    with_env(work, task_configs=["titanic"], prompt="full", max_turns=turns, standby=0, memory_mb=256)
 
 
 @pytest.mark.slow

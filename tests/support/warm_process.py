@@ -105,7 +105,8 @@ def server_of(python: str) -> ForkServer:
 
 
 LLAMA = "transformers.models.llama.modeling_llama"
-MODULES = [*PRELOADED, "airloop.cli", "airloop.models.tiny", "matplotlib.pyplot", LLAMA]
+COMPILER = "torch._inductor.config"  # which torch imports, in two seconds, where algorithms shall be deterministic
+MODULES = [*PRELOADED, "airloop.cli", "airloop.models.tiny", "matplotlib.pyplot", LLAMA, COMPILER]
 AIR, RUN_CODE = f"{__name__}:air", f"{__name__}:run_code"
 
 
