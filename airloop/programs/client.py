@@ -34,16 +34,16 @@ class Client:
         for number in range(TRIES):
             head = {"Content-Type": "application/json", "Authorization": f"Bearer {self.api_key}"}
             head["X-Stainless-Retry-Count"] = str(number)  # the same question again, and no second sample
-            asked = urllib.request.Request(self.base_url + path, json.dumps(body).encode(), head)
+            request = urllib.request.Request(self.base_url + path, json.dumps(body).encode(), head)
             try:
-                with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
-                    return json.load(answer, object_hook=_Answer)
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                    return json.load(response, object_hook=_Answer)
             except urllib.error.HTTPError as error:
-                said = error.read().decode(errors="replace")
+                text = error.read().decode(errors="replace")
                 if error.code < 500:
-                    raise RuntimeError(f"{error.code}: {said}") from None
+                    raise RuntimeError(f"{error.code}: {text}") from None
                 if number == TRIES - 1:
-                    raise ConnectionError(f"{error.code}: {said}") from None
+                    raise ConnectionError(f"{error.code}: {text}") from None
             except OSError:
                 if number == TRIES - 1:
                     raise

@@ -23,11 +23,11 @@ from pydantic import Field, model_validator
 from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
 from airloop.errors import AirError, InfraError, Lack
-from airloop.programs.played import TEMPORARY
-from airloop.programs.process import LOCAL
+from airloop.programs.json_process import LOCAL_HOSTS
+from airloop.programs.run_one import TEMPORARY
 from airloop.programs.scorer import SCORE_S, Copies, Scorer
-from airloop.programs.workers import SHOWN, masked
-from airloop.rollout.program import Address, Played, ProgramCrashed
+from airloop.programs.workers import SHOWN_CHARACTERS, mask_secrets
+from airloop.rollout.program import Address, ProgramCrashed, ProgramOutcome
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import HOME, Image, Limits, Result, WorldLost, as_files
 from airloop.sandbox.bubblewrap.command import PATH
@@ -36,7 +36,7 @@ from airloop.sandbox.pool import Lease, Pool
 from airloop.sandbox.shell import KILLED
 from airloop.types import Ending, Task
 
-DOOR = 3129  # the port inside that leads to the policy
+POLICY_PORT = 3129  # the port inside the sandbox that is forwarded to the policy
 TASK_FILE = f"{HOME}/task.json"
 LONGEST_VARIABLE = 1 << 16  # bytes: Linux takes twice that of one variable
 LARGEST_FILES = 64 << 20
@@ -112,9 +112,9 @@ class Running:
 
 
 class Command:
-    """Plays episodes with a command, and has what it leaves scored."""
+    """Runs each episode with a command in a sandbox, and has the files that it leaves scored."""
 
-    who = "The scorer"
+    scorer_name = "The scorer"
 
     def __init__(self, args: CommandArgs, python: str, tasks: Sequence[str | None]) -> None:
         """`tasks`: where the rows are, which the agent must not find among its files."""
@@ -125,7 +125,7 @@ class Command:
             files=_files(args.files),
             limits=Limits(memory_mb=args.memory_mb, disk_mb=args.disk_mb, file_mb=args.disk_mb),
             container=args.image,
-            door=DOOR,
+            door=POLICY_PORT,
             **_own_python(python),
         )
         self._running: Running | None = None
@@ -143,7 +143,7 @@ class Command:
 
     # --- one episode ----------------------------------------------------------------------------------------
 
-    async def play(self, task: Task, seed: int, address: Address) -> tuple[float | dict[str, float], Played]:
+    async def play(self, task: Task, seed: int, address: Address) -> tuple[float | dict[str, float], ProgramOutcome]:
         """What the scorer gave, and how the command ended."""
         running = self._open()
         try:
@@ -162,7 +162,7 @@ class Command:
             given = await self.scorer.score(task.payload, Path(place), result.output)
         ending: Ending = "deadline" if result.timed_out else "done"
         facts = {"exit_code": float(result.exit_code)}
-        return given, Played({}, facts, ending, crash, time.monotonic() - began)
+        return given, ProgramOutcome({}, facts, ending, crash, time.monotonic() - began)
 
     async def _run(self, lease: Lease, task: Task, seed: int, address: Address) -> tuple[Result, int | None]:
         """What the command did, and how many processes the kernel had killed for memory before."""
@@ -177,8 +177,8 @@ class Command:
             "AIR_SEED": str(seed),
             "AIR_SECONDS": f"{address.seconds:.0f}",
             "AIR_TASK_FILE": TASK_FILE,
-            "NO_PROXY": LOCAL,
-            "no_proxy": LOCAL,
+            "NO_PROXY": LOCAL_HOSTS,
+            "no_proxy": LOCAL_HOSTS,
         }
         if len(text.encode("utf-8", "replace")) <= LONGEST_VARIABLE:
             variables["AIR_TASK"] = text
@@ -189,7 +189,7 @@ class Command:
         return result, before
 
     def _open(self) -> Running:
-        """Worlds of this event loop: those of another have ended with it."""
+        """The sandboxes of this event loop; those of another loop have ended with it."""
         loop = asyncio.get_running_loop()
         if self._running is not None and self._running.loop is not loop:
             self._abandon_worlds()
@@ -247,16 +247,16 @@ async def _bounded(seconds: float, what: str) -> AsyncIterator[None]:
 
 
 def inside(address: Address) -> Address:
-    """As the command reaches it, through its sandbox's door."""
-    return replace(address, base_url=f"http://127.0.0.1:{DOOR}{urlsplit(address.base_url).path}")
+    """The address as the command reaches it from inside its sandbox."""
+    return replace(address, base_url=f"http://127.0.0.1:{POLICY_PORT}{urlsplit(address.base_url).path}")
 
 
 async def _crash(lease: Lease, result: Result, oom_before: int | None, address: Address) -> str:
-    """What is to be said of how it ended; "" of one that ended well. InfraError where that was not its own doing."""
+    """Why the command failed; "" if it ended well. InfraError where the failure was not the agent's."""
     code = result.exit_code
     if code == 0 or result.timed_out:
         return ""
-    printed = masked(result.output, address.variables()).strip()[-SHOWN:]
+    printed = mask_secrets(result.output, address.variables()).strip()[-SHOWN_CHARACTERS:]
     after = f"; it printed last: {printed}" if printed else ""
     if code == TEMPORARY:
         raise InfraError(f"the agent's command ended with code {TEMPORARY}: not its fault{after}")

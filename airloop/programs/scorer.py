@@ -1,8 +1,8 @@
-"""The scorer of agents that are commands: a function of the user's own that reads what an agent has left.
+"""The scorer of agents that are commands: a function of the user's that reads the files an agent has left.
 
-It runs out here, after the agent's world has ended with every process in it, on a copy of the workspace that has
-files and folders and nothing else: no link leads it anywhere, no pipe keeps it waiting. Neither its file nor what its
-environment holds was ever shown to an agent.
+It runs outside the sandbox, after the sandbox has ended with every process in it, on a copy of the workspace that has
+files and folders and nothing else: no links to follow, no pipes to wait for. Neither its file nor its environment is
+ever visible to an agent.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SCORE_S = 300.0
 MOST_FILES = 20_000  # of a workspace
 PREFIX = "air-workspace-"
 AT_ONCE = 4  # copies that are in memory
-NOT_THE_AGENTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
+HOST_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 
 class Scorer:
     def __init__(self, named: str) -> None:
         self.path = own_code.check_file(named, "scorer", 'args = { scorer = "./score.py:score" }.')
-        self._workers = Workers(self.path, own_code.split_id(named)[2], who=SCORER)
+        self._workers = Workers(self.path, own_code.split_id(named)[2], role=SCORER)
 
     async def score(self, task: Mapping[str, Any], folder: Path, output: str) -> float | dict[str, float]:
         """What the function says of a task and a folder with the agent's files. AirError where it fails: that is no
@@ -111,7 +111,7 @@ def unpack(packed: bytes, folder: Path) -> None:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     _write(place, tar.extractfile(member))
     except (tarfile.TarError, OSError, ValueError) as error:  # a name too long, a file where a folder is
-        ours = isinstance(error, OSError) and error.errno in NOT_THE_AGENTS
+        ours = isinstance(error, OSError) and error.errno in HOST_ERRNOS
         raise (InfraError if ours else WorldLost)(f"the workspace cannot be copied: {error}") from error
 
 

@@ -15,7 +15,7 @@ NUMBERS = itertools.count()
 HERE = ("127.0.0.1", "localhost", "::1")
 # Of the agent's own program, or of the policy's: what any agent's program would have crashed of. All others are trouble
 # of the environment.
-THE_POLICYS = {"HarnessError"}
+POLICY_ERRORS = {"HarnessError"}
 PRIME = "PRIME_API_KEY"
 
 
@@ -85,17 +85,17 @@ class V1:
         tasks = itertools.islice(iter(taskset), most)
         return {"train": [task.data.model_dump(mode="json") for task in tasks], "test": []}
 
-    async def play(self, order: dict[str, Any]) -> dict[str, Any]:
+    async def play(self, request: dict[str, Any]) -> dict[str, Any]:
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import EvalClientConfig
 
         await self.serve()
-        task = self.task_type(self.task_type.data_type().model_validate(order["row"]), self.env.config.taskset.task)
+        task = self.task_type(self.task_type.data_type().model_validate(request["row"]), self.env.config.taskset.task)
         variable = f"AIR_EPISODE_API_KEY_{next(NUMBERS)}"  # the library wants the name of a variable
-        os.environ[variable] = order["api_key"]
-        client = EvalClientConfig(base_url=order["base_url"], api_key_var=variable)
+        os.environ[variable] = request["api_key"]
+        client = EvalClientConfig(base_url=request["base_url"], api_key_var=variable)
         try:
-            return result_of(await self.env.run_episode(task, ModelContext(model=order["model"], client=client)))
+            return result_of(await self.env.run_episode(task, ModelContext(model=request["model"], client=client)))
         finally:
             del os.environ[variable]
 
@@ -125,8 +125,8 @@ class V1:
 
 
 def gives_several(function: Any) -> bool:
-    said = str(inspect.signature(function).return_annotation).lower()
-    return "dict" in said or "mapping" in said
+    text = str(inspect.signature(function).return_annotation).lower()
+    return "dict" in text or "mapping" in text
 
 
 def on_this_machine(config: Any, task_type: Any) -> Any:
@@ -173,8 +173,8 @@ def result_of(episode: Any) -> dict[str, Any]:
     """One reward of an episode: that of the trace that is trained, or the mean where several are."""
     errors = [*episode.errors, *(error for trace in episode.traces if not trace.ok for error in trace.errors)]
     if not episode.ok and errors:
-        said = "; ".join(f"{error.type}: {error.message}" for error in errors)
-        return {"crash" if all(map(is_the_policys, errors)) else "infra": said}
+        text = "; ".join(f"{error.type}: {error.message}" for error in errors)
+        return {"crash" if all(map(is_policy_error, errors)) else "infra": text}
     if not episode.ok:
         return {"infra": "it did not end well and says no reason"}
     traces = [trace for trace in episode.traces if trace.agent.trainable] or episode.traces
@@ -190,6 +190,6 @@ def result_of(episode: Any) -> dict[str, Any]:
     return {"values": values, "reward": sum(earned) / len(earned)}
 
 
-def is_the_policys(error: Any) -> bool:
+def is_policy_error(error: Any) -> bool:
     refused = error.type == "ProviderError" and 400 <= (getattr(error, "status_code", None) or 500) < 500
-    return refused or error.type in THE_POLICYS
+    return refused or error.type in POLICY_ERRORS
