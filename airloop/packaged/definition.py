@@ -49,8 +49,8 @@ class Definition:
         return env
 
 
-def let_go(env: Environment) -> None:
-    """It is about to be closed: who asks again gets another."""
+def forget_environment(env: Environment) -> None:
+    """Drops an environment that is about to be closed from the cache: the next call makes another."""
     for key in [key for key, made in _made.items() if made is env]:
         del _made[key]
 

@@ -13,7 +13,7 @@ from airloop.engine.base import ContextFull
 from airloop.envs.base import Environment, Opening, Session, load_environment
 from airloop.errors import InfraError
 from airloop.files import read_object
-from airloop.packaged.played import Played, Said
+from airloop.packaged.external_episode import ExternalEpisode, ExternalReply
 from airloop.rollout.deadline import OutOfTime
 from airloop.rollout.episode import EpisodeDefect
 from airloop.runs.trajectory_file import from_json
@@ -68,8 +68,8 @@ class CountingEnv(Environment):
         return self.sessions[-1]
 
 
-def begun(env: Environment) -> Played:
-    return Played(env, env.tasks("train")[0])
+def begun(env: Environment) -> ExternalEpisode:
+    return ExternalEpisode(env, env.tasks("train")[0])
 
 
 def test_replies_from_outside_are_acted_on() -> None:
@@ -78,9 +78,9 @@ def test_replies_from_outside_are_acted_on() -> None:
         played = begun(env)
         shown = await played.begin()
         assert shown is not None and shown.messages[-1]["content"] == "Count."
-        shown = await played.answer(Said("one", sampled=Sampled((5, 6), (0.0, 0.0), "stop", 0)))
+        shown = await played.answer(ExternalReply("one", sampled=Sampled((5, 6), (0.0, 0.0), "stop", 0)))
         assert shown is not None and [m["content"] for m in shown.messages] == ["Count.", "one", "1 so far"]
-        assert await played.answer(Said("stop")) is None
+        assert await played.answer(ExternalReply("stop")) is None
         assert (played.trajectory.ending, played.trajectory.reward) == ("done", 2.0)
         assert played.trajectory.metrics["ids"] == 2.0 and env.sessions[0].closed
 
@@ -92,7 +92,7 @@ def test_the_environments_own_limit_of_turns_holds() -> None:
         played, turns = begun(CountingEnv()), 0
         shown = await played.begin()
         while shown is not None:
-            shown, turns = await played.answer(Said("more")), turns + 1
+            shown, turns = await played.answer(ExternalReply("more")), turns + 1
         assert played.trajectory.ending == "max_turns"
         return turns
 
@@ -105,7 +105,7 @@ def test_an_episode_that_is_stopped_is_scored(why: Exception, ending: str) -> No
         env = CountingEnv()
         played = begun(env)
         await played.begin()
-        waiting = asyncio.ensure_future(played.answer(Said("slow")))
+        waiting = asyncio.ensure_future(played.answer(ExternalReply("slow")))
         await asyncio.sleep(0.05)
         waiting.cancel()  # as a deadline of verifiers' does, in the middle of an action
         over = await played.stop(why)
@@ -120,25 +120,25 @@ def test_trouble_is_no_score_and_a_defect_is_raised() -> None:
         env = CountingEnv()
         played = begun(env)
         await played.begin()
-        assert await played.answer(Said("lost")) is None
+        assert await played.answer(ExternalReply("lost")) is None
         assert played.trajectory.ending == "infra_error" and "the sandbox is gone" in played.trajectory.error
         played = begun(env)
         await played.begin()
         with pytest.raises(EpisodeDefect, match="a defect"):
-            await played.answer(Said("broken"))
+            await played.answer(ExternalReply("broken"))
         played = begun(env)
         await played.begin()
         await played.abandon()
-        assert played.over and all(session.closed for session in env.sessions)
+        assert played.done and all(session.closed for session in env.sessions)
 
     asyncio.run(play())
 
 
 def test_trajectories_are_kept_where_asked(tmp_path: Path) -> None:
     async def play() -> None:
-        played = Played(CountingEnv(), Task("counting", "a/b+c", "train"), str(tmp_path / "kept"))
+        played = ExternalEpisode(CountingEnv(), Task("counting", "a/b+c", "train"), str(tmp_path / "kept"))
         await played.begin()
-        await played.answer(Said("stop"))
+        await played.answer(ExternalReply("stop"))
 
     asyncio.run(play())
     (file,) = (tmp_path / "kept").iterdir()
@@ -150,7 +150,7 @@ def test_each_episode_of_a_task_has_a_seed_of_its_own() -> None:
     async def play() -> list[int]:
         seeds = []
         for _ in range(2):
-            played = Played(CountingEnv(), Task("counting", "seeds", "train"))
+            played = ExternalEpisode(CountingEnv(), Task("counting", "seeds", "train"))
             await played.begin()
             seeds.append((await played.stop(ContextFull())).seed)
         return seeds
@@ -181,11 +181,11 @@ def test_the_environments_of_air_are_played_alike() -> None:
     async def play(script: str) -> float:
         env = load_environment("gsm8k-calculator")
         task = env.tasks("eval")[0]
-        agent, played = env.scripted(script, task, 0), Played(env, task)
+        agent, played = env.scripted(script, task, 0), ExternalEpisode(env, task)
         shown = await played.begin()
         while shown is not None:
             reply = await agent.reply(shown.messages, shown.tools)
-            shown = await played.answer(Said(reply["content"]))
+            shown = await played.answer(ExternalReply(reply["content"]))
         return played.trajectory.reward
 
     assert asyncio.run(play("oracle")) == 1.0 and asyncio.run(play("noop")) == 0.0
