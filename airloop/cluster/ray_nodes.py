@@ -14,7 +14,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from airloop.cluster.agent import Agent
+from airloop.cluster.agent import NodeAgent
 from airloop.cluster.launcher import environment
 from airloop.cluster.node import Node, NodeLost
 from airloop.errors import AirError
@@ -91,7 +91,7 @@ class RayNodes:
         return self._agents(count, needs)
 
     def _agents(self, count: int, needs: dict[str, float]) -> list[Node]:
-        group, kind = self._group, ray.remote(Agent)
+        group, kind = self._group, ray.remote(NodeAgent)
         actors = [
             kind.options(
                 num_cpus=needs["CPU"],

@@ -112,7 +112,7 @@ class Sampler:
             round.missing = len(plan) - begun
         wanted: Sequence[int] = range(begun)
         while wanted:
-            await round.run(self._ranks.mine(wanted))
+            await round.run(self._ranks.my_share(wanted))
             await self._pool(round, f"the episodes of step {step + 1}", wanted)
             # Several ranks replace together, round by round: which tasks are used must not depend on their number.
             lost = max(0, len(plan) - len(round.groups))
@@ -160,7 +160,7 @@ class Sampler:
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
         seeds = seeds_of(plan, settings, EVALUATION)
         round = _Collection(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
-        await round.run(self._ranks.mine(range(len(plan))))
+        await round.run(self._ranks.my_share(range(len(plan))))
         await self._pool(round, "the episodes of an evaluation", range(len(plan)))
         ended = [round.ended[place] for place in sorted(round.ended)]
         return Evaluated(

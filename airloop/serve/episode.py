@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
-from airloop.engine.base import ContextFull, Engine, Generation, Heard, Sampling
+from airloop.engine.base import ContextFull, Engine, Generation, Sampling, TokenCallback
 from airloop.seeds import stable_hash, turn_seed
 from airloop.serve.chat_form import BadRequest, ChatRequest, Spoken, call_ids, form_of, read_reply
 from airloop.serve.unfolding import Live, Unfolding, until_stop
@@ -111,13 +111,13 @@ class ServedEpisode:
         messages, known, before = self.recognise(request.messages)
         self.opening = self.opening or tuple(messages)
         prompt = self.forest.prompt(messages, request.tools, known)
-        heard = self._listeners(live, prompt, request) if live else []
+        on_tokens = self._listeners(live, prompt, request) if live else []
         wanted = (request.n, request.max_tokens, request.seed, request.asked)
-        drawn = await self._sample(prompt.token_ids, number, *wanted, heard)
+        drawn = await self._sample(prompt.token_ids, number, *wanted, on_tokens)
         choices = tuple(self._keep(prompt, generation, request, messages, before, asked) for generation in drawn)
         return Answer(choices, len(prompt.token_ids), min(g.cached_tokens for g in drawn), drawn[0].version)
 
-    def _listeners(self, live: Live, prompt: Prompt, request: ChatRequest) -> list[Heard]:
+    def _listeners(self, live: Live, prompt: Prompt, request: ChatRequest) -> list[TokenCallback]:
         form = (request.stop, bool(request.tools), prompt.thinking)
         return live.listen(len(prompt.token_ids), [Unfolding(self.tokenizer, *form) for _ in range(request.n)])
 
@@ -224,7 +224,7 @@ class ServedEpisode:
         max_tokens: int | None,
         seed: int | None,
         asked: Mapping[str, Any],
-        heard: Sequence[Heard] = (),
+        on_tokens: Sequence[TokenCallback] = (),
     ) -> list[Generation]:
         for name, value in asked.items():
             self.asked.setdefault(name, []).append(value)
@@ -233,7 +233,7 @@ class ServedEpisode:
         own = {"max_tokens": most, "stop_ids": stops, **({} if self.training else asked)}
         draws = [replace(self.sampling, **own, seed=self._seed(number, i, seed)) for i in range(n)]
         orders = [f"{self.order}-{number:03d}" + f".{i}" * (n > 1) for i in range(n)]
-        more: list[dict[str, Any]] = [{"heard": one} for one in heard] or [{}] * n
+        more: list[dict[str, Any]] = [{"on_tokens": one} for one in on_tokens] or [{}] * n
         given = zip(draws, orders, more, strict=True)
         drawing = [self.engine.generate(token_ids, s, order=o, **m) for s, o, m in given]
         several = n > 1 and asyncio.gather(*drawing)

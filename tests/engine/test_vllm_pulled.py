@@ -24,8 +24,8 @@ from support.vllm_served import make_policy, served
 from airloop.engine.base import EngineFailed, Sampling
 from airloop.engine.vllm import depot
 from airloop.engine.vllm import engine as engines
-from airloop.engine.vllm.adapters import KEPT
-from airloop.engine.vllm.depot import ServedStore
+from airloop.engine.vllm.adapter_server import ServedStore
+from airloop.engine.vllm.adapters import KEPT_VERSIONS
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.plugin import adapters
 from airloop.engine.vllm.plugin.adapters import FILES, FOLDER, KEY, Adapters, signed
@@ -152,7 +152,7 @@ def test_nobody_gets_an_adapter_without_the_key_or_anything_else_with_it(store: 
 
 
 def test_a_crowd_that_says_nothing_is_let_go(store: ServedStore, pulled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depot._Answer, "timeout", 0.2)
+    monkeypatch.setattr(depot._AdapterRequest, "timeout", 0.2)
     monkeypatch.setattr(depot, "MOST", 4)
     name = store.put(make_policy(), 0)
     host, _, port = name.partition("@")[2].rpartition(".")[0].rpartition(":")
@@ -170,7 +170,7 @@ def test_a_crowd_that_says_nothing_is_let_go(store: ServedStore, pulled: Path, m
 def test_one_that_says_a_letter_now_and_then_is_let_go_as_well(
     store: ServedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(depot._Answer, "timeout", 1.0)
+    monkeypatch.setattr(depot._AdapterRequest, "timeout", 1.0)
     host, _, port = store.put(make_policy(), 0).partition("@")[2].rpartition(".")[0].rpartition(":")
     until = time.monotonic() + 30
     with socket.create_connection((host, int(port))) as slow, contextlib.suppress(ConnectionError):
@@ -186,11 +186,11 @@ def test_one_that_says_a_letter_now_and_then_is_let_go_as_well(
 def test_what_the_run_serves_no_longer_goes_from_the_server_as_well(store: ServedStore, pulled: Path) -> None:
     policy, server = make_policy(), Adapters(SECRET)
     (pulled / "others").write_text("")
-    for version in range(KEPT + 2):
+    for version in range(KEPT_VERSIONS + 2):
         change(policy, version)
         path = server.pull(store.put(policy, version))
     assert sorted(one.name for one in path.parent.glob("air-*")) == sorted(store.names)
-    assert len(store.names) == KEPT and (pulled / "others").exists()
+    assert len(store.names) == KEPT_VERSIONS and (pulled / "others").exists()
     with pytest.raises(ValueError, match="404"):
         server.pull(signed(SECRET, f"air-00000000-v9-{'0' * 32}", path.name.partition("@")[2].rpartition(".")[0]))
 
@@ -205,7 +205,7 @@ def test_several_runs_use_one_server_and_none_takes_what_another_has(
     )
     try:
         theirs = server.pull(other.put(policy, 0))
-        for version in range(KEPT + 2):
+        for version in range(KEPT_VERSIONS + 2):
             change(policy, version)
             ours = server.pull(store.put(policy, version))
         assert theirs.is_dir() and ours.is_dir() and theirs.name.partition("@")[2] != ours.name.partition("@")[2]

@@ -201,13 +201,13 @@ class Held(Recorded):
         self.words, self.fails, self.cancelled = words, fails, 0
         self.next = asyncio.Semaphore(0)
 
-    async def generate(self, token_ids: Any, sampling: Any, order: str = "", heard: Any = None) -> Generation:
+    async def generate(self, token_ids: Any, sampling: Any, order: str = "", on_tokens: Any = None) -> Generation:
         ids: list[int] = []
         try:
             for word in self.words:
                 await self.next.acquire()
                 ids += self.tokenizer.encode(word)
-                heard(self.tokenizer.encode(word))
+                on_tokens(self.tokenizer.encode(word))
             await self.next.acquire()
         except asyncio.CancelledError:
             self.cancelled += 1

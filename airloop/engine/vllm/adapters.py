@@ -13,7 +13,7 @@ from airloop.policy import Policy
 
 # Versions: what is served, what replies under way were begun with, and one more for a server that is late. Replies are
 # begun with older ones, too, where sampling goes on beside training.
-KEPT = 3
+KEPT_VERSIONS = 3
 
 
 class AdapterStore:
@@ -22,7 +22,7 @@ class AdapterStore:
     def __init__(self, root: Path, base: str, older: int = 0) -> None:
         self.root = root
         self._base = base
-        self._kept = KEPT + older
+        self._kept = KEPT_VERSIONS + older
         self._owner = secrets.token_hex(4)  # several runs may use one server
         self.names: list[str] = []  # of those that are there, the newest last
 
@@ -36,7 +36,7 @@ class AdapterStore:
             shutil.rmtree(scratch)
         else:
             scratch.rename(self.root / name)
-        self.names = [*(kept for kept in self.names if kept != name), name]
+        self.names = [*(node_managed for node_managed in self.names if node_managed != name), name]
         for old in self.names[: -self._kept]:
             shutil.rmtree(self.root / old, ignore_errors=True)
         self.names = self.names[-self._kept :]

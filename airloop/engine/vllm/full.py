@@ -18,7 +18,7 @@ from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.parity import tolerance
 from airloop.engine.vllm.plugin.weights import FILE, file_digest
-from airloop.engine.vllm.server import ROUTES, Refused, ServerLost, VllmServer
+from airloop.engine.vllm.server import ROUTES, RequestRejected, ServerLost, VllmServer
 from airloop.models.quiet import quiet
 from airloop.policy import Policy
 
@@ -54,7 +54,7 @@ class FullServer(VllmServer):
         self._adapters.clear()
         try:
             await self._replace(name, path)
-        except (Refused, ServerLost) as error:
+        except (RequestRejected, ServerLost) as error:
             error.fix = f"its log says more: {self.log}"
             raise
         self._adapters = [name]
@@ -63,9 +63,9 @@ class FullServer(VllmServer):
         await self._step("/pause?mode=wait&clear_cache=true")
         try:
             await self._update(name, path)
-        except (Refused, ServerLost):
+        except (RequestRejected, ServerLost):
             # One that it believes to be under way it would not begin a second time.
-            with contextlib.suppress(Refused, ServerLost):
+            with contextlib.suppress(RequestRejected, ServerLost):
                 await self._step("/finish_weight_update", {"weight_version": UNFINISHED})
             await self._update(name, path)
         await self._step("/reset_prefix_cache")
@@ -80,8 +80,8 @@ class FullServer(VllmServer):
         await self._step("/finish_weight_update", {"weight_version": name})
 
     async def _step(self, route: str, body: Mapping[str, Any] | None = None) -> None:
-        if not await self._told(route, body or {}):
-            raise Refused(f"it does not have {route}")
+        if not await self._post(route, body or {}):
+            raise RequestRejected(f"it does not have {route}")
 
     async def _version(self) -> str:
         try:
@@ -97,13 +97,13 @@ class FullServer(VllmServer):
 
 
 class FullEngine(VllmEngine):
-    async def _give(self, server: VllmServer, name: str) -> None:
+    async def _load_adapter(self, server: VllmServer, name: str) -> None:
         """With a look at what came of it: of an update that went well by its own words, nothing else would tell. One
         that cannot be repaired is ended, and started anew with the model's own weights, to be given these."""
         server.returning = True  # until this is over, nobody else brings it back
         try:
             for left in (1, 0):
-                await super()._give(server, name)
+                await super()._load_adapter(server, name)
                 if server.lost or await self._agrees(server, name):
                     break
                 server.lost = "" if left else f"its log-probs are not the trainer's, with {name}"
@@ -116,6 +116,6 @@ class FullEngine(VllmEngine):
     async def _agrees(self, server: VllmServer, name: str) -> bool:
         try:
             async with self._weights:
-                return await self._apart(server, name) <= tolerance(self.policy)
-        except (ServerLost, Refused):
+                return await self._logprob_distance(server, name) <= tolerance(self.policy)
+        except (ServerLost, RequestRejected):
             return False

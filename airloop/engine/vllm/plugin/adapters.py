@@ -27,7 +27,7 @@ from .weights import DIGITS, PIECE, file_digest
 KEY = "AIR_ADAPTERS_KEY"  # in the environment of both sides
 FOLDER = "AIR_ADAPTERS_DIR"  # in the server's: where they lie while it runs; by default the system's temporary folder
 FILES = ("adapter_config.json", "adapter_model.safetensors")
-KEPT = "/kept"  # the names of all that the run still serves
+LIST_ROUTE = "/kept"  # the names of all that the run still serves
 PROOF = "X-Air-Proof"
 NAME = re.compile(r"(?P<run>air-[0-9a-f]{8})-v\d+-(?P<digest>[0-9a-f]{32})@(?P<at>[^@/\s]+:\d+)\.(?P<mac>[0-9a-f]{32})")
 TRIES = 3
@@ -107,10 +107,10 @@ class Adapters:
 
     def _sweep(self, at: str, folder: Path, run: str) -> None:
         """Away with those of this run that it serves no longer."""
-        self._get(at, KEPT, folder / f".{run}.json")
-        kept = json.loads((folder / f".{run}.json").read_text(encoding="utf-8"))
+        self._get(at, LIST_ROUTE, folder / f".{run}.json")
+        node_managed = json.loads((folder / f".{run}.json").read_text(encoding="utf-8"))
         for old in folder.glob(f"{run}-*"):
-            if old.name not in kept:
+            if old.name not in node_managed:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _get(self, at: str, route: str, into: Path) -> None:
