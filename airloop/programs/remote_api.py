@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from airloop.errors import AirError
 from airloop.programs.episode_queue import EpisodeQueue, EpisodeResult, PendingEpisode, Refusal
 from airloop.programs.run_one import BadScore, as_score
-from airloop.serve.bodies import Bodies
+from airloop.serve.cancellation import cancel_if_disconnected
 from airloop.serve.chat_form import BadRequest
+from airloop.serve.request_limits import RequestBodies
 from airloop.serve.server import serving
-from airloop.serve.waiting import unless_gone
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -57,7 +57,7 @@ class RemoteServer:
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
         self._problem: Exception | None = None
-        self._bodies = Bodies()
+        self._request_bodies = RequestBodies()
         self.url = ""
 
     def start(self) -> None:
@@ -125,7 +125,7 @@ class RemoteServer:
 
     async def _object(self, request: Request) -> dict[str, Any]:
         try:
-            body = json.loads(await self._bodies.read(request) or b"{}")
+            body = json.loads(await self._request_bodies.read(request) or b"{}")
         except (ValueError, RecursionError) as error:
             raise Refusal(400, f"The body is not JSON: {error}.") from None
         if not isinstance(body, dict):
@@ -177,9 +177,9 @@ class RemoteServer:
             url = f"{address.base_url.removesuffix('/v1')}/{rest}"
             headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
             client = self._policy_at.request(
-                request.method, url, headers=headers, content=await self._bodies.read(request)
+                request.method, url, headers=headers, content=await self._request_bodies.read(request)
             )
-            response = await unless_gone(request, client)
+            response = await cancel_if_disconnected(request, client)
         except BadRequest as error:
             return JSONResponse(error.as_json(), error.status)
         except httpx.HTTPError:

@@ -1,8 +1,8 @@
-"""Episodes that programs play: an agent of whatever make asks the policy over HTTP, as it would ask any model.
+"""Episodes of agents that are programs: any agent that calls the policy over HTTP, as it would call any model.
 
-The program gets an address and a key of its own episode. What it asks and what it is answered is kept as tokens
-(airloop.chat.forest), so what is trained is what was sampled, in what it was sampled from; the program says what the
-episode was worth.
+The program gets an address and a key of its own episode. Its requests and their replies are kept as tokens
+(airloop.chat.forest), so what is trained is what was sampled, in the context it was sampled in; the program returns the
+episode's score.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import BadRequest, ChatRequest
 from airloop.serve.episode import Answer, ServedAgent, ServedEpisode
 from airloop.serve.server import serving
-from airloop.serve.unfolding import Live
+from airloop.serve.stable_prefix import StreamListener
 from airloop.success import measured_success
 from airloop.types import Action, Agent, Ending, Message, Observation, Score, Task, Trajectory
 from airloop.waits import waiting
@@ -230,7 +230,7 @@ async def run_program(
             getattr(error, "fix", "") or DEFECT_FIX,
             record(error=f"defect: {''.join(traceback.format_exception(error))}"),
         ) from error
-    first = episode.exchanges[0].asked if episode.exchanges else clock
+    first = episode.exchanges[0].asked_at if episode.exchanges else clock
     own = {
         "seconds_opening": first - clock,
         "seconds_scoring": outcome.scoring_s,
@@ -274,24 +274,24 @@ async def _play(
         outcome = ProgramOutcome(nothing.rewards, nothing.metrics, crash=str(error))
     if outcome.crash:
         asked_nothing = f"the program failed before it had asked anything: {outcome.crash}"
-    if episode.trouble is not None:  # whatever the program made of it
-        raise _infra_failure(episode.trouble)
+    if episode.failure is not None:  # whatever the program made of it
+        raise _infra_failure(episode.failure)
     if outcome.ending == "deadline" and (lost_s := added()) > UNSERVED_SHARE * address.seconds:
         raise InfraError(f"for {lost_s:.0f} of the program's {address.seconds:.0f} s the engine could serve nobody")
-    if not episode.exchanges and not episode.full:
+    if not episode.exchanges and not episode.context_full:
         raise InfraError(asked_nothing)
-    if outcome.ending == "done" and (episode.full or episode.spent):
-        outcome = replace(outcome, ending="context_full" if episode.full else "max_turns")
+    if outcome.ending == "done" and (episode.context_full or episode.requests_exceeded):
+        outcome = replace(outcome, ending="context_full" if episode.context_full else "max_turns")
     return outcome
 
 
-def _infra_failure(trouble: Exception) -> Exception:
+def _infra_failure(error: Exception) -> Exception:
     """The exception to raise: a failed engine ends the run, anything else is an infrastructure failure of the
     episode."""
-    if isinstance(trouble, EngineFailed | InfraError):
-        return trouble
-    failure = InfraError(f"a request could not be answered: {type(trouble).__name__}: {trouble}")
-    failure.__cause__ = trouble
+    if isinstance(error, EngineFailed | InfraError):
+        return error
+    failure = InfraError(f"a request could not be answered: {type(error).__name__}: {error}")
+    failure.__cause__ = error
     return failure
 
 
@@ -305,7 +305,7 @@ class _FirstRequestRecorder(ServedAgent):
         super().__init__(EmptyReplies())
         self.asked_first: asyncio.Future[ChatRequest] = asyncio.get_running_loop().create_future()
 
-    async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
+    async def chat(self, request: ChatRequest, listener: StreamListener | None = None) -> Answer:
         if not self.asked_first.done():
             self.asked_first.set_result(request)
         raise BadRequest("Only the first request was wanted.", code="only_looking")
