@@ -25,7 +25,7 @@ from airloop.envs.paths import Anchored, code, existing
 from airloop.errors import AirError, InfraError, Lack
 from airloop.programs.json_process import LOCAL_HOSTS
 from airloop.programs.run_one import TEMPORARY
-from airloop.programs.scorer import SCORE_S, Copies, Scorer
+from airloop.programs.scorer import SCORE_S, Scorer, WorkspaceCopies
 from airloop.programs.workers import SHOWN_CHARACTERS, mask_secrets
 from airloop.rollout.program import Address, ProgramCrashed, ProgramOutcome
 from airloop.sandbox.backends import make_backend
@@ -105,10 +105,12 @@ def check_command(args: CommandArgs, python: str) -> None:
 
 
 @dataclass(frozen=True)
-class Running:
+class LoopResources:
+    """What episodes in one event loop share."""
+
     loop: asyncio.AbstractEventLoop
     pool: Pool
-    copies: Copies
+    copies: WorkspaceCopies
 
 
 class Command:
@@ -128,7 +130,7 @@ class Command:
             door=POLICY_PORT,
             **_own_python(python),
         )
-        self._running: Running | None = None
+        self._resources: LoopResources | None = None
 
     def _check_apart(self, secrets: Sequence[str]) -> None:
         if not self.args.files:
@@ -145,15 +147,15 @@ class Command:
 
     async def play(self, task: Task, seed: int, address: Address) -> tuple[float | dict[str, float], ProgramOutcome]:
         """What the scorer gave, and how the command ended."""
-        running = self._open()
+        resources = self._open()
         try:
-            async with _bounded(LEASE_S, "a sandbox could not be had"):
-                lease = await running.pool.lease(self.image, address.seconds + MARGIN_S)
+            async with _with_timeout(LEASE_S, "a sandbox could not be had"):
+                lease = await resources.pool.lease(self.image, address.seconds + MARGIN_S)
             async with lease:
                 ran = await self._run(lease, task, seed, address)
                 crash = await _crash(lease, *ran, address)
-                async with _bounded(COPY_S, "the workspace could not be copied"):
-                    folder = await running.copies.make(lease.world.pack, self.args.disk_mb << 20)
+                async with _with_timeout(COPY_S, "the workspace could not be copied"):
+                    folder = await resources.copies.make(lease.world.pack, self.args.disk_mb << 20)
         except WorldLost as lost:
             raise ProgramCrashed(f"its sandbox is lost: {lost}") from lost
         result = ran[0]
@@ -188,18 +190,18 @@ class Command:
         await lease.run(END_ALL, END_S)
         return result, before
 
-    def _open(self) -> Running:
+    def _open(self) -> LoopResources:
         """The sandboxes of this event loop; those of another loop have ended with it."""
         loop = asyncio.get_running_loop()
-        if self._running is not None and self._running.loop is not loop:
+        if self._resources is not None and self._resources.loop is not loop:
             self._abandon_worlds()
-        if self._running is None:
+        if self._resources is None:
             backend = make_backend(
                 self._sandbox, packages=tuple(self.args.packages), preload=(), warm_python=False,
                 runtime=self.args.container_runtime,
             )  # fmt: skip
-            self._running = Running(loop, Pool(backend, standby=STANDBY), Copies())
-        return self._running
+            self._resources = LoopResources(loop, Pool(backend, standby=STANDBY), WorkspaceCopies())
+        return self._resources
 
     # --- before the run, and its end --------------------------------------------------------------------------
 
@@ -226,19 +228,19 @@ class Command:
         self._abandon_worlds()
 
     def _abandon_worlds(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.pool.abandon()
+        resources, self._resources = self._resources, None
+        if resources is not None:
+            resources.pool.abandon()
 
     async def close(self) -> None:
         await asyncio.to_thread(self.scorer.close)
-        running, self._running = self._running, None
-        if running is not None:
-            await running.pool.close()
+        resources, self._resources = self._resources, None
+        if resources is not None:
+            await resources.pool.close()
 
 
 @asynccontextmanager
-async def _bounded(seconds: float, what: str) -> AsyncIterator[None]:
+async def _with_timeout(seconds: float, what: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -264,7 +266,7 @@ async def _crash(lease: Lease, result: Result, oom_before: int | None, address: 
         return f"it ended with code {code}{after}"
     if await lease.world.starved():
         return f"it used more than its memory{after}"
-    # Who has something of the agent's in hand can kill it; whoever could thereby have an episode taken back would.
+    # An agent can kill its own command: if that made the episode be repeated, it could do so to avoid a bad score.
     now = oom_kills()
     if now is None or now != oom_before:
         raise InfraError(f"the agent's command was killed, perhaps for want of memory on this machine{after}")

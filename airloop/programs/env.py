@@ -96,9 +96,9 @@ class ScriptedModel:
         self._function, self._task, self._random = found, dict(task.payload), random.Random(seed)
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        asked = (self._task, list(messages), self._random)[: len(inspect.signature(self._function).parameters)]
-        said = self._function(*asked)
-        text = await said if inspect.isawaitable(said) else said
+        arguments = (self._task, list(messages), self._random)[: len(inspect.signature(self._function).parameters)]
+        returned = self._function(*arguments)
+        text = await returned if inspect.isawaitable(returned) else returned
         if not isinstance(text, str):
             raise AirError(f"The script gave {text!r}, and must give a text.", "correct it.")
         return Message(role="assistant", content=text)
@@ -194,7 +194,7 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
     # --- episodes -------------------------------------------------------------------------------------------
 
     async def play(self, task: Task, seed: int, address: Address) -> Score:
-        given, played = await self.runner.play(task, seed, address)
+        given, outcome = await self.runner.play(task, seed, address)
         scorer = self.runner.scorer_name
         values = given if isinstance(given, dict) else {SCORE: given}
         # A component may be called as what it is: the reward. As a metric beside others it would be lost.
@@ -210,7 +210,7 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
                 "rewards = { " + ", ".join(f"{name} = 1.0" for name in values) + " } in [[orchestrator.env]].",
             )
         rewards = {name: values[name] for name in self.reward_weights}
-        return replace(played, rewards=rewards, metrics={**played.metrics, **values})
+        return replace(outcome, rewards=rewards, metrics={**outcome.metrics, **values})
 
     # --- the runner --------------------------------------------------------------------------------------
 
@@ -243,6 +243,6 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
 
 def by_hash(rows: Sequence[Row], but: Collection[str] = ()) -> dict[str, Row]:
     """The same row twice is one task; `but`: columns that only say where in the data set a row is."""
-    told = [{name: value for name, value in row.items() if name not in but} for row in rows]
-    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in told]
+    compared = [{name: value for name, value in row.items() if name not in but} for row in rows]
+    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in compared]
     return {hashlib.sha256(text.encode()).hexdigest()[:10]: row for text, row in zip(texts, rows, strict=True)}

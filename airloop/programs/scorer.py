@@ -54,7 +54,7 @@ class Scorer:
         self._workers.close()
 
 
-class Copies:
+class WorkspaceCopies:
     """Of agents' workspaces, each in a folder that is gone when it was scored."""
 
     def __init__(self) -> None:

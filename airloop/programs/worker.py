@@ -221,9 +221,7 @@ class EpisodeServer:
         end_orphans({one.pid for one in (*self.running.values(), *self.ready)})
 
     def send(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        while data:
-            data = data[os.write(self.results, data) :]
+        write_all(self.results, json.dumps(message).encode() + b"\n")
 
 
 class EpisodeProcess:
@@ -235,8 +233,7 @@ class EpisodeProcess:
 
     def give(self, request: bytes) -> None:
         try:
-            while request:
-                request = request[os.write(self.requests, request) :]
+            write_all(self.requests, request)
         finally:
             os.close(self.requests)
 
@@ -266,6 +263,11 @@ def wait_for_request(given: int) -> dict[str, Any]:
     if not line:  # the server is gone
         os._exit(0)
     return dict(json.loads(line))
+
+
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def can_fork() -> bool:
@@ -333,9 +335,7 @@ def exec_worker(path: str, name: str, request: dict[str, Any]) -> NoReturn:
 def feed(write: int, request: dict[str, Any]) -> None:
     """A request may be longer than a pipe holds: a process of its own writes it."""
     if os.fork() == 0:
-        data = json.dumps(request).encode() + b"\n"
-        while data:
-            data = data[os.write(write, data) :]
+        write_all(write, json.dumps(request).encode() + b"\n")
         os._exit(0)
 
 

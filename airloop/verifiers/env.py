@@ -68,7 +68,7 @@ class VerifiersEnv(AgentProgramEnv[VerifiersArgs]):
 
     @property
     def beyond_scripts(self) -> Sequence[str]:  # type: ignore[override]
-        """A script plays alone, and there is nobody to compare it with."""
+        """Components that compare the episodes of a group: a script runs one episode alone."""
         return [name for name in self.described["in_groups"] if name in self.own_weights]
 
     @property

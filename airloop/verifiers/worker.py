@@ -151,8 +151,7 @@ class EpisodeServer:
             data = json.dumps(message).encode() + b"\n"
         except (TypeError, ValueError) as error:  # a row with an image, say
             data = json.dumps({**message, "result": {"defect": f"it cannot be told as JSON: {error}"}}).encode() + b"\n"
-        while data:
-            data = data[os.write(self.results, data) :]
+        programs_module().write_all(self.results, data)
 
 
 def open_environment(name: str, args: dict[str, Any]) -> Any:
