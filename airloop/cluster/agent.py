@@ -62,13 +62,13 @@ class NodeAgent:
         self._lock = threading.RLock()  # of the ranks: calls come in several threads
         self._ranks: dict[int, Handle] = {}
         self._servers: dict[str, SupervisedServer] = {}  # by address
-        self._place: Path | None = None  # their files
+        self._folder: Path | None = None  # their files
         self._model_lock = threading.Lock()  # of their model
         self._ended: dict[int, float] = {}  # by rank, when its end was seen; forgotten ranks are not watched
         self._sent: set[int] = set()  # numbers of signals
         self._events: list[NodeEvent] = []
-        self._number = 0
-        self._some = threading.Condition()
+        self._sequence_number = 0
+        self._changed = threading.Condition()
 
     def facts(self, head: str) -> dict[str, Any]:
         """What the launcher needs to know of this machine."""
@@ -96,21 +96,25 @@ class NodeAgent:
         rank = int(spec["rank"])
         with self._lock:
             if rank not in self._ranks:
-                given = RankSpec(**spec)
-                self._ranks[rank] = self._launcher.spawn(given, lambda kind, text: self._add_event(rank, kind, text))
+                rank_spec = RankSpec(**spec)
+                self._ranks[rank] = self._launcher.spawn(
+                    rank_spec, lambda kind, text: self._add_event(rank, kind, text)
+                )
             return self._ranks[rank].pid
 
     def serve(self, spec: dict[str, Any]) -> None:
         """Starts a vLLM server, which is supervised from now on."""
         from airloop.cluster.supervised_server import ServerSpec, SupervisedServer
-        from airloop.engine.vllm.start import new_place
+        from airloop.engine.vllm.start import new_run_folder
 
-        given = ServerSpec(**spec)
+        server_spec = ServerSpec(**spec)
         with self._lock:
-            if given.url not in self._servers:
-                self._place = self._place or new_place()
-                on_output = functools.partial(self._add_event, given.url)
-                self._servers[given.url] = SupervisedServer(given, self._place, self._model_lock, on_output)
+            if server_spec.url not in self._servers:
+                self._folder = self._folder or new_run_folder()
+                on_output = functools.partial(self._add_event, server_spec.url)
+                self._servers[server_spec.url] = SupervisedServer(
+                    server_spec, self._folder, self._model_lock, on_output
+                )
 
     def replace_server(self, url: str, starts: int) -> None:
         with self._lock:
@@ -126,14 +130,14 @@ class NodeAgent:
     def events(self, seen: int, wait_s: float) -> list[NodeEvent]:
         """The events after that number; waits if there is none."""
         until = time.monotonic() + wait_s
-        with self._some:
+        with self._changed:
             self._events = [one for one in self._events if one[0] > seen]
         while True:
             self._watch()
-            with self._some:
+            with self._changed:
                 if self._events or time.monotonic() > until:
                     return list(self._events)
-                self._some.wait(LOOK_S)
+                self._changed.wait(LOOK_S)
 
     def close(self) -> None:
         with self._lock:
@@ -143,8 +147,8 @@ class NodeAgent:
             until = time.monotonic() + END_S
             for server in self._servers.values():
                 server.wait(max(0.0, until - time.monotonic()))  # one that still runs would go on writing there
-            if self._place is not None:
-                shutil.rmtree(self._place, ignore_errors=True)
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch(self) -> None:
         """Checks for ranks and servers that have ended."""
@@ -159,10 +163,10 @@ class NodeAgent:
                 self._add_event(rank, "exit", str(code))
 
     def _add_event(self, who: int | str, kind: str, text: str) -> None:
-        with self._some:
-            self._number += 1
-            self._events.append((self._number, who, kind, text))
-            self._some.notify_all()
+        with self._changed:
+            self._sequence_number += 1
+            self._events.append((self._sequence_number, who, kind, text))
+            self._changed.notify_all()
 
 
 def as_dict(spec: RankSpec) -> dict[str, Any]:

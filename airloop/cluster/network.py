@@ -30,7 +30,7 @@ def route_to(host: str) -> Route:
 
 
 def free_ports(address: str, count: int = 1) -> list[int]:
-    """As many that nobody listens at, all different. Whoever asked should take them soon: they are not held."""
+    """As many free ports, all different. They should be used soon: they are not reserved."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
         for one in taken:

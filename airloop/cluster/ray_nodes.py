@@ -25,7 +25,7 @@ JOIN_S = 20.0
 ANSWER_S = 10.0
 # What is free is given within moments; what another job holds is not waited for.
 PLACE_S = 20.0
-# An agent that cannot be reached for so long is gone, whatever Ray still hopes; Ray itself gives a node up after 15 s
+# An agent that cannot be reached for so long is lost, whatever Ray reports; Ray itself gives a node up after 15 s
 # if it is dead and within a minute if it is frozen.
 LOST_S = 90.0
 # The longest call starts a process that imports torch, from a file system that may be slow.

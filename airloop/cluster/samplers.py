@@ -40,9 +40,9 @@ class SamplerNodes:
     ) -> None:
         """`folder`: one that all learners see. `host`: the first learner's address, which samplers reach it by."""
         self._run, self._nodes, self._say = run, nodes, say
-        told = run.config.inference.vllm
-        named = told.adapters_host != VllmConfig.model_fields["adapters_host"].default
-        self._host = told.adapters_host if named else host
+        vllm = run.config.inference.vllm
+        named = vllm.adapters_host != VllmConfig.model_fields["adapters_host"].default
+        self._host = vllm.adapters_host if named else host
         self._status_file = ServerStatusFile(folder / "servers.json")
         self._key, self._adapters_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self._lock = threading.Lock()  # of the statuses: every node has a thread
@@ -135,21 +135,21 @@ class SamplerNodes:
         return False
 
     def _handle_event(self, url: int | str, kind: str, text: str) -> None:
-        posted = self._statuses[str(url)]
+        status = self._statuses[str(url)]
         if kind == "line":
             # A full disk is reported by whatever must not be lost; it is no loss of a node.
-            log = Path(posted.log)
+            log = Path(status.log)
             with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{text}\n")
         elif kind == "exit":
-            self._end([posted], f"it ended with exit code {text}, after {posted.starts} starts")
+            self._end([status], f"it ended with exit code {text}, after {status.starts} starts")
         else:
-            name, *told = json.loads(text)
+            name, *values = json.loads(text)
             if name == "failed":
-                self._end([posted], told[0])
+                self._end([status], values[0])
                 return
-            self._change([replace(posted, starts=told[0], code=told[1])])
-            self._say(f"note: the server at {url} ended with exit code {told[1]}: its node has started it again")
+            self._change([replace(status, starts=values[0], code=values[1])])
+            self._say(f"note: the server at {url} ended with exit code {values[1]}: its node has started it again")
 
     def _lose(self, node: Node, why: str) -> None:
         there = [one for one in self._statuses.values() if one.node == node.name and not one.gone]

@@ -13,7 +13,7 @@ from typing import Any
 from airloop.config import Config
 from airloop.engine.vllm.engine import STARTS
 from airloop.engine.vllm.server import VllmServer
-from airloop.engine.vllm.start import Location, base_here, let_pull, own_server
+from airloop.engine.vllm.start import Location, base_model_here, enable_adapter_pull, own_server
 from airloop.errors import AirError
 
 OnEvent = Callable[[str, str], None]  # kind (event, line, exit), text
@@ -84,10 +84,10 @@ class SupervisedServer:
         try:
             with self._model_lock:
                 config = Config.model_validate(spec.config)
-                model = base_here(config.model.name, self._place)
+                model = base_model_here(config.model.name, self._place)
                 location = Location(spec.number, spec.gpu, spec.host, spec.port, spec.key)
                 server = own_server(config, spec.dtype, model, self._place, location)
-                let_pull(server, self._place, spec.adapters_key)
+                enable_adapter_pull(server, self._place, spec.adapters_key)
             server.start()
         except AirError as error:
             self._on_event("event", json.dumps(["failed", f"{error.problem} ({error.fix})"]))

@@ -26,8 +26,8 @@ PRELOADED = ("airloop.rank", "airloop.training", "airloop.engine.embedded", "tor
 
 
 class LocalLauncher:
-    """Implements Launcher. Each rank has a pipe as its stdin that is never written to: its end tells the rank that this
-    process is gone."""
+    """Implements Launcher. Each rank has a pipe as its stdin that is never written to: its end shows the rank that this
+    process has ended."""
 
     settle_s = 0.0  # the kernel reports its end at once
 

@@ -161,7 +161,7 @@ def test_news_are_kept_until_they_have_arrived() -> None:
     assert agent.events(3, 0.3) == [] and time.monotonic() - began >= 0.3
 
 
-def test_the_way_to_a_machine_is_found_by_asking_the_kernel() -> None:
+def test_the_route_to_a_machine_is_the_one_that_the_kernel_chooses() -> None:
     assert route_to("127.0.0.1") == ("127.0.0.1", "lo")
     ports = free_ports("127.0.0.1", 20)
     assert len({*ports}) == 20 and min(ports) > 0 and max(ports) < 65536

@@ -181,7 +181,7 @@ def test_the_board_says_how_servers_are_and_which_is_to_be_ended(
         None,
     ]
     status_file.path.unlink()
-    assert given.servers == [] and NodeServer(HERE.url, status_file=given).gone() == "", "it goes with the run"
+    assert given.servers == [] and NodeServer(HERE.url, status_file=given).lost_for_good() == "", "it goes with the run"
 
 
 def test_who_waits_for_a_server_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_who_waits_for_a_server_that_is_gone_is_told_at_once(tmp_path: Path) -> 
             asyncio.ensure_future(server.load("air-1", tmp_path)),
         ]
         await asyncio.sleep(0.3)
-        assert not any(one.done() for one in asked) and server.gone() == ""
+        assert not any(one.done() for one in asked) and server.lost_for_good() == ""
         status_file.write("", [replace(HERE, url=url, gone="its node was lost: no power")])
-        assert server.gone() == "its node was lost: no power (node node1)"
+        assert server.lost_for_good() == "its node was lost: no power (node node1)"
         server.cancel_requests()
         found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
         assert all(isinstance(one, ServerLost) and "no power" in str(one) for one in found), found

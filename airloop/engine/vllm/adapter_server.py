@@ -27,7 +27,7 @@ SILENT_S = 30.0  # for a connection that has not shown the key
 LOOK_S = 0.1  # between two checks whether it is to end
 
 
-class ServedStore(AdapterStore):
+class HttpAdapterStore(AdapterStore):
     """It listens from the first adapter on, until all are cleared."""
 
     def __init__(self, root: Path, base: str, older: int, key: str, host: str, port: int) -> None:
@@ -56,7 +56,7 @@ class _AdapterHttpServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, store: ServedStore, host: str, port: int) -> None:
+    def __init__(self, store: HttpAdapterStore, host: str, port: int) -> None:
         self.store = store
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:

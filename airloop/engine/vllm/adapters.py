@@ -17,7 +17,7 @@ KEPT_VERSIONS = 3
 
 
 class AdapterStore:
-    """`base` is the model as servers know it, by which they tell whether an adapter is theirs."""
+    """`base` is the model's name on the servers, by which they check that an adapter fits."""
 
     def __init__(self, root: Path, base: str, older: int = 0) -> None:
         self.root = root
@@ -27,7 +27,7 @@ class AdapterStore:
         self.names: list[str] = []  # of those that are there, the newest last
 
     def put(self, policy: Policy, version: int) -> str:
-        """The name under which servers know it: of the version and of what is in it."""
+        """Writes an adapter; its name on the servers, of the version and a digest of its content."""
         scratch = self.root / f".{self._owner}-{version}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
         self._write(policy, scratch)

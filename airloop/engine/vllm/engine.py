@@ -164,7 +164,7 @@ class VllmEngine:
         return alive
 
     def _may_return(self, server: VllmServer) -> bool:
-        if server.gone():
+        if server.lost_for_good():
             return False
         if server.command:
             return server.returning or server.ended() is None or server.starts < STARTS
@@ -214,7 +214,7 @@ class VllmEngine:
             try:
                 return await self._admit(server)
             except (AirError, ServerLost) as error:
-                if why := server.gone():
+                if why := server.lost_for_good():
                     server.lost = why
                     return
                 again = isinstance(error, ServerLost) or server.ended() is not None
@@ -269,7 +269,7 @@ class VllmEngine:
             self._changed.set()  # who waits for one to come back looks whether one still may
 
     async def _check(self, server: VllmServer) -> None:
-        if why := server.gone():
+        if why := server.lost_for_good():
             server.lost = why
             return server.cancel_requests()
         if not server.lost and (code := server.ended()) is not None:

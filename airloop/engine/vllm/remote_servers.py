@@ -85,8 +85,8 @@ class NodeServer(VllmServer):
 
     def start(self) -> None:
         """Its node has started it: from now on its current process counts."""
-        if posted := self._status():
-            self.starts = posted.starts
+        if status := self._status():
+            self.starts = status.starts
 
     @property
     def _ready_s(self) -> float:
@@ -99,16 +99,16 @@ class NodeServer(VllmServer):
     def ended(self) -> int | None:
         """The exit code of the process that we know, where another has replaced it: that one is admitted as a new
         server."""
-        posted = self._status()
-        return posted.code if posted and posted.starts != self.starts else None
+        status = self._status()
+        return status.code if status and status.starts != self.starts else None
 
-    def gone(self) -> str:
-        posted = self._status()
-        return f"{posted.gone} (node {posted.node})" if posted and posted.gone else ""
+    def lost_for_good(self) -> str:
+        status = self._status()
+        return f"{status.gone} (node {status.node})" if status and status.gone else ""
 
     def tail(self) -> str:
-        posted = self._status()
-        return "" if posted and posted.with_node else super().tail()
+        status = self._status()
+        return "" if status and status.with_node else super().tail()
 
     def _status(self) -> ServerStatus | None:
         return (
@@ -118,7 +118,7 @@ class NodeServer(VllmServer):
     async def end(self) -> None:
         """Asks its node to end it. One that cannot be reached has ended, or the network is down: its node knows
         which."""
-        if self.status_file and not self.shared and not self.gone() and await self.is_healthy(ANSWER_S):
+        if self.status_file and not self.shared and not self.lost_for_good() and await self.is_healthy(ANSWER_S):
             self.status_file.request_end(self.url)
 
     async def close(self) -> None:

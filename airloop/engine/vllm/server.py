@@ -90,11 +90,11 @@ class VllmServer:
     shared: bool = False  # another rank started it, and manages its adapters
     pulls: bool = False  # it fetches adapters over HTTP, by our plugin: it does not see our files
     older: int = 0  # versions more than KEPT that replies under way may be of
-    lost: str = "it is being started"  # why it is asked for no replies
+    lost: str = "it is being started"  # why it gets no requests; empty: it does
     routes: ClassVar[Mapping[str, str]] = ROUTES
     node_managed: ClassVar[bool] = False  # its node restarts it
     _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
-    _waits: set[asyncio.Timeout] = field(default_factory=set, repr=False)  # for what it was asked
+    _waits: set[asyncio.Timeout] = field(default_factory=set, repr=False)  # of requests under way
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _client: httpx.AsyncClient | None = field(default=None, repr=False)
 
@@ -130,7 +130,7 @@ class VllmServer:
         """Waits until it takes requests. AirError with the end of its log where it ends instead, or lacks a route."""
         deadline = asyncio.get_running_loop().time() + self._ready_s
         while True:
-            if why := self.gone():
+            if why := self.lost_for_good():
                 problem = f"The vLLM at {self.url} is gone: {why}.\n{self.tail()}"
                 raise AirError(problem.rstrip(), NODE_LOST_FIX)
             if (code := self.ended()) is not None:
@@ -147,7 +147,7 @@ class VllmServer:
     def _ready_s(self) -> float:
         return READY_S if self.command else ANSWER_S
 
-    def gone(self) -> str:
+    def lost_for_good(self) -> str:
         """Why it will not be restarted, where its node manages it and says so; else empty."""
         return ""
 
@@ -166,7 +166,7 @@ class VllmServer:
                 finally:
                     self._waits.discard(wait)
         except TimeoutError:
-            raise ServerLost(self.gone() or "it is gone") from None
+            raise ServerLost(self.lost_for_good() or "it is gone") from None
 
     async def is_healthy(self, timeout_s: float) -> bool:
         with contextlib.suppress(httpx.HTTPError):
@@ -207,14 +207,14 @@ class VllmServer:
         self.busy += 1
         self.last_activity = time.monotonic()
         try:
-            asked = self.client.stream("POST", "/inference/v1/generate", json={**body, "stream": True})
-            async with self._awaited(), asked as answer:
+            response = self.client.stream("POST", "/inference/v1/generate", json={**body, "stream": True})
+            async with self._awaited(), response as answer:
                 if answer.status_code != 200:
-                    said = (await answer.aread()).decode(errors="replace")[:500]
+                    text = (await answer.aread()).decode(errors="replace")[:500]
                     if answer.status_code == 404 and body["model"] != self.model:
                         self._adapters = [name for name in self._adapters if name != body["model"]]
-                        raise AdapterMissing(said)
-                    raise (RequestRejected if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {said}")
+                        raise AdapterMissing(text)
+                    raise (RequestRejected if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {text}")
                 ended = False
                 async for line in answer.aiter_lines():
                     self.last_activity = time.monotonic()

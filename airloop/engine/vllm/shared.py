@@ -20,7 +20,7 @@ from airloop.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Served:
+class SharedServers:
     """What the first rank sends to the others."""
 
     servers: tuple[tuple[str, str, str], ...]  # address, key and where that comes from
@@ -52,12 +52,12 @@ class SharedEngine(VllmEngine):
         served = await self._ranks.gather(self._served(), "the new adapter, which the first rank publishes")
         self._name, self._version = served[0].name, version
 
-    def _served(self) -> Served:
+    def _served(self) -> SharedServers:
         servers = tuple((server.url, server.key, server.key_name) for server in self.servers)
         pulls = any(server.pulls for server in self.servers)
-        return Served(servers, str(self._store.root), self._name, pulls)
+        return SharedServers(servers, str(self._store.root), self._name, pulls)
 
-    def _adopt(self, served: Served) -> None:
+    def _adopt(self, served: SharedServers) -> None:
         known: dict[str, Any] = {"context": self.context, "shared": True, "pulls": served.pulls}
         status_file = ServerStatusFile.from_environment()
         kind = VllmServer if status_file is None else functools.partial(NodeServer, status_file=status_file)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airloop.config import Config
 from airloop.config.vllm_rules import MEMORY, ON_GPUS, SERVED
-from airloop.engine.vllm.adapter_server import ServedStore
+from airloop.engine.vllm.adapter_server import HttpAdapterStore
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.full import FullEngine, FullServer, FullStore
@@ -53,7 +53,7 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
     if policy.device.type == "cuda" and full:
         raise AirError(ON_GPUS, 'set trainer.model.train = "lora", or inference.backend = "embedded".')
     pulled = adapters_key(config) if config.inference.vllm.adapters == "http" else ""
-    place = new_place()
+    place = new_run_folder()
     model = base_directory(loaded, place)
     servers = _servers(config, policy, model, place, status_file)
     if full:
@@ -92,14 +92,14 @@ def _store(
     for server in servers:
         server.older, server.pulls = older, bool(key)
         if key and server.command:
-            let_pull(server, place, key)
+            enable_adapter_pull(server, place, key)
     where = (place / "adapters", model, older)
     if not key:
         return AdapterStore(*where)
-    return ServedStore(*where, key, status_file.host if status_file else vllm.adapters_host, vllm.adapters_port)
+    return HttpAdapterStore(*where, key, status_file.host if status_file else vllm.adapters_host, vllm.adapters_port)
 
 
-def let_pull(server: VllmServer, place: Path, key: str) -> None:
+def enable_adapter_pull(server: VllmServer, place: Path, key: str) -> None:
     """One that is about to be started, with a folder of its machine's."""
     server.env = {**server.env, **_with_plugin(place), KEY: key, FOLDER: str(place)}
 
@@ -124,7 +124,7 @@ def adapters_key(config: Config) -> str:
     return key
 
 
-def new_place() -> Path:
+def new_run_folder() -> Path:
     """For all that servers and their run have as files on one machine."""
     home = cache_directory() / "vllm"
     home.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def base_directory(loaded: Loaded, place: Path) -> Path:
     return loaded.path if loaded.path is not None else _saved_tiny(loaded.name, place)
 
 
-def base_here(name: str, place: Path) -> Path:
+def base_model_here(name: str, place: Path) -> Path:
     """The same on a machine that only serves it: found, or fetched, as a learner does."""
     from airloop.models.sources import locate
 
