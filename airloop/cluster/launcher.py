@@ -218,9 +218,8 @@ class ClusterLauncher:
                 self._ranks[rank].lose(self._lost(node, error))
 
     def _ranks_of(self, node_number: int) -> list[int]:
-        return [
-            rank for rank in [*self._ranks] if rank // self._ranks_per_node == node_number
-        ]  # while others are being started
+        ranks = [*self._ranks]  # a copy: others may be started meanwhile
+        return [rank for rank in ranks if rank // self._ranks_per_node == node_number]
 
     def _lost(self, node: Node, why: Exception) -> AirError:
         return AirError(

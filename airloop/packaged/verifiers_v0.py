@@ -23,7 +23,7 @@ from airloop.rollout.deadline import OutOfTime
 from airloop.rollout.episode import as_message, compared, component_totals
 from airloop.types import Sampled, Task, Trajectory
 
-# Where an episode is kept in a rollout's state.
+# The keys of an episode in a rollout's state.
 EPISODE, REPLIES, TRAJECTORY = "air_episode", "air_replies", "air_trajectory"
 
 
@@ -209,7 +209,7 @@ def _text(content: Any) -> str:
 
 
 def _final_observations(env: Environment, trajectory: Trajectory, replies: NativeReplies) -> list[Any]:
-    """What the environment said to the last reply."""
+    """The environment's observations after the last reply."""
     if not trajectory.turns:
         return []
     turn = trajectory.turns[-1]

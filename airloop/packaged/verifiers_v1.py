@@ -22,12 +22,12 @@ from airloop.rollout.deadline import OutOfTime
 from airloop.rollout.episode import component_totals
 from airloop.types import Sampled, Task, Trajectory
 
-# Where a trace keeps what the episode was worth: also for whoever scores it again later.
+# The key of the episode's score in a trace: it is also read when the trace is scored again later.
 SCORE = "air"
 
 
 class PackagedData(vf.TaskData):
-    """A task of ours, with what its environment is made of: whoever gets the row can play it."""
+    """A task, with the arguments of its environment: the row is enough to play it."""
 
     id: str = ""
     split: str = ""
@@ -203,11 +203,11 @@ class PackagedEnv(vf.Env[PackagedEnvConfig]):
         await agents.agent.run(task)
 
     async def start(self) -> None:
-        """What is wrong with the arguments is told before the first rollout."""
+        """Wrong arguments are reported before the first rollout."""
         self.taskset.environment().warm()
 
     async def stop(self) -> None:
-        with contextlib.suppress(AirError):  # start() has told of it
+        with contextlib.suppress(AirError):  # start() has reported it
             env = self.taskset.environment()
             forget_environment(env)
             await env.close()
@@ -231,7 +231,7 @@ def _check_runtime(kind: str) -> None:
 async def _ask(
     client: AsyncOpenAI, model: str, prompt: Prompt, replies: NativeReplies, trace: vf.Trace
 ) -> ExternalReply:
-    """ContextFull where verifiers lets no more be asked: a limit, a stop, or the end of the context."""
+    """Samples a reply. ContextFull where verifiers allows no more: a limit, a stop, or the end of the context."""
     tools = {"tools": [dict(tool) for tool in prompt.tools]} if prompt.tools else {}
     messages: list[Any] = replies.conversation(prompt.messages)
     try:

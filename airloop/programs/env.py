@@ -221,7 +221,7 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
         return await self.runner.check_world()
 
     def check_answers(self) -> Iterator[Trouble]:
-        """A command's sandbox holds the row, and whoever works there may read it."""
+        """A command's sandbox holds the row, and the agent may read it."""
         if not self.args.command:
             return
         columns = {name for task in self.tasks("train") for name in task.payload} - set(self.args.hidden)
@@ -242,7 +242,8 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
 
 
 def by_hash(rows: Sequence[Row], but: Collection[str] = ()) -> dict[str, Row]:
-    """The same row twice is one task; `but`: columns that only say where in the data set a row is."""
+    """Rows by a hash of their content, so that a repeated row is one task; `but`: columns with only the row's
+    position."""
     compared = [{name: value for name, value in row.items() if name not in but} for row in rows]
     texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in compared]
     return {hashlib.sha256(text.encode()).hexdigest()[:10]: row for text, row in zip(texts, rows, strict=True)}

@@ -54,9 +54,7 @@ class EpisodeQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, PendingEpisode] = OrderedDict()  # in the order in which they were added
-        self._closed: OrderedDict[str, EpisodeResult | None] = (
-            OrderedDict()
-        )  # None: it had no result when it was closed
+        self._closed: OrderedDict[str, EpisodeResult | None] = OrderedDict()  # None: closed without a result
 
     # --- the run's side -------------------------------------------------------------------------------------
 

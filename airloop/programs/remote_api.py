@@ -64,7 +64,7 @@ class RemoteServer:
         self._thread.start()
         if not self._started.wait(START_S) or self._problem is not None:
             problem = getattr(self._problem, "problem", "") or f"it did not start: {self._problem}"
-            raise AirError(f"The door for remote agents: {problem}", "args = { port = … } names another.")
+            raise AirError(f"The server for remote agents: {problem}", "args = { port = … } names another.")
         log.info("agents elsewhere may ask for episodes at %s/episodes", self.url)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class RemoteServer:
         self._started.set()
 
     async def _serve(self) -> None:
-        import httpx  # with all it draws, a sixth of a second: few runs have agents elsewhere
+        import httpx  # takes a sixth of a second to import, and few runs have remote agents
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)

@@ -38,8 +38,8 @@ class Scorer:
         self._workers = Workers(self.path, own_code.split_id(named)[2], role=SCORER)
 
     async def score(self, task: Mapping[str, Any], folder: Path, output: str) -> float | dict[str, float]:
-        """What the function says of a task and a folder with the agent's files. AirError where it fails: that is no
-        agent's doing, so nobody's score."""
+        """The function's score for a task and the folder of the agent's files. AirError where it fails: the agent is
+        not at fault, so it gets no score."""
         try:
             return await within(SCORE_S, "the scorer", self._workers.run(task, {}, [str(folder), output]))
         except OutOfTime as error:
@@ -55,14 +55,14 @@ class Scorer:
 
 
 class WorkspaceCopies:
-    """Of agents' workspaces, each in a folder that is gone when it was scored."""
+    """Makes copies of agents' workspaces, each in a folder that is removed after scoring."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(AT_ONCE)
         reap()
 
     async def make(self, pack: Callable[[int], Awaitable[bytes]], limit_bytes: int) -> tempfile.TemporaryDirectory[str]:
-        """`pack` is a world's; WorldLost where the agent has left what cannot be copied."""
+        """`pack` is the method of a world; WorldLost where the workspace cannot be copied."""
         folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
         try:
             async with self._turns:
@@ -74,14 +74,14 @@ class WorkspaceCopies:
 
 
 def reap() -> None:
-    """Removes what killed runs have left."""
+    """Removes copies that killed runs have left."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
         pid = left.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not left.is_symlink() and not _lives(int(pid)):
+        if pid.isdigit() and not left.is_symlink() and not _is_alive(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

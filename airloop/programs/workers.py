@@ -34,8 +34,8 @@ class Workers(JsonLineProcess):
         )
 
     def environ(self) -> dict[str, str]:
-        """A library that makes a client when it is imported must not make one with the user's own key, and no agent is
-        to reach what the run itself asks. A scorer may have a model to ask, which is not the policy."""
+        """An agent gets neither the user's own API keys, which a library may read when it is imported, nor the keys of
+        the run. A scorer keeps them: it may use another model than the policy."""
         env = super().environ()
         if self._role == AGENT:
             env = {
@@ -48,8 +48,8 @@ class Workers(JsonLineProcess):
     async def run(
         self, task: Mapping[str, Any], variables: Mapping[str, str], given: Sequence[str] = ()
     ) -> float | dict[str, float]:
-        """The score that the function gave. AirError where its file cannot be used. `given`: for a scorer, the folder
-        with an agent's files, and what the agent printed."""
+        """The score that the function returned. AirError where its file cannot be used. `given`: for a scorer, the
+        folder of an agent's files, and what the agent printed."""
         ended = await self.request({"task": task, "env": {**variables, **no_proxy_variables()}, "given": given})
         printed = self.printed if ended.get("gone") else ended["printed"]
         return _score({**ended, "printed": mask_secrets(printed, variables)}, variables, self._role)

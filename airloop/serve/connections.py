@@ -32,9 +32,7 @@ TIMEOUT_S = 10.0  # for a request's head to arrive, and for the client to read a
 MAX_CONNECTIONS = 256  # connections, fewer where the system gives a process few files
 MAX_AGENT_CONNECTIONS = 4096  # likewise, of agents
 BACKLOG = 32  # connections that the system queues, and that are accepted in one go before any is served
-UNREAD_LIMIT = (
-    64 << 20
-)  # bytes that are skipped of a request that was answered before its end, so that the client reads the answer
+UNREAD_LIMIT = 64 << 20  # bytes skipped of a request that was answered before its end: so the client reads the answer
 MINUTE_S = 60.0
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 # Errors of a connection that either side has closed.

@@ -13,9 +13,9 @@ from typing import Any
 
 OLDEST = "0.1.10"
 CONNECT_S = 60.0
-# The policy's own doing, or a request that it was refused: what an agent's program would have crashed of.
+# Errors that the policy caused, or a rejected request: an agent's program would have crashed with them.
 POLICY_ERRORS = ("ModelResponseError", "ToolError", "ToolParseError", "ToolCallError", "BadRequestError")
-# Of a reward function that failed: a judge that did not answer, not a reply that could not be read.
+# Errors of a reward function that are not the policy's fault: a judge that did not answer, for one.
 INFRA_ERRORS = {"APIError", "OpenAIError", "TransportError", "ConnectionError", "InfraError", "ClientError"}
 
 
@@ -26,7 +26,7 @@ class V0:
 
         self.version = verifiers.__version__
         refuse_too_old(self.version)
-        # One for all episodes: to make one takes longer than many a rollout. The address and the key are an episode's.
+        # One for all episodes: to make one takes longer than many rollouts. The address and the key are the episode's.
         no_limit = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self.http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=no_limit)
         self.env = verifiers.load_environment(name, **args)
@@ -70,15 +70,15 @@ class V0:
         return result_of(await self.env.run_rollout(request["row"], client, request["model"], sampling), reward_errors)
 
     async def play_first(self, request: dict[str, Any], client: Any, sampling: Any) -> dict[str, Any]:
-        """What the library does for a group before it scores it."""
+        """Runs an episode as the library does for a group, without scoring it."""
         state = await self.env.rollout(request["row"], client, request["model"], sampling)
         self.unscored[request["keep"]] = state
         error = state.get("error")
         return failure(" from ".join(f"{type(one).__name__}({one})" for one in causes(error))) if error else {}
 
     async def score(self, episodes: list[str]) -> list[dict[str, Any]]:
-        """By the library's own way to score a group. A function of the whole group that fails is 0 for all in it to the
-        library; here it is told."""
+        """Scores a group as the library does. A function of the whole group that fails is 0 for all episodes to the
+        library; here it is an error."""
         if gone := [name for name in episodes if name not in self.unscored]:
             raise RuntimeError(f"the process that had played {gone[0]} has ended since")
         states = [self.unscored[name] for name in episodes]
@@ -104,7 +104,7 @@ class V0:
 
 
 def refuse_too_old(version: str) -> None:
-    """By what is called, since development versions are numbered in many ways."""
+    """Checks the method's signature, since development versions are numbered in many ways."""
     from verifiers.envs.environment import Environment
 
     run = getattr(Environment, "run_rollout", None)
@@ -169,7 +169,7 @@ def result_of(played: Any, reward_errors: list[BaseException]) -> dict[str, Any]
 
 # --- what the library only logs ----------------------------------------------------------------------------------
 
-REWARD_ERRORS: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar("overheard")
+REWARD_ERRORS: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar("reward_errors")
 
 
 class RewardErrorHandler(logging.Handler):
@@ -183,8 +183,8 @@ class RewardErrorHandler(logging.Handler):
 
 
 def scored_alone(error: BaseException) -> Any:
-    """The state that the function was given; None where it was given those of a whole group. The library tells neither:
-    it is what the frame that has caught the error knows."""
+    """The state that the failed function was given; None for a function of a whole group. The library does not pass it
+    on: it is read from the stack frame that caught the error."""
     trace = error.__traceback__
     return None if trace is None else trace.tb_frame.f_locals.get("state")
 

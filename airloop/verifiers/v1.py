@@ -13,8 +13,8 @@ from urllib.parse import urlparse
 
 NUMBERS = itertools.count()
 HERE = ("127.0.0.1", "localhost", "::1")
-# Of the agent's own program, or of the policy's: what any agent's program would have crashed of. All others are trouble
-# of the environment.
+# Errors of the agent's own program, or of the policy: any agent's program would have crashed with them. All others are
+# failures of the environment.
 POLICY_ERRORS = {"HarnessError"}
 PRIME = "PRIME_API_KEY"
 
@@ -100,7 +100,7 @@ class V1:
             del os.environ[variable]
 
     async def serve(self) -> None:
-        """What all episodes share is opened with the first of them, and closed by the task that has opened it."""
+        """Opens what all episodes share, with the first of them; the task that has opened it closes it."""
         if self.serving is None:
             self.serving = asyncio.ensure_future(self._serve())
             self.serving.add_done_callback(self._not_served)
@@ -130,15 +130,15 @@ def gives_several(function: Any) -> bool:
 
 
 def on_this_machine(config: Any, task_type: Any) -> Any:
-    """The config with seats whose runtime nobody has chosen on this machine, where their harness runs nothing that the
+    """The config with agents on this machine whose runtime is the default, where their harness runs nothing that the
     model writes: the library's default is a rented sandbox."""
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.configs.env import default_agent_harness
     from verifiers.v1.runtimes import SubprocessConfig
     from verifiers.v1.utils.loaders import harness_class
 
-    seats = agent_config_fields(config)
-    for role, spec in seats.items():
+    agents = agent_config_fields(config)
+    for role, spec in agents.items():
         harness = harness_class((spec.harness or default_agent_harness(config.taskset.id)).id)
         safe = not (harness.EXECUTES_CODE or harness.NEEDS_CONTAINER or task_type.NEEDS_CONTAINER)
         if safe and spec.runtime.type == "prime" and spec.runtime == type(spec.runtime)():

@@ -23,7 +23,7 @@ import traceback
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-END_S = 5.0  # for episodes to give back what they hold, once nobody waits for them
+END_S = 5.0  # for episodes to release their resources, once the input has ended
 PR_SET_CHILD_SUBREAPER = 36
 A_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)\b")  # a variable that holds a secret
 
@@ -44,7 +44,7 @@ def main() -> None:
     setup = json.loads(sys.argv[1])
     requests, results = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what environments print is no answer
+    os.dup2(2, 1)  # what environments print must not mix with answers
     # Programs that came with the interpreter (uv, which v1's agents are started with) are found before any others.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
     if setup["folder"]:  # also for processes of its own: a server of tools is started by its module's name
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def run(loop: asyncio.AbstractEventLoop, server: EpisodeServer) -> None:
-    """To its end. What says sys.exit() in one episode ends that episode, and not the others."""
+    """Runs the server to its end. A sys.exit() in one episode ends that episode, and not the others."""
     serving = loop.create_task(server.run())
     while not serving.done():
         try:
@@ -93,7 +93,7 @@ class EpisodeServer:
             await self.environment.close()
 
     def listen(self) -> None:
-        """In a thread, so that the end is heard even where the environment keeps the event loop busy."""
+        """Reads requests in a thread, so that the end of the input is noticed even while the event loop is busy."""
         with os.fdopen(self.requests, encoding="utf-8") as lines:
             for line in lines:
                 self.loop.call_soon_threadsafe(self.handle_request, json.loads(line))
@@ -135,7 +135,8 @@ class EpisodeServer:
         return result
 
     def load(self) -> dict[str, Any]:
-        """Why it cannot be used; nothing if it can. Here and not in a thread: environments set handlers of signals."""
+        """Loads the environment; why it cannot be used, empty if it can. Not in a thread: environments set signal
+        handlers."""
         if self.environment is None and not self.failed:
             try:
                 self.environment = open_environment(self.setup["name"], self.setup["args"])
