@@ -18,7 +18,7 @@ from typing import Any
 
 from airloop import interrupts
 from airloop.errors import AirError
-from airloop.launch.base import Order
+from airloop.launch.base import RankSpec
 from airloop.launch.monitor import config_for_rank
 from airloop.runs.run import Run
 from airloop.types import Alarm
@@ -33,48 +33,48 @@ class Reporter:
         self._lock = threading.Lock()
 
     def phase(self, text: str, total: int = 0) -> None:
-        self._tell("phase", text, total)
+        self._send("phase", text, total)
 
     def advance(self, detail: str = "") -> None:
-        self._tell("advance", detail)
+        self._send("advance", detail)
 
     def step(self, metrics: dict[str, Any]) -> None:
         if self._rank == 0:
-            self._tell("step", metrics)
+            self._send("step", metrics)
 
     def alarm(self, alarm: Alarm) -> None:
-        self._tell("alarm", asdict(alarm))
+        self._send("alarm", asdict(alarm))
 
     def evaluated(self, metrics: dict[str, Any]) -> None:
         if self._rank == 0:
-            self._tell("evaluated", metrics)
+            self._send("evaluated", metrics)
 
     def say(self, text: str) -> None:
-        self._tell("say" if self._rank == 0 else "log", text)
+        self._send("say" if self._rank == 0 else "log", text)
 
     def warn(self, text: str) -> None:
         """What this rank's parts log: seen, whichever rank it is."""
-        self._tell("say", f"rank {self._rank}: {text}")
+        self._send("say", f"rank {self._rank}: {text}")
 
     def stopped(self) -> None:
-        self._tell("stopped")
+        self._send("stopped")
 
     def fail(self, error: AirError, noticed: bool) -> None:
-        self._tell("error", error.problem, error.fix, noticed)
+        self._send("error", error.problem, error.fix, noticed)
 
-    def _tell(self, *told: Any) -> None:
+    def _send(self, *event: Any) -> None:
         with self._lock:
-            self._file.write(json.dumps(told) + "\n")
+            self._file.write(json.dumps(event) + "\n")
             self._file.flush()
 
 
 def main() -> None:
-    order = Order(**json.loads(sys.argv[1]))
+    spec = RankSpec(**json.loads(sys.argv[1]))
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     interrupts.install_launcher_handlers()
-    reporter = Reporter(order.events, order.rank)
+    reporter = Reporter(spec.events, spec.rank)
     try:
-        _run(order, reporter)
+        _run(spec, reporter)
     except (KeyboardInterrupt, asyncio.CancelledError):
         reporter.stopped()
         sys.exit(130)
@@ -85,21 +85,21 @@ def main() -> None:
         sys.exit(1)
     except BaseException as error:
         traceback.print_exc()
-        what = f"Rank {order.rank} failed: {type(error).__name__}: {error}"
-        reporter.fail(AirError(what, f"{Path(order.run) / 'log.txt'} has the traceback."), noticed=False)
+        what = f"Rank {spec.rank} failed: {type(error).__name__}: {error}"
+        reporter.fail(AirError(what, f"{Path(spec.run) / 'log.txt'} has the traceback."), noticed=False)
         sys.exit(1)
 
 
-def _run(order: Order, reporter: Reporter) -> None:
+def _run(spec: RankSpec, reporter: Reporter) -> None:
     from airloop.ranks import DistributedRanks
     from airloop.training import send_logs_to, train_rank
 
-    run = Run.open(Path(order.run))
-    run.config = config_for_rank(run.config, order.device)
-    run.writes = order.rank == 0
+    run = Run.open(Path(spec.run))
+    run.config = config_for_rank(run.config, spec.device)
+    run.writes = spec.rank == 0
     send_logs_to(reporter.warn, run.config)
-    ranks = DistributedRanks(order.rank, order.size, Path(order.folder), order.device, order.address)
-    asyncio.run(train_rank(run, reporter, order.resuming, ranks))
+    ranks = DistributedRanks(spec.rank, spec.size, Path(spec.folder), spec.device, spec.address)
+    asyncio.run(train_rank(run, reporter, spec.resuming, ranks))
     ranks.close()
 
 

@@ -40,8 +40,8 @@ MEET_S = 1800.0
 COLLECTIVE_S = 1800.0
 # Ranks end together: so long the one that keeps the store waits for the others to have left it.
 LEAVE_S = 60.0
-# How often a rank shows the others that it goes on.
-PULSE_S = 10.0
+# How often a rank that makes progress shows it to the others.
+HEARTBEAT_S = 10.0
 # Pauses between two looks at the store: short at first, as ranks that did the same work arrive together.
 PAUSES_S = (0.001, 0.05)
 # Gradients are summed in pieces of this size, so that a copy of all of them is never needed.
@@ -63,7 +63,7 @@ class Ranks:
         """Whether this rank writes what a run has one of: metrics, checkpoints, status."""
         return self.rank == 0
 
-    def mine(self, items: Sequence[T]) -> list[T]:
+    def my_share(self, items: Sequence[T]) -> list[T]:
         """This rank's share: every size-th item. The shares of all ranks are all items, each once."""
         return list(items[self.rank :: self.size])
 
@@ -94,7 +94,7 @@ class DistributedRanks(Ranks):
         self.rank = rank
         self.size = size
         self._meetings = 0
-        self._pulses = Pulses(folder, rank)
+        self._heartbeats = Heartbeats(folder, rank)
         self._keeps_store = bool(address) and rank == 0
         wait = datetime.timedelta(seconds=COLLECTIVE_S)
         with naming_losses("the ranks find each other"):
@@ -116,7 +116,7 @@ class DistributedRanks(Ranks):
         began, pause = time.monotonic(), PAUSES_S[0]
         while missing := [r for r in range(self.size) if not self._here(r)]:
             waited = time.monotonic() - began
-            if min(waited, self._pulses.still(missing[0])) > deadline_s:
+            if min(waited, self._heartbeats.seconds_still(missing[0])) > deadline_s:
                 raise RankLost(
                     f"Rank {self.rank} waited {waited:.0f} s for rank {missing[0]} at: {what}. "
                     f"That rank has made no progress for {deadline_s:.0f} s.",
@@ -151,7 +151,7 @@ class DistributedRanks(Ranks):
     def close(self) -> None:
         import torch.distributed as dist
 
-        self._pulses.stop()
+        self._heartbeats.stop()
         self._leave()
         dist.destroy_process_group()
 
@@ -173,9 +173,9 @@ class DistributedRanks(Ranks):
             return bool(self._store.check([self._key(rank)]))
 
 
-class Pulses:
-    """Files that ranks touch while something begins, ends or makes progress in them: a thread that lives is no proof,
-    what it sees moving is. How long one has been still is counted from when its file was last seen to change, so that
+class Heartbeats:
+    """Files that ranks touch while something begins, ends or makes progress in them: a running thread alone is no proof
+    of progress. How long one has been still is counted from when its file was last seen to change, so that
     clocks of several machines need not agree."""
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -184,15 +184,15 @@ class Pulses:
         self._end = threading.Event()
         threading.Thread(target=self._beat, name="air-pulse", daemon=True).start()
 
-    def still(self, rank: int) -> float:
-        """Seconds since that rank was seen to move, or was first looked at."""
+    def seconds_still(self, rank: int) -> float:
+        """Seconds since that rank was last seen to make progress, or was first checked."""
         last, now = self.last(rank), time.monotonic()
         if rank not in self._seen or self._seen[rank][0] != last:
             self._seen[rank] = (last, now)
         return now - self._seen[rank][1]
 
     def last(self, rank: int) -> float:
-        """When that rank last moved; 0 if it never did."""
+        """When that rank last made progress; 0 if it never did."""
         try:
             return self._file(rank).stat().st_mtime
         except OSError:
@@ -206,7 +206,7 @@ class Pulses:
 
     def _beat(self) -> None:
         seen = 0.0
-        while not self._end.wait(PULSE_S):
+        while not self._end.wait(HEARTBEAT_S):
             moved = WAITS.moved
             if moved != seen:
                 seen = moved

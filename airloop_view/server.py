@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airloop.errors import AirError
-from airloop.serve.server import bound
+from airloop.serve.server import bind_socket
 from airloop_view.api import LARGEST, Api, NotFound, Query, as_json
 from airloop_view.episode import Unreadable
 from airloop_view.folder import Folder
@@ -50,7 +50,7 @@ class Viewer:
     def __init__(self, options: Options) -> None:
         self.folder = Folder(options.directory)
         self.token = choose_token(options.host, options.token)
-        self._socket = bound(options.host, options.port)
+        self._socket = bind_socket(options.host, options.port)
         self._socket.listen(128)
         self.host, self.port = options.host, int(self._socket.getsockname()[1])
         self.store = Store(self.folder.root / self.folder.only if self.folder.only else self.folder.root)
@@ -76,14 +76,14 @@ class Viewer:
         """Serves until it is told to stop, by Ctrl-C or by stop()."""
         import uvicorn
 
-        from airloop.serve.callers import WAITING, Caller, quiet_logs
+        from airloop.serve.connections import BACKLOG, LimitedConnection, quiet_logs
 
         app = Guard(make_app(self), host=self.host, port=self.port, token=self.token)
         config = uvicorn.Config(
             app,
-            http=Caller,
+            http=LimitedConnection,
             ws="none",
-            backlog=WAITING,
+            backlog=BACKLOG,
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from airloop.engine.base import Generation, Heard, Limits, Sampling
+from airloop.engine.base import Generation, Limits, Sampling, TokenCallback
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
 from airloop.serve.app import Endpoint
@@ -45,12 +45,12 @@ class SlowEngine:
         return self._seconds / len(self._ids)
 
     async def generate(
-        self, token_ids: Any, sampling: Sampling, order: str = "", heard: Heard | None = None
+        self, token_ids: Any, sampling: Sampling, order: str = "", on_tokens: TokenCallback | None = None
     ) -> Generation:
         began = time.monotonic()
-        for i, token in enumerate(self._ids if heard else ()):
+        for i, token in enumerate(self._ids if on_tokens else ()):
             await asyncio.sleep(began + (i + 1) * self.first - time.monotonic())
-            heard([token])  # type: ignore[misc]
+            on_tokens([token])  # type: ignore[misc]
         await asyncio.sleep(began + self._seconds - time.monotonic())
         return Generation(self._ids, (-0.5,) * len(self._ids), "stop", 0)
 

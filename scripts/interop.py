@@ -25,6 +25,8 @@ import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from airloop.verifiers.installed import pip_error
+
 ROOT = Path(__file__).resolve().parents[1]
 WANTED = ROOT / "tests" / "interop" / "requirements"
 PLACE = ROOT / ".venv-interop"
@@ -93,19 +95,14 @@ def _run(command: list[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"pip has not ended in {TIMEOUT_S} s"
-    return _last(done.stderr) if done.returncode else ""
-
-
-def _last(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.startswith("ERROR:")]
-    return (lines or said.strip().splitlines() or ["pip gave no reason"])[-1]
+    return pip_error(done.stderr) if done.returncode else ""
 
 
 def main() -> None:
     names = sys.argv[1:] or sorted(path.stem for path in WANTED.glob("*.txt"))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for said in pool.map(make, names):
-            print(said, flush=True)
+        for output in pool.map(make, names):
+            print(output, flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from airloop.config.vllm_rules import BACKEND
 from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.engine.vllm.start import _device, _share, adapters_key, interpreter, make_vllm_engine
 from airloop.errors import AirError
-from airloop.launch.base import Order
+from airloop.launch.base import RankSpec
 from airloop.launch.local import _surroundings
 from airloop.launch.monitor import config_for_rank
 from airloop.ranks import Ranks
@@ -106,7 +106,7 @@ def test_a_gpu_is_counted_among_those_that_may_be_seen(monkeypatch: pytest.Monke
     assert _device(1) == "GPU-7"
     with pytest.raises(AirError, match="only 2 may be seen"):
         _device(2)
-    rank = _surroundings(Order("run", 1, 2, "folder", "cuda", False, gpu="4"))
+    rank = _surroundings(RankSpec("run", 1, 2, "folder", "cuda", False, gpu="4"))
     assert rank["CUDA_VISIBLE_DEVICES"] == "4"
     for name, value in rank.items():
         monkeypatch.setenv(name, value)

@@ -1,7 +1,7 @@
-"""What runs on each node: it starts the node's ranks as on one machine, and keeps what they tell until it is asked.
+"""The agent on each node: it starts the node's ranks as on one machine, and buffers their events until they are polled.
 
-Calls come over a network that may swallow an answer, so that each may come twice: a rank is started once, a signal is
-sent once, and news are kept until the next call says that they have arrived.
+Calls come over a network that may lose an answer, so each may come twice: a rank is started once, a signal is sent
+once, and events are kept until the next call acknowledges them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.cluster.network import free_ports, way_to
-from airloop.launch.base import Handle, Order
+from airloop.cluster.network import free_ports, route_to
+from airloop.launch.base import Handle, RankSpec
 from airloop.launch.local import LocalLauncher
 from airloop.own_code import content_digest
 from airloop.version import __version__
 
 if TYPE_CHECKING:
-    from airloop.cluster.kept import KeptServer
+    from airloop.cluster.supervised_server import SupervisedServer
 
-# Number, a rank's number or a server's address, kind (event, line, exit), text.
-News = tuple[int, int | str, str, str]
-# Between two looks at the ranks while nothing is told.
+# Sequence number, a rank's number or a server's address, kind (event, line, exit), text.
+NodeEvent = tuple[int, int | str, str, str]
+# Between two checks of the ranks while there are no events.
 LOOK_S = 0.1
-# A rank's last lines may still be in its pipe when it has ended: so long its end is not news.
-LAST_WORDS_S = 0.3
-# For all servers to end: their keepers ask for 5 s, and then do not ask any more.
+# A rank's last lines may still be in its pipe when it has ended: its end is reported after this time.
+OUTPUT_GRACE_S = 0.3
+# For all servers to end: their process guards wait for 5 s, and then kill them.
 END_S = 8.0
 
 
@@ -48,7 +48,9 @@ def versions() -> dict[str, str]:
     return {**found, "code of air": content_digest(str(Path(__file__).absolute().parents[1]))[:12]}
 
 
-class Agent:
+class NodeAgent:
+    """Runs on a node; its methods are called by the launcher, over the network."""
+
     def __init__(self, environment: Mapping[str, str | None], folder: str) -> None:
         """`environment`: variables that are to be as they are where the run was started. `folder`: the directory it
         was started in, taken where this machine has it."""
@@ -59,20 +61,20 @@ class Agent:
         self._launcher = LocalLauncher()
         self._lock = threading.RLock()  # of the ranks: calls come in several threads
         self._ranks: dict[int, Handle] = {}
-        self._servers: dict[str, KeptServer] = {}  # by address
-        self._place: Path | None = None  # their files
-        self._finding = threading.Lock()  # of their model
+        self._servers: dict[str, SupervisedServer] = {}  # by address
+        self._folder: Path | None = None  # their files
+        self._model_lock = threading.Lock()  # of their model
         self._ended: dict[int, float] = {}  # by rank, when its end was seen; forgotten ranks are not watched
         self._sent: set[int] = set()  # numbers of signals
-        self._news: list[News] = []
-        self._number = 0
-        self._some = threading.Condition()
+        self._events: list[NodeEvent] = []
+        self._sequence_number = 0
+        self._changed = threading.Condition()
 
     def facts(self, head: str) -> dict[str, Any]:
-        """What the one who gives orders must know of this machine."""
-        way = way_to(head)
+        """What the launcher needs to know of this machine."""
+        route = route_to(head)
         gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        return {"versions": versions(), "address": way.address, "interface": way.interface, "gpus": gpus}
+        return {"versions": versions(), "address": route.address, "interface": route.interface, "gpus": gpus}
 
     def read(self, path: str) -> str | None:
         """A file's text, as this machine sees it."""
@@ -89,49 +91,53 @@ class Agent:
         with self._lock:
             self._launcher.prepare(device)
 
-    def start(self, order: dict[str, Any]) -> int:
+    def start(self, spec: dict[str, Any]) -> int:
         """The rank's process id."""
-        rank = int(order["rank"])
+        rank = int(spec["rank"])
         with self._lock:
             if rank not in self._ranks:
-                given = Order(**order)
-                self._ranks[rank] = self._launcher.spawn(given, lambda kind, text: self._tell(rank, kind, text))
+                rank_spec = RankSpec(**spec)
+                self._ranks[rank] = self._launcher.spawn(
+                    rank_spec, lambda kind, text: self._add_event(rank, kind, text)
+                )
             return self._ranks[rank].pid
 
-    def serve(self, order: dict[str, Any]) -> None:
-        """A server of vLLM, which is kept from now on."""
-        from airloop.cluster.kept import KeptServer, ServerOrder
-        from airloop.engine.vllm.start import new_place
+    def serve(self, spec: dict[str, Any]) -> None:
+        """Starts a vLLM server, which is supervised from now on."""
+        from airloop.cluster.supervised_server import ServerSpec, SupervisedServer
+        from airloop.engine.vllm.start import new_run_folder
 
-        given = ServerOrder(**order)
+        server_spec = ServerSpec(**spec)
         with self._lock:
-            if given.url not in self._servers:
-                self._place = self._place or new_place()
-                tell = functools.partial(self._tell, given.url)
-                self._servers[given.url] = KeptServer(given, self._place, self._finding, tell)
+            if server_spec.url not in self._servers:
+                self._folder = self._folder or new_run_folder()
+                on_output = functools.partial(self._add_event, server_spec.url)
+                self._servers[server_spec.url] = SupervisedServer(
+                    server_spec, self._folder, self._model_lock, on_output
+                )
 
     def replace_server(self, url: str, starts: int) -> None:
         with self._lock:
             self._servers[url].replace(starts)
 
     def signal(self, number: int, rank: int, signal: int) -> None:
-        """`number`: of this call, so that the same one is not made twice."""
+        """`number`: of this call, so that a repeated call sends no second signal."""
         with self._lock:
             if number not in self._sent:
                 self._sent.add(number)
                 self._ranks[rank].send_signal(signal)
 
-    def news(self, seen: int, wait_s: float) -> list[News]:
-        """What came after the news of that number, waited for if there is none."""
+    def events(self, seen: int, wait_s: float) -> list[NodeEvent]:
+        """The events after that number; waits if there is none."""
         until = time.monotonic() + wait_s
-        with self._some:
-            self._news = [one for one in self._news if one[0] > seen]
+        with self._changed:
+            self._events = [one for one in self._events if one[0] > seen]
         while True:
-            self._look()
-            with self._some:
-                if self._news or time.monotonic() > until:
-                    return list(self._news)
-                self._some.wait(LOOK_S)
+            self._watch()
+            with self._changed:
+                if self._events or time.monotonic() > until:
+                    return list(self._events)
+                self._changed.wait(LOOK_S)
 
     def close(self) -> None:
         with self._lock:
@@ -141,28 +147,28 @@ class Agent:
             until = time.monotonic() + END_S
             for server in self._servers.values():
                 server.wait(max(0.0, until - time.monotonic()))  # one that still runs would go on writing there
-            if self._place is not None:
-                shutil.rmtree(self._place, ignore_errors=True)
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _look(self) -> None:
-        """For ranks and servers that have ended."""
+    def _watch(self) -> None:
+        """Checks for ranks and servers that have ended."""
         with self._lock:
             for server in self._servers.values():
                 server.look()
             codes = {rank: process.poll() for rank, process in self._ranks.items()}
         now = time.monotonic()
         for rank, code in codes.items():
-            if code is not None and now - self._ended.setdefault(rank, now) > LAST_WORDS_S:
-                self._ended[rank] = float("inf")  # told once
-                self._tell(rank, "exit", str(code))
+            if code is not None and now - self._ended.setdefault(rank, now) > OUTPUT_GRACE_S:
+                self._ended[rank] = float("inf")  # reported once
+                self._add_event(rank, "exit", str(code))
 
-    def _tell(self, who: int | str, kind: str, text: str) -> None:
-        with self._some:
-            self._number += 1
-            self._news.append((self._number, who, kind, text))
-            self._some.notify_all()
+    def _add_event(self, who: int | str, kind: str, text: str) -> None:
+        with self._changed:
+            self._sequence_number += 1
+            self._events.append((self._sequence_number, who, kind, text))
+            self._changed.notify_all()
 
 
-def as_given(order: Order) -> dict[str, Any]:
-    """An order as it travels: plain values, so that versions that differ can be told before they break."""
-    return asdict(order)
+def as_dict(spec: RankSpec) -> dict[str, Any]:
+    """A spec as plain values, so that a node with another version can be refused before it fails."""
+    return asdict(spec)

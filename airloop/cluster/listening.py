@@ -1,4 +1,4 @@
-"""Listening to a node: what its ranks and servers tell, as long as it answers."""
+"""Polling a node for the events of its ranks and servers, as long as it answers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from airloop.cluster.node import Node
 
-# An agent that has nothing to tell says so after this long: a call that is never answered cannot be told from a loss.
-NEWS_S = 1.0
-Hear = Callable[[int | str, str, str], None]  # a rank's number or a server's address, kind (event, line, exit), text
+# An agent without events answers after this time: a call that is never answered would look like a lost node.
+EVENTS_WAIT_S = 1.0
+OnEvent = Callable[[int | str, str, str], None]  # a rank's number or a server's address, kind (event, line, exit), text
 
 
-def listen(node: Node, ended: Callable[[], bool], hear: Hear) -> None:
+def listen(node: Node, ended: Callable[[], bool], handle_event: OnEvent) -> None:
     """Until `ended`, which is asked every second. NodeLost where the node is."""
     seen = 0
     while not ended():
-        for number, who, kind, text in node.call("news", seen, NEWS_S):
+        for number, who, kind, text in node.call("events", seen, EVENTS_WAIT_S):
             seen = number
-            hear(who, kind, text)
+            handle_event(who, kind, text)

@@ -15,8 +15,8 @@ class Node(Protocol):
     name: str
 
     def call(self, method: str, *given: Any) -> Any:
-        """What a method of its agent (agent.py) returns. NodeLost if it is gone; a call that the network has swallowed
-        is made again, so that an agent must take the same call twice."""
+        """What a method of its agent (agent.py) returns. NodeLost if it was lost; a call whose answer was lost is
+        repeated, so an agent must accept the same call twice."""
         ...
 
 

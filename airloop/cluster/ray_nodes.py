@@ -14,7 +14,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from airloop.cluster.agent import Agent
+from airloop.cluster.agent import NodeAgent
 from airloop.cluster.launcher import environment
 from airloop.cluster.node import Node, NodeLost
 from airloop.errors import AirError
@@ -25,7 +25,7 @@ JOIN_S = 20.0
 ANSWER_S = 10.0
 # What is free is given within moments; what another job holds is not waited for.
 PLACE_S = 20.0
-# An agent that cannot be reached for so long is gone, whatever Ray still hopes; Ray itself gives a node up after 15 s
+# An agent that cannot be reached for so long is lost, whatever Ray reports; Ray itself gives a node up after 15 s
 # if it is dead and within a minute if it is frozen.
 LOST_S = 90.0
 # The longest call starts a process that imports torch, from a file system that may be slow.
@@ -91,7 +91,7 @@ class RayNodes:
         return self._agents(count, needs)
 
     def _agents(self, count: int, needs: dict[str, float]) -> list[Node]:
-        group, kind = self._group, ray.remote(Agent)
+        group, kind = self._group, ray.remote(NodeAgent)
         actors = [
             kind.options(
                 num_cpus=needs["CPU"],

@@ -1,5 +1,5 @@
-"""Nodes that sample: servers of vLLM on each, of which learners know by the board. One that is lost is said, and the
-run goes on with the others."""
+"""Nodes that sample: vLLM servers on each, which learners find by the status file. A lost node is reported, and the run
+goes on with the others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from airloop.cluster.kept import ServerOrder
 from airloop.cluster.listening import listen
 from airloop.cluster.node import Node, NodeLost
+from airloop.cluster.supervised_server import ServerSpec
 from airloop.config import Config
 from airloop.config.schema import VllmConfig
-from airloop.engine.vllm.elsewhere import API_KEY, BOARD, Board, Posted
 from airloop.engine.vllm.plugin.adapters import KEY
+from airloop.engine.vllm.remote_servers import API_KEY, STATUS_FILE_VARIABLE, ServerStatus, ServerStatusFile
 from airloop.errors import AirError
 from airloop.runs.run import Run
 
@@ -27,24 +27,26 @@ LOGS = "servers"  # in the run's directory: what each of them prints
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """A node, and what its agent says of it."""
+class SamplerNode:
+    """A node, and the facts that its agent reports."""
 
     node: Node
     facts: Mapping[str, Any]
 
 
-class Samplers:
-    def __init__(self, run: Run, nodes: Sequence[Sampler], folder: Path, host: str, say: Callable[[str], None]) -> None:
+class SamplerNodes:
+    def __init__(
+        self, run: Run, nodes: Sequence[SamplerNode], folder: Path, host: str, say: Callable[[str], None]
+    ) -> None:
         """`folder`: one that all learners see. `host`: the first learner's address, which samplers reach it by."""
         self._run, self._nodes, self._say = run, nodes, say
-        told = run.config.inference.vllm
-        named = told.adapters_host != VllmConfig.model_fields["adapters_host"].default
-        self._host = told.adapters_host if named else host
-        self._board = Board(folder / "servers.json")
+        vllm = run.config.inference.vllm
+        named = vllm.adapters_host != VllmConfig.model_fields["adapters_host"].default
+        self._host = vllm.adapters_host if named else host
+        self._status_file = ServerStatusFile(folder / "servers.json")
         self._key, self._adapters_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
-        self._lock = threading.Lock()  # of what is posted: every node has a thread
-        self._posted: dict[str, Posted] = {}  # by address
+        self._lock = threading.Lock()  # of the statuses: every node has a thread
+        self._statuses: dict[str, ServerStatus] = {}  # by address
         self._listening: list[threading.Thread] = []
         self._closed = threading.Event()
 
@@ -63,7 +65,7 @@ class Samplers:
             self._listening.append(thread)
             thread.start()
         return {
-            BOARD: str(self._board.path),
+            STATUS_FILE_VARIABLE: str(self._status_file.path),
             KEY: self._adapters_key,
             API_KEY: self._key,
         }
@@ -82,21 +84,21 @@ class Samplers:
         with contextlib.suppress(NodeLost):
             node.call("close")
 
-    def _begin(self, sampler: Sampler) -> bool:
-        """Whether a node has heard what to start. The run does without one that is lost already."""
+    def _begin(self, sampler: SamplerNode) -> bool:
+        """Whether a node was told which servers to start. The run goes on without one that is lost already."""
         try:
-            orders = self._orders(sampler)
-            for number, order in enumerate(orders, len(self._posted)):
+            rank_specs = self._orders(sampler)
+            for number, spec in enumerate(rank_specs, len(self._statuses)):
                 log = self._run.path / LOGS / f"{number}.log"
-                sampler.node.call("serve", asdict(replace(order, number=number)))
-                self._posted[order.url] = Posted(order.url, sampler.node.name, str(log))
+                sampler.node.call("serve", asdict(replace(spec, number=number)))
+                self._statuses[spec.url] = ServerStatus(spec.url, sampler.node.name, str(log))
         except NodeLost as lost:
-            self._posted = {url: one for url, one in self._posted.items() if one.node != sampler.node.name}
+            self._statuses = {url: one for url, one in self._statuses.items() if one.node != sampler.node.name}
             self._say(f"note: the sampler node {sampler.node.name} was lost before the run had begun: {lost}")
             return False
         return True
 
-    def _orders(self, sampler: Sampler) -> list[ServerOrder]:
+    def _orders(self, sampler: SamplerNode) -> list[ServerSpec]:
         config, gpus = self._run.config, sampler.facts["gpus"]
         if len(gpus) < len(config.gpus):
             raise too_few_gpus(sampler.node, len(gpus), len(config.gpus))
@@ -104,7 +106,7 @@ class Samplers:
         places = gpus[: len(config.gpus)] if config.gpus else [None]
         ports = sampler.node.call("free_ports", host, len(places))
         return [
-            ServerOrder(
+            ServerSpec(
                 config=config.model_dump(mode="json", exclude_none=True),
                 dtype=config.dtype_apart,
                 number=0,
@@ -119,55 +121,55 @@ class Samplers:
 
     def _follow(self, node: Node) -> None:
         try:
-            listen(node, lambda: self._closed.is_set() or self._replace(node), self._hear)
+            listen(node, lambda: self._closed.is_set() or self._replace(node), self._handle_event)
         except Exception as error:  # NodeLost, or whatever else: its servers must not be waited for in vain
             if not self._closed.is_set():
                 self._lose(node, str(error))
 
     def _replace(self, node: Node) -> bool:
-        """Servers that the first rank wants to be ended, because they do not do what they are asked. False: whoever
-        listens goes on."""
-        for number, one in enumerate([*self._posted.values()]):
-            if one.node == node.name and (starts := self._board.take_asked(number)) is not None:
+        """Ends servers that the first rank wants to be replaced, because they do not answer as they should. False:
+        polling goes on."""
+        for number, one in enumerate([*self._statuses.values()]):
+            if one.node == node.name and (starts := self._status_file.take_end_request(number)) is not None:
                 node.call("replace_server", one.url, starts)
         return False
 
-    def _hear(self, url: int | str, kind: str, text: str) -> None:
-        posted = self._posted[str(url)]
+    def _handle_event(self, url: int | str, kind: str, text: str) -> None:
+        status = self._statuses[str(url)]
         if kind == "line":
             # A full disk is reported by whatever must not be lost; it is no loss of a node.
-            log = Path(posted.log)
+            log = Path(status.log)
             with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{text}\n")
         elif kind == "exit":
-            self._end([posted], f"it ended with exit code {text}, after {posted.starts} starts")
+            self._end([status], f"it ended with exit code {text}, after {status.starts} starts")
         else:
-            name, *told = json.loads(text)
+            name, *values = json.loads(text)
             if name == "failed":
-                self._end([posted], told[0])
+                self._end([status], values[0])
                 return
-            self._change([replace(posted, starts=told[0], code=told[1])])
-            self._say(f"note: the server at {url} ended with exit code {told[1]}: its node has started it again")
+            self._change([replace(status, starts=values[0], code=values[1])])
+            self._say(f"note: the server at {url} ended with exit code {values[1]}: its node has started it again")
 
     def _lose(self, node: Node, why: str) -> None:
-        there = [one for one in self._posted.values() if one.node == node.name and not one.gone]
+        there = [one for one in self._statuses.values() if one.node == node.name and not one.gone]
         if there:
             self._end([replace(one, with_node=True) for one in there], f"its node was lost: {why}")
 
-    def _end(self, servers: Sequence[Posted], why: str) -> None:
+    def _end(self, servers: Sequence[ServerStatus], why: str) -> None:
         self._change([replace(one, gone=why) for one in servers])
-        left = [one for one in self._posted.values() if not one.gone]
+        left = [one for one in self._statuses.values() if not one.gone]
         where = ", ".join(one.url for one in servers)
-        rest = f"{len(left)} of {len(self._posted)} servers go on" if left else "no server is left"
+        rest = f"{len(left)} of {len(self._statuses)} servers go on" if left else "no server is left"
         self._say(f"note: the sampler node {servers[0].node} has lost {where}: {why}; {rest}")
 
-    def _change(self, servers: Sequence[Posted]) -> None:
-        with self._lock, contextlib.suppress(AirError, OSError):  # as above
-            self._posted |= {one.url: one for one in servers}
+    def _change(self, servers: Sequence[ServerStatus]) -> None:
+        with self._lock, contextlib.suppress(AirError, OSError):  # a full disk, as above
+            self._statuses |= {one.url: one for one in servers}
             self._post()
 
     def _post(self) -> None:
-        self._board.post(self._host, [*self._posted.values()])
+        self._status_file.write(self._host, [*self._statuses.values()])
 
 
 def share_out(config: Config, found: int) -> tuple[int, int]:

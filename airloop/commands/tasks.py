@@ -56,12 +56,12 @@ def show_tasks(
     from airloop.eval.tasks import show_tasks as show
 
     if play is not None:
-        from airloop.eval.played import format_played, play_tasks
+        from airloop.eval.transcripts import format_transcripts, play_tasks
 
         if model is not None:
             raise AirError("--play shows messages, which --model does not change.", "leave one of the two out.")
         played = play_tasks(environment, split, n, play, parse_args(arg or ()))
-        print_json(played) if as_json else print(format_played(played))
+        print_json(played) if as_json else print(format_transcripts(played))
         return
     rows = show(environment, split, n, parse_args(arg or ()), model)
     print_json(rows) if as_json else print(format_tasks(rows))

@@ -13,8 +13,8 @@ from airloop.errors import AirError
 from airloop.types import StopReason
 
 T = TypeVar("T")
-# What is told of a reply's tokens as they are drawn, in their order, before the reply is returned.
-Heard = Callable[[Sequence[int]], None]
+# Called with a reply's tokens as they are sampled, in their order, before the reply is returned.
+TokenCallback = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,12 @@ class Engine(Protocol):
     def fallback_reason(self) -> str: ...
 
     async def generate(
-        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", on_tokens: TokenCallback | None = None
     ) -> Generation:
         """One reply. Raises ContextFull when the prompt does not fit. Cancelling the awaiting task frees
         everything at once. `order` names the request for lock-step scheduling: requests of a step are
-        admitted in this order, not in order of arrival. `heard` is told of tokens as they come, a few at a time."""
+        admitted in this order, not in order of arrival. `on_tokens` is called with tokens as they are sampled, a few at
+        a time."""
         ...
 
     async def publish(self, version: int) -> None:
@@ -153,7 +154,7 @@ class Engine(Protocol):
     def describe(self) -> Limits: ...
 
     async def close(self) -> None:
-        """Whoever waits for a reply is told; nothing is sampled any more."""
+        """Ends all requests that wait for a reply; nothing is sampled any more."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The contract of a launcher: it starts a rank somewhere and hands over what that rank tells and prints."""
+"""The contract of a launcher: it starts ranks and passes on their events and output."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from airloop.runs.run import Run
 
-# Of a rank's output: "event", a line of JSON in the words of a Watcher, or "line", whatever it or a library printed.
-Tell = Callable[[Literal["event", "line"], str], None]
+# Called for each line of a rank's output: "event", JSON as the methods of Watcher, or "line", any other printed line.
+OnOutput = Callable[[Literal["event", "line"], str], None]
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a rank is started with (airloop/rank.py reads it)."""
+class RankSpec:
+    """The parameters that a rank is started with (airloop/rank.py reads them)."""
 
     run: str
     rank: int
     size: int
-    folder: str  # that all ranks reach: for signs of life and, on one machine, the store by which they find each other
+    folder: str  # that all ranks reach: for heartbeats and, on one machine, the store by which they find each other
     device: str  # cuda or cpu
     resuming: bool
     gpu: str = ""  # for CUDA_VISIBLE_DEVICES
@@ -29,7 +29,7 @@ class Order:
     address: str = ""  # host:port of the store, which the first rank keeps, where they are on several machines
     # For its environment only: a command can be read by everybody on its machine.
     environment: dict[str, str] = field(default_factory=dict)
-    events: int = 3  # the file descriptor that it writes what it has to tell to
+    events: int = 3  # the file descriptor that it writes its events to
 
 
 class Handle(Protocol):
@@ -53,15 +53,15 @@ class Launcher(Protocol):
     # A rank's end breaks the others' connections: how long it may take until that end itself is known here.
     settle_s: float
 
-    def orders(self, run: Run, resuming: bool) -> list[Order]:
-        """One for each rank: where the run is trained, and whether that is possible, is decided here. AirError."""
+    def rank_specs(self, run: Run, resuming: bool) -> list[RankSpec]:
+        """One for each rank: decides where the run is trained. AirError where that is not possible."""
         ...
 
-    def spawn(self, order: Order, tell: Tell) -> Handle:
-        """Start a rank. `tell` is called from threads of the launcher's own, in the order of each kind."""
+    def spawn(self, spec: RankSpec, on_output: OnOutput) -> Handle:
+        """Start a rank. `on_output` is called from threads of the launcher, in order for each kind of line."""
         ...
 
     def close(self) -> None:
-        """When all ranks have ended, or none was started. A rank that still runs ends by itself: nobody is there to
-        be told."""
+        """When all ranks have ended, or none was started. A rank that still runs ends by itself, without its
+        launcher."""
         ...

@@ -1,6 +1,6 @@
 """Starting the ranks of a run and watching them: what `air train` does where there are several.
 
-This process trains nothing. It shows what the ranks tell, hands Ctrl-C on to them, and ends them all as soon as one
+This process trains nothing. It shows the events of the ranks, forwards Ctrl-C to them, and ends them all as soon as one
 ends too early, with that one's last lines. A rank never outlives it.
 """
 
@@ -17,14 +17,14 @@ from typing import Any
 
 from airloop.config import ClusterConfig, Config
 from airloop.errors import AirError
-from airloop.launch.base import Handle, Launcher, Order
+from airloop.launch.base import Handle, Launcher, RankSpec
 from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.watch.display.display import Display
 
 # Lines of a dead rank's output that are shown; log.txt has all.
 LAST_LINES = 12
-# A rank's last words may come after its end, and its neighbours' complaints before it.
+# A rank's last output may arrive after its end, and errors of other ranks about it before.
 SETTLE_S = 1.0
 # After a failure nothing is left to save, and after a stop everything is: a process that then does not end by itself
 # (libraries that wait for a connection to close) is killed.
@@ -36,14 +36,16 @@ STOP_S = 600.0
 
 
 @dataclass
-class Child:
+class RankProcess:
+    """A rank that was started, with what it has reported."""
+
     rank: int
-    process: Handle = field(init=False)
+    handle: Handle = field(init=False)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     error: AirError | None = None
-    noticed: bool = False  # its error is that another rank is gone
+    noticed: bool = False  # its error only is that another rank was lost
     phase: str = "starting"
-    stopped: float | None = None  # when it told that it had nothing left to do
+    stopped: float | None = None  # when it reported that it had nothing left to do
 
     @property
     def busy(self) -> bool:
@@ -52,20 +54,22 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        return self.process.poll()
+        return self.handle.poll()
 
 
 def run_ranks(run: Run, display: Display, resuming: bool, launcher: Launcher) -> None:
     """Train `run` by a process for each rank; returns when all have ended well. The run must be locked by us."""
-    alone = config_for_rank(run.config, "cuda" if run.config.gpus else "cpu").warnings()  # a rank tells these itself
+    alone = config_for_rank(
+        run.config, "cuda" if run.config.gpus else "cpu"
+    ).warnings()  # each rank reports these itself
     for warning in run.config.warnings():
         if warning not in alone:
             display.say(f"note: {warning}")
     monitor = RankMonitor(run, display, launcher.settle_s)
     try:
         display.phase("starting the processes")
-        for order in launcher.orders(run, resuming):
-            monitor.start(launcher, order)
+        for spec in launcher.rank_specs(run, resuming):
+            monitor.start(launcher, spec)
         monitor.until_done()
     except KeyboardInterrupt:
         display.phase("stopping: an update that has begun is finished (Ctrl-C again ends it at once)")
@@ -89,131 +93,134 @@ def config_for_rank(config: Config, device: str) -> Config:
 
 
 class RankMonitor:
-    """The ranks, and a queue of what they tell. Readers only fill the queue; everything else happens here."""
+    """The ranks, and a queue of their output. Reader threads only fill the queue; everything else happens in this
+    thread."""
 
     def __init__(self, run: Run, display: Display, settle_s: float) -> None:
         self._run = run
         self._settle_s = settle_s
         self._display = display
-        self._children: list[Child] = []
-        self._told: queue.Queue[tuple[Child, str, str]] = queue.Queue()
+        self._processes: list[RankProcess] = []
+        self._outputs: queue.Queue[tuple[RankProcess, str, str]] = queue.Queue()
 
-    def start(self, launcher: Launcher, order: Order) -> None:
-        child = Child(order.rank)
-        child.process = launcher.spawn(order, functools.partial(self._tell, child))
-        self._children.append(child)
-        self._run.log(f"rank {order.rank}: process {child.process.pid}")
+    def start(self, launcher: Launcher, spec: RankSpec) -> None:
+        process = RankProcess(spec.rank)
+        process.handle = launcher.spawn(spec, functools.partial(self._enqueue, process))
+        self._processes.append(process)
+        self._run.log(f"rank {spec.rank}: process {process.handle.pid}")
 
-    def _tell(self, child: Child, kind: str, text: str) -> None:
-        self._told.put((child, kind, text))
+    def _enqueue(self, process: RankProcess, kind: str, text: str) -> None:
+        self._outputs.put((process, kind, text))
 
     def until_done(self) -> None:
         last = 0.0  # when the first of them ended well: the others have nothing left to do
-        while any(child.code is None for child in self._children):
-            self._listen(0.1)
-            if any(child.code not in (None, 0) for child in self._children):
+        while any(process.code is None for process in self._processes):
+            self._handle_next(0.1)
+            if any(process.code not in (None, 0) for process in self._processes):
                 break
-            if not last and any(child.code == 0 for child in self._children):
+            if not last and any(process.code == 0 for process in self._processes):
                 last = time.monotonic()
             if last and time.monotonic() - last > ENDING_S:
-                late = next(child for child in self._children if child.code is None)
+                late = next(process for process in self._processes if process.code is None)
                 raise AirError(
                     f"Rank {late.rank} did not end within {ENDING_S:.0f} s of the others, at: {late.phase}.",
                     f"the run is complete; {self._run.path / 'log.txt'} has what that rank did last.",
                 )
-        failed = [c for c in self._children if c.code not in (None, 0)]
+        failed = [process for process in self._processes if process.code not in (None, 0)]
         if failed:
             self._fail()
         self._drain()
 
     def stop(self, wait_s: float) -> None:
         """Ask every rank that still runs to stop, and kill those that do not."""
-        for child in self._children:
-            if child.code is None:
-                child.process.send_signal(signal.SIGINT)
+        for process in self._processes:
+            if process.code is None:
+                process.handle.send_signal(signal.SIGINT)
         try:
             self._wait(wait_s)
         finally:
-            for child in self._children:
-                if child.code is None:
-                    child.process.kill()
-                child.process.wait()
+            for process in self._processes:
+                if process.code is None:
+                    process.handle.kill()
+                process.handle.wait()
             self._drain()
 
     def _wait(self, wait_s: float) -> None:
         until = time.monotonic() + wait_s
-        while any(c.busy for c in self._children) and time.monotonic() < until:
-            self._listen(0.05)
+        while any(process.busy for process in self._processes) and time.monotonic() < until:
+            self._handle_next(0.05)
 
     def _fail(self) -> None:
         """Find the rank that ended first, end the others and raise its reason."""
-        first = [c for c in self._children if (c.code or 0) < 0]
+        first = [process for process in self._processes if (process.code or 0) < 0]
         self._wait(SETTLE_S)
         self._await_cause()
         killed = first[0] if first else None
-        told = next((c for c in self._children if c.error and not c.noticed), None)
-        silent = next((c for c in self._children if c.code not in (None, 0) and not c.error), None)
-        cause = killed or told or silent or next(c for c in self._children if c.error)
+        reported = next((process for process in self._processes if process.error and not process.noticed), None)
+        silent = next(
+            (process for process in self._processes if process.code not in (None, 0) and not process.error), None
+        )
+        cause = killed or reported or silent or next(process for process in self._processes if process.error)
         code = cause.code  # before we end it
         self.stop(GRACE_S)
         raise self._reason(cause, code)
 
     def _await_cause(self) -> None:
-        """A neighbour's connections break at once; what broke them is elsewhere, and may take longer to be known."""
+        """The connections of other ranks break at once; the rank that caused it may be known later."""
         until = time.monotonic() + self._settle_s
-        while any(c.busy for c in self._children) and time.monotonic() < until:
-            if any(not c.noticed for c in self._children if c.code not in (None, 0)):
+        while any(process.busy for process in self._processes) and time.monotonic() < until:
+            if any(not process.noticed for process in self._processes if process.code not in (None, 0)):
                 break
-            self._listen(0.05)
+            self._handle_next(0.05)
         self._drain()
 
-    def _reason(self, child: Child, code: int | None) -> AirError:
-        if child.error and (code or 0) >= 0:
-            return child.error
+    def _reason(self, process: RankProcess, code: int | None) -> AirError:
+        if process.error and (code or 0) >= 0:
+            return process.error
         how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else "ended without a word"
         memory = " (out of memory, perhaps)" if code == -signal.SIGKILL else ""
-        words = "".join(f"\n    {line}" for line in child.lines)
+        words = "".join(f"\n    {line}" for line in process.lines)
         return AirError(
-            f"Rank {child.rank} of {len(self._children)} {how}{memory} at: {child.phase}. The others were ended."
+            f"Rank {process.rank} of {len(self._processes)} {how}{memory} at: {process.phase}. The others were ended."
             + (f" Its last lines:{words}" if words else ""),
             f"go on with `air train --resume {self._run.path}`; {self._run.path / 'log.txt'} has every rank's output.",
         )
 
-    def _listen(self, wait_s: float) -> None:
+    def _handle_next(self, wait_s: float) -> None:
         try:
-            child, kind, text = self._told.get(timeout=wait_s)
+            process, kind, text = self._outputs.get(timeout=wait_s)
         except queue.Empty:
             return
-        self._hear(child, kind, text)
+        self._handle_event(process, kind, text)
         self._drain()
 
     def _drain(self) -> None:
-        while not self._told.empty():
-            self._hear(*self._told.get())
+        while not self._outputs.empty():
+            self._handle_event(*self._outputs.get())
 
-    def _hear(self, child: Child, kind: str, text: str) -> None:
+    def _handle_event(self, process: RankProcess, kind: str, text: str) -> None:
         if kind == "line":
             if text:
-                child.lines.append(text)
-                self._run.log(f"rank {child.rank}: {text}")
+                process.lines.append(text)
+                self._run.log(f"rank {process.rank}: {text}")
             return
         try:
-            name, *told = json.loads(text)
+            name, *values = json.loads(text)
         except ValueError:  # cut off by its end
             return
         match name:
             case "error":
-                child.error = AirError(*told[:2])
-                child.noticed = told[2]
+                process.error = AirError(*values[:2])
+                process.noticed = values[2]
             case "stopped":
-                child.stopped = time.monotonic()
+                process.stopped = time.monotonic()
             case "log":
-                self._run.log(f"rank {child.rank}: {told[0]}")
+                self._run.log(f"rank {process.rank}: {values[0]}")
             case "phase":
-                child.phase = told[0]
-                if child.rank == 0:
-                    self._display.phase(*told)
+                process.phase = values[0]
+                if process.rank == 0:
+                    self._display.phase(*values)
             case "alarm":
-                self._display.alarm(Alarm(**told[0]))
+                self._display.alarm(Alarm(**values[0]))
             case _:  # advance, say, step, evaluated: as the watcher has them
-                getattr(self._display, name)(*told)
+                getattr(self._display, name)(*values)

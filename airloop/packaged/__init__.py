@@ -1,1 +1,1 @@
-"""Environments of ours in the hands of others: packages that verifiers and prime-rl load, and what these import."""
+"""Our environments as packages: for verifiers and prime-rl, which load and import them."""

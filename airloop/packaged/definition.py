@@ -1,4 +1,4 @@
-"""Which environment a package holds. A package that `air env package` has written is little more than this."""
+"""The definition of a package's environment: the main content of a package that `air env package` has written."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from airloop.envs.base import Environment, find_environment, load_environment
 from airloop.envs.paths import anchored_args
 from airloop.own_code import anchored, is_file_id
 
-# In this process, by what made them: sandboxes and data sets are shared by all of its episodes.
+# Of this process, by their arguments: sandboxes and data sets are shared by all episodes.
 _made: dict[str, Environment] = {}
 
 
 @dataclass(frozen=True)
 class Definition:
-    """The environment `id`, with arguments and weights that whoever loads it may change. Paths in it are relative to
-    `folder`, the package's own.
+    """The environment `id`, with arguments and weights that may be changed when it is loaded. Paths in it are relative
+    to `folder`, the package's own.
 
         Definition("mlgym", Path(__file__).parent, args={"max_turns": 12})
     """
@@ -49,14 +49,14 @@ class Definition:
         return env
 
 
-def let_go(env: Environment) -> None:
-    """It is about to be closed: who asks again gets another."""
+def forget_environment(env: Environment) -> None:
+    """Drops an environment that is about to be closed from the cache: the next call makes another."""
     for key in [key for key, made in _made.items() if made is env]:
         del _made[key]
 
 
 @atexit.register
 def _abandon_all() -> None:
-    """What nobody has closed: sandboxes and workers must not outlive the process."""
+    """Ends environments that were not closed: sandboxes and workers must not outlive the process."""
     while _made:
         _made.popitem()[1].abandon()

@@ -1,4 +1,4 @@
-"""The page that a written package comes with: how it is installed, loaded and trained on."""
+"""The README of a written package: how it is installed, loaded and trained on."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def readme(env: Environment, module: str, about: str, args: Mapping[str, Any], r
 
 
 def _about(name: str, field: FieldInfo, args: Mapping[str, Any]) -> str:
-    said = field.description or "see the environment"
-    return f"{said} (here: {args[name]!r})" if name in args else said
+    text = field.description or "see the environment"
+    return f"{text} (here: {args[name]!r})" if name in args else text

@@ -17,13 +17,13 @@ from airloop.chat.native import NativeReplies
 from airloop.engine.base import ContextFull
 from airloop.envs.base import Environment
 from airloop.errors import AirError
-from airloop.packaged.definition import Definition, let_go
-from airloop.packaged.played import Played, Said, Shown, check_alone
+from airloop.packaged.definition import Definition, forget_environment
+from airloop.packaged.external_episode import ExternalEpisode, ExternalReply, Prompt, check_no_group_rewards
 from airloop.rollout.deadline import OutOfTime
 from airloop.rollout.episode import as_message, compared, component_totals
 from airloop.types import Sampled, Task, Trajectory
 
-# Where an episode is kept in a rollout's state.
+# The keys of an episode in a rollout's state.
 EPISODE, REPLIES, TRAJECTORY = "air_episode", "air_replies", "air_trajectory"
 
 
@@ -55,30 +55,30 @@ class PackagedEnv(vf.MultiTurnEnv):
 
     async def setup_state(self, state: vf.State) -> vf.State:
         task = Task(**state["info"])
-        state[REPLIES], state[EPISODE] = NativeReplies(), Played(self.air, task, self.trajectory_dir)
-        shown = await state[EPISODE].begin()
-        state["prompt"] = self._conversation(state, shown)
-        state["tool_defs"] = self._normalize_tool_defs([dict(t["function"]) for t in shown.tools]) if shown else []
+        state[REPLIES], state[EPISODE] = NativeReplies(), ExternalEpisode(self.air, task, self.trajectory_dir)
+        prompt = await state[EPISODE].begin()
+        state["prompt"] = self._conversation(state, prompt)
+        state["tool_defs"] = self._normalize_tool_defs([dict(t["function"]) for t in prompt.tools]) if prompt else []
         return state
 
     async def get_prompt_messages(self, state: vf.State) -> vf.Messages:
         """The whole conversation as the environment shows it: it may shorten what is past."""
         if not state["trajectory"]:
             return state["prompt"]
-        shown = await state[EPISODE].answer(_last_reply(state))
-        return self._conversation(state, shown)
+        prompt = await state[EPISODE].answer(_last_reply(state))
+        return self._conversation(state, prompt)
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
         """What follows the last reply."""
         return (await self.get_prompt_messages(state))[len(messages) :]
 
-    def _conversation(self, state: vf.State, shown: Shown | None) -> vf.Messages:
-        if shown is not None:
-            return normalize_messages(state[REPLIES].conversation(shown.messages))
-        over = state[EPISODE].trajectory
-        if over.ending == "infra_error":
-            raise vf.InfraError(over.error)
-        state["final_env_response"] = normalize_messages(_last_words(self.air, over, state[REPLIES]))
+    def _conversation(self, state: vf.State, prompt: Prompt | None) -> vf.Messages:
+        if prompt is not None:
+            return normalize_messages(state[REPLIES].conversation(prompt.messages))
+        trajectory = state[EPISODE].trajectory
+        if trajectory.ending == "infra_error":
+            raise vf.InfraError(trajectory.error)
+        state["final_env_response"] = normalize_messages(_final_observations(self.air, trajectory, state[REPLIES]))
         return []
 
     @vf.cleanup
@@ -90,7 +90,7 @@ class PackagedEnv(vf.MultiTurnEnv):
         if state.get("error") is not None:
             await episode.abandon()
             return
-        if not episode.over and state.get("stop_condition") == "max_total_completion_tokens_reached":
+        if not episode.done and state.get("stop_condition") == "max_total_completion_tokens_reached":
             await episode.answer(_last_reply(state))
         state[TRAJECTORY] = await episode.stop(OutOfTime() if state.get("timed_out") else ContextFull())
         if state[TRAJECTORY].ending == "infra_error":
@@ -98,7 +98,7 @@ class PackagedEnv(vf.MultiTurnEnv):
 
     @vf.teardown
     async def release(self) -> None:
-        let_go(self.air)
+        forget_environment(self.air)
         self.air.abandon()
 
 
@@ -118,15 +118,15 @@ class PackagedRubric(vf.Rubric):
         return type(self.air).group_rewards is not Environment.group_rewards
 
     async def score_rollout(self, state: vf.State) -> None:
-        if (played := _scored(state)) is not None:
-            check_alone(self.air, played)
+        if (trajectory := _scored(state)) is not None:
+            check_no_group_rewards(self.air, trajectory)
         await super().score_rollout(state)
         _add_metrics(state)
 
     async def score_group(self, states: list[vf.State]) -> None:
         scored = [state for state in states if _scored(state) is not None]
-        played = tuple(state[TRAJECTORY] for state in scored)
-        for state, one in zip(scored, compared(self.air, played), strict=True):
+        trajectories = tuple(state[TRAJECTORY] for state in scored)
+        for state, one in zip(scored, compared(self.air, trajectories), strict=True):
             state[TRAJECTORY] = one
         await super().score_group(states)
         for state in states:
@@ -135,18 +135,18 @@ class PackagedRubric(vf.Rubric):
 
 def _scored(state: vf.State) -> Trajectory | None:
     """None of a rollout that has ended in an error."""
-    played: Trajectory | None = state.get(TRAJECTORY)
-    return played if state.get("error") is None else None
+    trajectory: Trajectory | None = state.get(TRAJECTORY)
+    return trajectory if state.get("error") is None else None
 
 
 def _component(env: Environment, name: str) -> Callable[..., float]:
     """A reward function in verifiers' form."""
 
     def value(state: vf.State) -> float:
-        played = _scored(state)
-        if played is None:
+        trajectory = _scored(state)
+        if trajectory is None:
             return 0.0
-        return component_totals(played.rewards, played.turn_rewards, env.turn_reward_mode).get(name, 0.0)
+        return component_totals(trajectory.rewards, trajectory.turn_rewards, env.turn_reward_mode).get(name, 0.0)
 
     value.__name__ = name
     return value
@@ -154,18 +154,18 @@ def _component(env: Environment, name: str) -> Callable[..., float]:
 
 def _whole(state: vf.State) -> float:
     """Of an environment that names no weights: each component that an episode has counts 1."""
-    played = _scored(state)
-    return 0.0 if played is None else played.reward
+    trajectory = _scored(state)
+    return 0.0 if trajectory is None else trajectory.reward
 
 
 def _add_metrics(state: vf.State) -> None:
     """verifiers has the components among the metrics: what is called like one and is another number gets a name of its
     own."""
-    played = _scored(state)
-    if played is None:
+    trajectory = _scored(state)
+    if trajectory is None:
         return
     paid = state["metrics"]
-    measured = {f"{k}_measured" if paid.get(k, v) != v else k: v for k, v in played.metrics.items()}
+    measured = {f"{k}_measured" if paid.get(k, v) != v else k: v for k, v in trajectory.metrics.items()}
     state["metrics"] = {**measured, **paid}
 
 
@@ -186,7 +186,7 @@ def _rows(env: Environment, split: str) -> Dataset:
     )
 
 
-def _last_reply(state: vf.State) -> Said:
+def _last_reply(state: vf.State) -> ExternalReply:
     step = state["trajectory"][-1]
     message = step["completion"][-1]
     calls = [
@@ -196,9 +196,9 @@ def _last_reply(state: vf.State) -> Said:
     text = state[REPLIES].hear({"content": _text(message.content), "tool_calls": calls}, message)
     tokens, cut = step["tokens"], bool(step["is_truncated"])
     if not tokens:
-        return Said(text, cut)
+        return ExternalReply(text, cut)
     ids, logprobs = tuple(tokens["completion_ids"]), tuple(tokens["completion_logprobs"])
-    return Said(text, cut, Sampled(ids, logprobs, "length" if cut else "stop", 0))
+    return ExternalReply(text, cut, Sampled(ids, logprobs, "length" if cut else "stop", 0))
 
 
 def _text(content: Any) -> str:
@@ -208,10 +208,10 @@ def _text(content: Any) -> str:
     return "".join(part["text"] for part in content if part["type"] == "text")
 
 
-def _last_words(env: Environment, played: Trajectory, replies: NativeReplies) -> list[Any]:
-    """What the environment said to the last reply."""
-    if not played.turns:
+def _final_observations(env: Environment, trajectory: Trajectory, replies: NativeReplies) -> list[Any]:
+    """The environment's observations after the last reply."""
+    if not trajectory.turns:
         return []
-    turn = played.turns[-1]
+    turn = trajectory.turns[-1]
     answers = [as_message(env, act, seen.text) for act, seen in zip(turn.actions, turn.observations, strict=False)]
     return [message for message in replies.conversation([turn.reply, *answers])[1:] if message["content"]]

@@ -16,18 +16,18 @@ from airloop.chat.native import NativeReplies
 from airloop.engine.base import ContextFull
 from airloop.envs.base import Environment
 from airloop.errors import AirError
-from airloop.packaged.definition import Definition, let_go
-from airloop.packaged.played import Played, Said, Shown, check_alone
+from airloop.packaged.definition import Definition, forget_environment
+from airloop.packaged.external_episode import ExternalEpisode, ExternalReply, Prompt, check_no_group_rewards
 from airloop.rollout.deadline import OutOfTime
 from airloop.rollout.episode import component_totals
 from airloop.types import Sampled, Task, Trajectory
 
-# Where a trace keeps what the episode was worth: also for whoever scores it again later.
+# The key of the episode's score in a trace: it is also read when the trace is scored again later.
 SCORE = "air"
 
 
 class PackagedData(vf.TaskData):
-    """A task of ours, with what its environment is made of: whoever gets the row can play it."""
+    """A task, with the arguments of its environment: the row is enough to play it."""
 
     id: str = ""
     split: str = ""
@@ -41,8 +41,8 @@ class PackagedData(vf.TaskData):
 class PackagedState(vf.State):
     """The episode that a rollout plays: opened by the task, played by the harness, ended by the task."""
 
-    _played: Played | None = PrivateAttr(default=None)
-    _shown: Shown | None = PrivateAttr(default=None)
+    _episode: ExternalEpisode | None = PrivateAttr(default=None)
+    _prompt: Prompt | None = PrivateAttr(default=None)
     _taken: bool = PrivateAttr(default=False)
 
 
@@ -59,33 +59,33 @@ class PackagedTask(vf.Task[PackagedData, PackagedState]):
     async def setup(self, trace: vf.Trace) -> None:
         env, data = self.environment(), self.data
         task = Task(env.name, data.id, data.split, data.payload, data.family)
-        trace.state._played = Played(env, task, data.trajectory_dir)
-        trace.state._shown = await trace.state._played.begin()
-        if trace.state._shown is None:
-            _check(trace.state._played.trajectory)
+        trace.state._episode = ExternalEpisode(env, task, data.trajectory_dir)
+        trace.state._prompt = await trace.state._episode.begin()
+        if trace.state._prompt is None:
+            _check(trace.state._episode.trajectory)
 
     async def finalize(self, trace: vf.Trace) -> None:
         """However it ended, the episode is scored on what it has."""
-        played = trace.state._played
-        if played is None or (trace.state._shown is None and not played.over):
+        episode = trace.state._episode
+        if episode is None or (trace.state._prompt is None and not episode.done):
             raise vf.SandboxError("The episode was not open when its time for that was up.")
         if not trace.state._taken and trace.stop_condition == "agent_completed":
-            await played.abandon()  # that harness will not do it
+            await episode.abandon()  # that harness will not do it
             raise AirError(
                 "Another harness than the package's own has run, and played nothing of the episode.",
                 "leave env.agent.harness out.",
             )
-        over = await played.stop(OutOfTime() if getattr(trace, "is_timeout", False) else ContextFull())
-        _check(over)
-        trace.info[SCORE] = self._scored(over)
+        trajectory = await episode.stop(OutOfTime() if getattr(trace, "is_timeout", False) else ContextFull())
+        _check(trajectory)
+        trace.info[SCORE] = self._scored(trajectory)
 
-    def _scored(self, over: Trajectory) -> dict[str, Any]:
+    def _scored(self, trajectory: Trajectory) -> dict[str, Any]:
         env = self.environment()
-        check_alone(env, over)
-        totals = component_totals(over.rewards, over.turn_rewards, env.turn_reward_mode)
+        check_no_group_rewards(env, trajectory)
+        totals = component_totals(trajectory.rewards, trajectory.turn_rewards, env.turn_reward_mode)
         weights = dict(env.reward_weights) or dict.fromkeys(totals, 1.0)
         components = {name: (totals.get(name, 0.0), weight) for name, weight in weights.items()}
-        return {"rewards": components, "metrics": dict(over.metrics), "ending": over.ending}
+        return {"rewards": components, "metrics": dict(trajectory.metrics), "ending": trajectory.ending}
 
     async def score(self, trace: vf.Trace, *more: Any, **named: Any) -> None:
         """The environment's own components and weights, beside whatever judges and functions a config adds."""
@@ -166,26 +166,26 @@ class PackagedHarness(vf.Harness[vf.HarnessConfig]):
         **_: Any,
     ) -> vf.ProgramResult:
         state = trace.state
-        if not isinstance(state, PackagedState) or state._played is None:
+        if not isinstance(state, PackagedState) or state._episode is None:
             raise AirError("This harness plays episodes of its own package only.", "leave env.agent.harness out.")
         state._taken = True
-        shown, replies = state._shown, NativeReplies()
+        prompt, replies = state._prompt, NativeReplies()
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
-            while shown is not None:
+            while prompt is not None:
                 try:
-                    said = await _ask(client, ctx.model, _with_system(shown, data.system_prompt), replies, trace)
+                    reply = await _ask(client, ctx.model, _with_system(prompt, data.system_prompt), replies, trace)
                 except ContextFull as full:
-                    await state._played.stop(full)
+                    await state._episode.stop(full)
                     break
-                shown = await state._played.answer(said)
-        _check(state._played.trajectory)
+                prompt = await state._episode.answer(reply)
+        _check(state._episode.trajectory)
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
     async def cleanup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """After a failure nobody has ended the episode."""
-        played = getattr(trace.state, "_played", None)
-        if played is not None and not played.over:
-            await played.abandon()
+        episode = getattr(trace.state, "_episode", None)
+        if episode is not None and not episode.done:
+            await episode.abandon()
 
 
 class PackagedEnvConfig(vf.EnvConfig):
@@ -203,13 +203,13 @@ class PackagedEnv(vf.Env[PackagedEnvConfig]):
         await agents.agent.run(task)
 
     async def start(self) -> None:
-        """What is wrong with the arguments is told before the first rollout."""
+        """Wrong arguments are reported before the first rollout."""
         self.taskset.environment().warm()
 
     async def stop(self) -> None:
-        with contextlib.suppress(AirError):  # start() has told of it
+        with contextlib.suppress(AirError):  # start() has reported it
             env = self.taskset.environment()
-            let_go(env)
+            forget_environment(env)
             await env.close()
 
 
@@ -228,10 +228,12 @@ def _check_runtime(kind: str) -> None:
         )
 
 
-async def _ask(client: AsyncOpenAI, model: str, shown: Shown, replies: NativeReplies, trace: vf.Trace) -> Said:
-    """ContextFull where verifiers lets no more be asked: a limit, a stop, or the end of the context."""
-    tools = {"tools": [dict(tool) for tool in shown.tools]} if shown.tools else {}
-    messages: list[Any] = replies.conversation(shown.messages)
+async def _ask(
+    client: AsyncOpenAI, model: str, prompt: Prompt, replies: NativeReplies, trace: vf.Trace
+) -> ExternalReply:
+    """Samples a reply. ContextFull where verifiers allows no more: a limit, a stop, or the end of the context."""
+    tools = {"tools": [dict(tool) for tool in prompt.tools]} if prompt.tools else {}
+    messages: list[Any] = replies.conversation(prompt.messages)
     try:
         answer = await client.chat.completions.create(model=model, messages=messages, **tools)
     except APIStatusError as error:
@@ -241,20 +243,20 @@ async def _ask(client: AsyncOpenAI, model: str, shown: Shown, replies: NativeRep
     choice = answer.choices[0]
     native = choice.message.model_dump(exclude_none=True)
     cut = choice.finish_reason == "length"
-    return Said(replies.hear(native, {"content": "", **native}), cut, _sampled(trace, cut))
+    return ExternalReply(replies.hear(native, {"content": "", **native}), cut, _sampled(trace, cut))
 
 
 def _is_overflow(error: APIStatusError) -> bool:
-    said = str(error).lower()
-    return error.status_code == 400 and ("context_length" in said or "maximum context length" in said)
+    reply = str(error).lower()
+    return error.status_code == 400 and ("context_length" in reply or "maximum context length" in reply)
 
 
-def _with_system(shown: Shown, system: str | None) -> Shown:
+def _with_system(prompt: Prompt, system: str | None) -> Prompt:
     """A system prompt that a config gives stands in place of the environment's."""
     if system is None:
-        return shown
-    rest = [message for message in shown.messages if message["role"] != "system"]
-    return Shown(({"role": "system", "content": system}, *rest), shown.tools)
+        return prompt
+    rest = [message for message in prompt.messages if message["role"] != "system"]
+    return Prompt(({"role": "system", "content": system}, *rest), prompt.tools)
 
 
 def _sampled(trace: vf.Trace, cut: bool) -> Sampled | None:
@@ -266,7 +268,7 @@ def _sampled(trace: vf.Trace, cut: bool) -> Sampled | None:
     return Sampled(ids, tuple(map(float, node.logprobs)), "length" if cut else "stop", 0)
 
 
-def _check(over: Trajectory) -> None:
+def _check(trajectory: Trajectory) -> None:
     """Infrastructure trouble is never a reward: verifiers drops or repeats what ends so."""
-    if over.ending == "infra_error":
-        raise vf.SandboxError(over.error)
+    if trajectory.ending == "infra_error":
+        raise vf.SandboxError(trajectory.error)

@@ -124,7 +124,7 @@ def write_package(
 
 
 def _checked(env_id: str, args: Mapping[str, Any], rewards: Mapping[str, float]) -> Environment:
-    """The environment as the package will have it: whatever it refuses is told now."""
+    """The environment as the package will have it, so that wrong arguments are refused now."""
     kind = find_environment(env_id)()
     if issubclass(kind, ProgramEnvironment):
         raise AirError(

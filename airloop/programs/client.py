@@ -1,4 +1,4 @@
-"""A client of the policy without dependencies, for agents that have no library of their own. It stands alone.
+"""A client of the policy without dependencies, for agents without a client library. It imports nothing of airloop.
 
 client = Client()                                   # OPENAI_BASE_URL and OPENAI_API_KEY
 reply = client.chat.completions.create(messages=[{"role": "user", "content": "1+1="}])
@@ -20,7 +20,7 @@ TRIES, WAIT_S, TIMEOUT_S = 3, 1.0, 600
 
 
 class Client:
-    """The part of OpenAI's that asks for chat completions: the same words, and answers that are read alike."""
+    """The part of OpenAI's client for chat completions, with the same names of methods and fields."""
 
     def __init__(self, base_url: str = "", api_key: str = "") -> None:
         self.base_url = (base_url or os.environ["OPENAI_BASE_URL"]).rstrip("/")
@@ -33,17 +33,17 @@ class Client:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         for number in range(TRIES):
             head = {"Content-Type": "application/json", "Authorization": f"Bearer {self.api_key}"}
-            head["X-Stainless-Retry-Count"] = str(number)  # the same question again, and no second sample
-            asked = urllib.request.Request(self.base_url + path, json.dumps(body).encode(), head)
+            head["X-Stainless-Retry-Count"] = str(number)  # a retry gets the same answer, and no second sample
+            request = urllib.request.Request(self.base_url + path, json.dumps(body).encode(), head)
             try:
-                with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
-                    return json.load(answer, object_hook=_Answer)
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                    return json.load(response, object_hook=_Answer)
             except urllib.error.HTTPError as error:
-                said = error.read().decode(errors="replace")
+                text = error.read().decode(errors="replace")
                 if error.code < 500:
-                    raise RuntimeError(f"{error.code}: {said}") from None
+                    raise RuntimeError(f"{error.code}: {text}") from None
                 if number == TRIES - 1:
-                    raise ConnectionError(f"{error.code}: {said}") from None
+                    raise ConnectionError(f"{error.code}: {text}") from None
             except OSError:
                 if number == TRIES - 1:
                     raise
@@ -56,7 +56,7 @@ class AsyncClient(Client):
 
 
 class _Answer(dict[str, Any]):
-    """By attribute too, and None for what is not there; as a message it can be sent back as it is."""
+    """A dictionary with its keys as attributes, None for missing ones; a message can be sent back unchanged."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -23,11 +23,11 @@ from pydantic import Field, model_validator
 from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
 from airloop.errors import AirError, InfraError, Lack
-from airloop.programs.played import TEMPORARY
-from airloop.programs.process import LOCAL
-from airloop.programs.scorer import SCORE_S, Copies, Scorer
-from airloop.programs.workers import SHOWN, masked
-from airloop.rollout.program import Address, Played, ProgramCrashed
+from airloop.programs.json_process import LOCAL_HOSTS
+from airloop.programs.run_one import TEMPORARY
+from airloop.programs.scorer import SCORE_S, Scorer, WorkspaceCopies
+from airloop.programs.workers import SHOWN_CHARACTERS, mask_secrets
+from airloop.rollout.program import Address, ProgramCrashed, ProgramOutcome
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import HOME, Image, Limits, Result, WorldLost, as_files
 from airloop.sandbox.bubblewrap.command import PATH
@@ -36,7 +36,7 @@ from airloop.sandbox.pool import Lease, Pool
 from airloop.sandbox.shell import KILLED
 from airloop.types import Ending, Task
 
-DOOR = 3129  # the port inside that leads to the policy
+POLICY_PORT = 3129  # the port inside the sandbox that is forwarded to the policy
 TASK_FILE = f"{HOME}/task.json"
 LONGEST_VARIABLE = 1 << 16  # bytes: Linux takes twice that of one variable
 LARGEST_FILES = 64 << 20
@@ -105,16 +105,18 @@ def check_command(args: CommandArgs, python: str) -> None:
 
 
 @dataclass(frozen=True)
-class Running:
+class LoopResources:
+    """What episodes in one event loop share."""
+
     loop: asyncio.AbstractEventLoop
     pool: Pool
-    copies: Copies
+    copies: WorkspaceCopies
 
 
 class Command:
-    """Plays episodes with a command, and has what it leaves scored."""
+    """Runs each episode with a command in a sandbox, and has the files that it leaves scored."""
 
-    who = "The scorer"
+    scorer_name = "The scorer"
 
     def __init__(self, args: CommandArgs, python: str, tasks: Sequence[str | None]) -> None:
         """`tasks`: where the rows are, which the agent must not find among its files."""
@@ -125,10 +127,10 @@ class Command:
             files=_files(args.files),
             limits=Limits(memory_mb=args.memory_mb, disk_mb=args.disk_mb, file_mb=args.disk_mb),
             container=args.image,
-            door=DOOR,
+            door=POLICY_PORT,
             **_own_python(python),
         )
-        self._running: Running | None = None
+        self._resources: LoopResources | None = None
 
     def _check_apart(self, secrets: Sequence[str]) -> None:
         if not self.args.files:
@@ -143,17 +145,17 @@ class Command:
 
     # --- one episode ----------------------------------------------------------------------------------------
 
-    async def play(self, task: Task, seed: int, address: Address) -> tuple[float | dict[str, float], Played]:
+    async def play(self, task: Task, seed: int, address: Address) -> tuple[float | dict[str, float], ProgramOutcome]:
         """What the scorer gave, and how the command ended."""
-        running = self._open()
+        resources = self._open()
         try:
-            async with _bounded(LEASE_S, "a sandbox could not be had"):
-                lease = await running.pool.lease(self.image, address.seconds + MARGIN_S)
+            async with _with_timeout(LEASE_S, "a sandbox could not be had"):
+                lease = await resources.pool.lease(self.image, address.seconds + MARGIN_S)
             async with lease:
                 ran = await self._run(lease, task, seed, address)
                 crash = await _crash(lease, *ran, address)
-                async with _bounded(COPY_S, "the workspace could not be copied"):
-                    folder = await running.copies.make(lease.world.pack, self.args.disk_mb << 20)
+                async with _with_timeout(COPY_S, "the workspace could not be copied"):
+                    folder = await resources.copies.make(lease.world.pack, self.args.disk_mb << 20)
         except WorldLost as lost:
             raise ProgramCrashed(f"its sandbox is lost: {lost}") from lost
         result = ran[0]
@@ -162,7 +164,7 @@ class Command:
             given = await self.scorer.score(task.payload, Path(place), result.output)
         ending: Ending = "deadline" if result.timed_out else "done"
         facts = {"exit_code": float(result.exit_code)}
-        return given, Played({}, facts, ending, crash, time.monotonic() - began)
+        return given, ProgramOutcome({}, facts, ending, crash, time.monotonic() - began)
 
     async def _run(self, lease: Lease, task: Task, seed: int, address: Address) -> tuple[Result, int | None]:
         """What the command did, and how many processes the kernel had killed for memory before."""
@@ -177,8 +179,8 @@ class Command:
             "AIR_SEED": str(seed),
             "AIR_SECONDS": f"{address.seconds:.0f}",
             "AIR_TASK_FILE": TASK_FILE,
-            "NO_PROXY": LOCAL,
-            "no_proxy": LOCAL,
+            "NO_PROXY": LOCAL_HOSTS,
+            "no_proxy": LOCAL_HOSTS,
         }
         if len(text.encode("utf-8", "replace")) <= LONGEST_VARIABLE:
             variables["AIR_TASK"] = text
@@ -188,18 +190,18 @@ class Command:
         await lease.run(END_ALL, END_S)
         return result, before
 
-    def _open(self) -> Running:
-        """Worlds of this event loop: those of another have ended with it."""
+    def _open(self) -> LoopResources:
+        """The sandboxes of this event loop; those of another loop have ended with it."""
         loop = asyncio.get_running_loop()
-        if self._running is not None and self._running.loop is not loop:
+        if self._resources is not None and self._resources.loop is not loop:
             self._abandon_worlds()
-        if self._running is None:
+        if self._resources is None:
             backend = make_backend(
                 self._sandbox, packages=tuple(self.args.packages), preload=(), warm_python=False,
                 runtime=self.args.container_runtime,
             )  # fmt: skip
-            self._running = Running(loop, Pool(backend, standby=STANDBY), Copies())
-        return self._running
+            self._resources = LoopResources(loop, Pool(backend, standby=STANDBY), WorkspaceCopies())
+        return self._resources
 
     # --- before the run, and its end --------------------------------------------------------------------------
 
@@ -226,19 +228,19 @@ class Command:
         self._abandon_worlds()
 
     def _abandon_worlds(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.pool.abandon()
+        resources, self._resources = self._resources, None
+        if resources is not None:
+            resources.pool.abandon()
 
     async def close(self) -> None:
         await asyncio.to_thread(self.scorer.close)
-        running, self._running = self._running, None
-        if running is not None:
-            await running.pool.close()
+        resources, self._resources = self._resources, None
+        if resources is not None:
+            await resources.pool.close()
 
 
 @asynccontextmanager
-async def _bounded(seconds: float, what: str) -> AsyncIterator[None]:
+async def _with_timeout(seconds: float, what: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -247,16 +249,16 @@ async def _bounded(seconds: float, what: str) -> AsyncIterator[None]:
 
 
 def inside(address: Address) -> Address:
-    """As the command reaches it, through its sandbox's door."""
-    return replace(address, base_url=f"http://127.0.0.1:{DOOR}{urlsplit(address.base_url).path}")
+    """The address as the command reaches it from inside its sandbox."""
+    return replace(address, base_url=f"http://127.0.0.1:{POLICY_PORT}{urlsplit(address.base_url).path}")
 
 
 async def _crash(lease: Lease, result: Result, oom_before: int | None, address: Address) -> str:
-    """What is to be said of how it ended; "" of one that ended well. InfraError where that was not its own doing."""
+    """Why the command failed; "" if it ended well. InfraError where the failure was not the agent's."""
     code = result.exit_code
     if code == 0 or result.timed_out:
         return ""
-    printed = masked(result.output, address.variables()).strip()[-SHOWN:]
+    printed = mask_secrets(result.output, address.variables()).strip()[-SHOWN_CHARACTERS:]
     after = f"; it printed last: {printed}" if printed else ""
     if code == TEMPORARY:
         raise InfraError(f"the agent's command ended with code {TEMPORARY}: not its fault{after}")
@@ -264,7 +266,7 @@ async def _crash(lease: Lease, result: Result, oom_before: int | None, address: 
         return f"it ended with code {code}{after}"
     if await lease.world.starved():
         return f"it used more than its memory{after}"
-    # Who has something of the agent's in hand can kill it; whoever could thereby have an episode taken back would.
+    # An agent can kill its own command: if that made the episode be repeated, it could do so to avoid a bad score.
     now = oom_kills()
     if now is None or now != oom_before:
         raise InfraError(f"the agent's command was killed, perhaps for want of memory on this machine{after}")

@@ -22,8 +22,8 @@ from airloop.envs.rows import Row, anchored_source
 from airloop.envs.splits import read_with_test, share_out
 from airloop.errors import AirError, Lack, Trouble
 from airloop.programs.command import FINISH_S, Command, CommandArgs, check_command
-from airloop.programs.elsewhere import Elsewhere, RemoteArgs, check_remote
 from airloop.programs.function import Function
+from airloop.programs.remote_agents import RemoteAgents, RemoteArgs, check_remote
 from airloop.rollout.program import MEASURED, Address, ProgramEnvironment
 from airloop.types import Agent, Message, Score, Task
 
@@ -32,11 +32,11 @@ REWARD = "reward"
 SYSTEM = "system:"
 SLACK_S = 60.0
 ANSWERS = {"answer", "answers", "expected", "gold", "label", "labels", "solution", "solutions", "target", "targets"}
-P = TypeVar("P", bound="PlayedArgs")
+P = TypeVar("P", bound="AgentProgramArgs")
 
 
-class PlayedArgs(EnvArgs):
-    """Of any environment whose episodes are played elsewhere."""
+class AgentProgramArgs(EnvArgs):
+    """The arguments of every environment whose episodes are run by programs."""
 
     eval_share: float = Field(default=0.05, gt=0, lt=0.5, description="of the training rows, held out as eval")
     python: Annotated[str, Anchored(existing)] = Field(
@@ -55,7 +55,7 @@ class PlayedArgs(EnvArgs):
     )
 
     @model_validator(mode="after")
-    def _known(self) -> PlayedArgs:
+    def _known(self) -> AgentProgramArgs:
         if self.train not in ("all", "main") and not self.train.removeprefix(SYSTEM).strip():
             raise ValueError("train names no text after system:")
         if self.train not in ("all", "main") and not self.train.startswith(SYSTEM):
@@ -63,7 +63,7 @@ class PlayedArgs(EnvArgs):
         return self
 
 
-class ProgramArgs(PlayedArgs, CommandArgs, RemoteArgs):
+class ProgramArgs(AgentProgramArgs, CommandArgs, RemoteArgs):
     tasks: Annotated[str, Anchored(anchored_source)] = Field(
         min_length=1, description="a jsonl(.gz) file, a directory or a hub id: each row is a task"
     )
@@ -85,7 +85,7 @@ class ProgramArgs(PlayedArgs, CommandArgs, RemoteArgs):
 
 
 class ScriptedModel:
-    """A function in the model's place: the program is the same."""
+    """A function in place of the model: the program is unchanged."""
 
     def __init__(self, function: str, task: Task, seed: int) -> None:
         path = own_code.check_file(function, "script", "correct its path.")
@@ -96,16 +96,16 @@ class ScriptedModel:
         self._function, self._task, self._random = found, dict(task.payload), random.Random(seed)
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        asked = (self._task, list(messages), self._random)[: len(inspect.signature(self._function).parameters)]
-        said = self._function(*asked)
-        text = await said if inspect.isawaitable(said) else said
+        arguments = (self._task, list(messages), self._random)[: len(inspect.signature(self._function).parameters)]
+        returned = self._function(*arguments)
+        text = await returned if inspect.isawaitable(returned) else returned
         if not isinstance(text, str):
             raise AirError(f"The script gave {text!r}, and must give a text.", "correct it.")
         return Message(role="assistant", content=text)
 
 
-class PlayedEnv(ProgramEnvironment[P]):
-    """What its arguments say of requests, of training and of scripts."""
+class AgentProgramEnv(ProgramEnvironment[P]):
+    """An environment whose episodes are run by programs, with those arguments."""
 
     @property
     def max_turns(self) -> int:
@@ -125,7 +125,7 @@ class PlayedEnv(ProgramEnvironment[P]):
         return super().scripted(name, task, seed)
 
 
-class ProgramEnv(PlayedEnv[ProgramArgs]):
+class ProgramEnv(AgentProgramEnv[ProgramArgs]):
     """An agent of the user's own that asks the policy as it would ask any model."""
 
     name: ClassVar[str] = "program"
@@ -140,11 +140,11 @@ class ProgramEnv(PlayedEnv[ProgramArgs]):
 
     def __init__(self, args: ProgramArgs | None = None) -> None:
         super().__init__(args)
-        self.player, self.finish_s = self._find_player()
+        self.runner, self.finish_s = self._make_runner()
         self.success = None if self.args.success == "none" else self.args.success  # type: ignore[misc]
 
-    def _find_player(self) -> tuple[Function | Command | Elsewhere, float]:
-        """Who plays the episodes, and how long that may take beside the agent's own time."""
+    def _make_runner(self) -> tuple[Function | Command | RemoteAgents, float]:
+        """What runs the episodes, and how long that may take beside the agent's own time."""
         args, named = self.args, self.function or self.args.function
         if self.function and (args.command or args.remote):
             other = "command" if args.command else "remote"
@@ -155,7 +155,7 @@ class ProgramEnv(PlayedEnv[ProgramArgs]):
         if args.command:
             return Command(args, args.python, (args.tasks, args.test_tasks)), FINISH_S
         if args.remote:
-            return Elsewhere(args), args.patience_s + SLACK_S
+            return RemoteAgents(args), args.patience_s + SLACK_S
         if named:
             return Function(named, args.python), 0.0
         raise AirError(
@@ -194,33 +194,34 @@ class ProgramEnv(PlayedEnv[ProgramArgs]):
     # --- episodes -------------------------------------------------------------------------------------------
 
     async def play(self, task: Task, seed: int, address: Address) -> Score:
-        given, played = await self.player.play(task, seed, address)
+        given, outcome = await self.runner.play(task, seed, address)
+        scorer = self.runner.scorer_name
         values = given if isinstance(given, dict) else {SCORE: given}
         # A component may be called as what it is: the reward. As a metric beside others it would be lost.
         free = {REWARD} & self.reward_weights.keys()
         if taken := [name for name in values if name in MEASURED and name not in free]:
             raise AirError(
-                f"{self.player.who} gave a score called {taken[0]!r}, which every episode's metrics have already.",
+                f"{scorer} gave a score called {taken[0]!r}, which every episode's metrics have already.",
                 f"call it otherwise: my_{taken[0]}.",
             )
         if lacking := [name for name in self.reward_weights if name not in values]:
             raise AirError(
-                f"{self.player.who} gave {', '.join(values) or 'no score'}, and rewards weigh {', '.join(lacking)}.",
+                f"{scorer} gave {', '.join(values) or 'no score'}, and rewards weigh {', '.join(lacking)}.",
                 "rewards = { " + ", ".join(f"{name} = 1.0" for name in values) + " } in [[orchestrator.env]].",
             )
         rewards = {name: values[name] for name in self.reward_weights}
-        return replace(played, rewards=rewards, metrics={**played.metrics, **values})
+        return replace(outcome, rewards=rewards, metrics={**outcome.metrics, **values})
 
-    # --- the player's --------------------------------------------------------------------------------------
+    # --- the runner --------------------------------------------------------------------------------------
 
     def lacks(self) -> Sequence[Lack]:
-        return self.player.lacks()
+        return self.runner.lacks()
 
     async def check_world(self) -> Sequence[Lack]:
-        return await self.player.check_world()
+        return await self.runner.check_world()
 
     def check_answers(self) -> Iterator[Trouble]:
-        """A command's sandbox holds the row, and whoever works there may read it."""
+        """A command's sandbox holds the row, and the agent may read it."""
         if not self.args.command:
             return
         columns = {name for task in self.tasks("train") for name in task.payload} - set(self.args.hidden)
@@ -234,14 +235,15 @@ class ProgramEnv(PlayedEnv[ProgramArgs]):
             )
 
     def abandon(self) -> None:
-        self.player.abandon()
+        self.runner.abandon()
 
     async def close(self) -> None:
-        await self.player.close()
+        await self.runner.close()
 
 
 def by_hash(rows: Sequence[Row], but: Collection[str] = ()) -> dict[str, Row]:
-    """The same row twice is one task; `but`: columns that only say where in the data set a row is."""
-    told = [{name: value for name, value in row.items() if name not in but} for row in rows]
-    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in told]
+    """Rows by a hash of their content, so that a repeated row is one task; `but`: columns with only the row's
+    position."""
+    compared = [{name: value for name, value in row.items() if name not in but} for row in rows]
+    texts = [json.dumps(row, sort_keys=True, ensure_ascii=False, default=str) for row in compared]
     return {hashlib.sha256(text.encode()).hexdigest()[:10]: row for text, row in zip(texts, rows, strict=True)}

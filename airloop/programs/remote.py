@@ -1,4 +1,4 @@
-"""Plays episodes of a training run from elsewhere. It stands alone: copy it there. The key is AIR_REMOTE_KEY.
+"""A client that plays episodes of a training run, to be copied to another machine. The key is AIR_REMOTE_KEY.
 
 play("http://127.0.0.1:8400", lambda task, url, key: solve(task, OpenAI(base_url=url, api_key=key)))
 """
@@ -10,7 +10,7 @@ import time
 import urllib.request
 from typing import Any
 
-LOST = {"URLError", "APIConnectionError", "APITimeoutError", "InternalServerError"}  # trouble on the way to the policy
+LOST = {"URLError", "APIConnectionError", "APITimeoutError", "InternalServerError"}  # failures to reach the policy
 
 
 def post(url: str, body: Any) -> Any:
@@ -25,7 +25,7 @@ def play(run: str, solve: Any, patience_s: float = 600) -> None:
         try:
             episode = post(run + "/episodes", {"wait_s": 20})
         except OSError as error:
-            if getattr(error, "code", 503) != 503:  # else no episode waits, or nobody is there
+            if getattr(error, "code", 503) != 503:  # else no episode is pending, or the run does not answer
                 raise
             heard = time.monotonic() if hasattr(error, "code") else heard
             time.sleep(0.5)

@@ -1,8 +1,8 @@
-"""The scorer of agents that are commands: a function of the user's own that reads what an agent has left.
+"""The scorer of agents that are commands: a function of the user's that reads the files an agent has left.
 
-It runs out here, after the agent's world has ended with every process in it, on a copy of the workspace that has
-files and folders and nothing else: no link leads it anywhere, no pipe keeps it waiting. Neither its file nor what its
-environment holds was ever shown to an agent.
+It runs outside the sandbox, after the sandbox has ended with every process in it, on a copy of the workspace that has
+files and folders and nothing else: no links to follow, no pipes to wait for. Neither its file nor its environment is
+ever visible to an agent.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ SCORE_S = 300.0
 MOST_FILES = 20_000  # of a workspace
 PREFIX = "air-workspace-"
 AT_ONCE = 4  # copies that are in memory
-NOT_THE_AGENTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
+HOST_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 
 class Scorer:
     def __init__(self, named: str) -> None:
         self.path = own_code.check_file(named, "scorer", 'args = { scorer = "./score.py:score" }.')
-        self._workers = Workers(self.path, own_code.split_id(named)[2], who=SCORER)
+        self._workers = Workers(self.path, own_code.split_id(named)[2], role=SCORER)
 
     async def score(self, task: Mapping[str, Any], folder: Path, output: str) -> float | dict[str, float]:
-        """What the function says of a task and a folder with the agent's files. AirError where it fails: that is no
-        agent's doing, so nobody's score."""
+        """The function's score for a task and the folder of the agent's files. AirError where it fails: the agent is
+        not at fault, so it gets no score."""
         try:
             return await within(SCORE_S, "the scorer", self._workers.run(task, {}, [str(folder), output]))
         except OutOfTime as error:
@@ -54,15 +54,15 @@ class Scorer:
         self._workers.close()
 
 
-class Copies:
-    """Of agents' workspaces, each in a folder that is gone when it was scored."""
+class WorkspaceCopies:
+    """Makes copies of agents' workspaces, each in a folder that is removed after scoring."""
 
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(AT_ONCE)
         reap()
 
     async def make(self, pack: Callable[[int], Awaitable[bytes]], limit_bytes: int) -> tempfile.TemporaryDirectory[str]:
-        """`pack` is a world's; WorldLost where the agent has left what cannot be copied."""
+        """`pack` is the method of a world; WorldLost where the workspace cannot be copied."""
         folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
         try:
             async with self._turns:
@@ -74,14 +74,14 @@ class Copies:
 
 
 def reap() -> None:
-    """Removes what killed runs have left."""
+    """Removes copies that killed runs have left."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
         pid = left.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not left.is_symlink() and not _lives(int(pid)):
+        if pid.isdigit() and not left.is_symlink() and not _is_alive(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -111,7 +111,7 @@ def unpack(packed: bytes, folder: Path) -> None:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     _write(place, tar.extractfile(member))
     except (tarfile.TarError, OSError, ValueError) as error:  # a name too long, a file where a folder is
-        ours = isinstance(error, OSError) and error.errno in NOT_THE_AGENTS
+        ours = isinstance(error, OSError) and error.errno in HOST_ERRNOS
         raise (InfraError if ours else WorldLost)(f"the workspace cannot be copied: {error}") from error
 
 

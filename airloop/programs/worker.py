@@ -2,8 +2,9 @@
 
     python worker.py agent.py solve
 
-Orders come as lines of JSON on the standard input, results leave on the standard output. It stands alone: it runs in
-the agent's own environment, under any Python from 3.9 on, and ends with whoever started it, as do its episodes.
+Requests come as lines of JSON on the standard input, results leave on the standard output. This file imports nothing of
+airloop: it runs in the agent's own environment, under any Python from 3.9 on. It ends with its parent process, as do
+its episodes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import subprocess
 import sys
 from typing import Any, NoReturn
 
-KEPT = 4096  # characters of what an episode prints, its last ones
-MOST_READY = 256  # processes that wait for an order
+PRINTED_LIMIT = 4096  # characters of what an episode prints, its last ones
+MOST_READY = 256  # processes that wait for a request
 MOST_FILES = 8192  # three for a process that waits, two for one that runs: more than the usual limit of 1024
 DEPTH = 64  # of what processes have started that have started processes
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -32,20 +33,20 @@ def main() -> None:
     path, name = sys.argv[1:3]
     del sys.path[0]  # where this file is: an agent's library may be called as one beside it
     if sys.argv[3:] == ["--once"]:  # forked from a process that could not stay as it was
-        order = json.loads(sys.stdin.readline())
-        played().episode(path, name, order, int(order["result"]))
-    orders, results = os.dup(0), os.dup(1)
+        request = json.loads(sys.stdin.readline())
+        run_one_module().run_episode(path, name, request, int(request["result"]))
+    requests, results = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what libraries print is no result
     preload(path)
-    Server(path, name, orders, results).run()
+    EpisodeServer(path, name, requests, results).run()
 
 
-def played() -> Any:
-    """The file beside this one, which plays an episode: by its place, since sys.path is the agent's."""
-    name = "air_played"
+def run_one_module() -> Any:
+    """The module run_one.py beside this file, loaded by its path, since sys.path is the agent's."""
+    name = "air_run_one"
     if name not in sys.modules:
-        place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "played.py")
+        place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_one.py")
         spec = importlib.util.spec_from_file_location(name, place)
         assert spec is not None and spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -62,7 +63,7 @@ def preload(path: str) -> None:
     except (OSError, SyntaxError):
         return
     with contextlib.suppress(Exception):  # most of that library is imported when a first client is made
-        played().the_client().OpenAI(api_key="none", base_url="http://127.0.0.1").chat.completions  # noqa: B018
+        run_one_module().client_library().OpenAI(api_key="none", base_url="http://127.0.0.1").chat.completions  # noqa: B018
     for node in tree.body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -77,29 +78,29 @@ def preload(path: str) -> None:
                     importlib.import_module(name)
 
 
-class Server:
-    def __init__(self, path: str, name: str, orders: int, results: int) -> None:
-        self.path, self.name, self.orders, self.results = path, name, orders, results
-        self.running: dict[str, Running] = {}  # by the order's id
-        self.ready: list[Running] = []  # forked ahead, while there was nothing else to do: each waits for its order
+class EpisodeServer:
+    def __init__(self, path: str, name: str, requests: int, results: int) -> None:
+        self.path, self.name, self.requests, self.results = path, name, requests, results
+        self.running: dict[str, EpisodeProcess] = {}  # by the request's id
+        self.ready: list[EpisodeProcess] = []  # forked ahead of need: each waits for its request
         self.most = 0  # at once, so far
-        self.held = b""
+        self.received = b""
         self.select = selectors.DefaultSelector()
         self.forks = can_fork()
         self.files = allow_files(MOST_FILES)
 
     def run(self) -> None:
         ended, woken = os.pipe()
-        for end in (ended, woken, self.orders):
+        for end in (ended, woken, self.requests):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(woken)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # it only has to be heard
-        self.select.register(ended, selectors.EVENT_READ, self.look)
-        self.select.register(self.orders, selectors.EVENT_READ, self.read_orders)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup descriptor tells of it
+        self.select.register(ended, selectors.EVENT_READ, self.reap_ended)
+        self.select.register(self.requests, selectors.EVENT_READ, self.read_requests)
         try:
             self.send({"ready": True, "forks": self.forks})
-            while self.orders >= 0:
+            while self.requests >= 0:
                 # No more processes in all than there were at once before: a machine may allow few.
                 lacks = self.forks and len(self.ready) + len(self.running) < min(self.most, MOST_READY)
                 events = self.select.select(0 if lacks else None)
@@ -107,56 +108,58 @@ class Server:
                     if key.fd in self.select.get_map():  # not closed meanwhile
                         key.data(key.fd)
                 if lacks and not events:
-                    self.prepare()
+                    self.fork_ahead()
         except BrokenPipeError:
-            pass  # who started it is gone
+            pass  # the parent process is gone
         finally:
             for one in (*self.running.values(), *self.ready):
                 kill(one.pid)
             end_orphans(set())
 
-    def read_orders(self, fd: int) -> None:
+    def read_requests(self, fd: int) -> None:
         data = os.read(fd, 65536)
         if not data:
-            self.orders = -1
+            self.requests = -1
             return
-        self.held += data
-        *lines, self.held = self.held.split(b"\n")
+        self.received += data
+        *lines, self.received = self.received.split(b"\n")
         for line in lines:
-            self.obey(json.loads(line))
+            self.handle_request(json.loads(line))
 
-    def obey(self, order: dict[str, Any]) -> None:
-        if "kill" in order:
-            if order["kill"] in self.running:
-                kill(self.running[order["kill"]].pid)
+    def handle_request(self, request: dict[str, Any]) -> None:
+        if "kill" in request:
+            if request["kill"] in self.running:
+                kill(self.running[request["kill"]].pid)
             return
         try:
-            one = self.take() or self.start(None if self.forks else order)
+            one = self.take_ready() or self.start(None if self.forks else request)
         except OSError as error:  # too many files or processes
-            self.send({"id": order["id"], "code": 0, "result": {"infra": f"cannot be started: {error}"}, "printed": ""})
+            self.send(
+                {"id": request["id"], "code": 0, "result": {"infra": f"cannot be started: {error}"}, "printed": ""}
+            )
             return
-        self.running[order["id"]] = one
+        self.running[request["id"]] = one
         self.most = max(self.most, len(self.running))
         for fd in (one.printed, one.result):
             os.set_blocking(fd, False)
             self.select.register(fd, selectors.EVENT_READ, one.read)
         with contextlib.suppress(BrokenPipeError):  # killed meanwhile: it will be seen to have ended
-            one.give(json.dumps(order).encode() + b"\n")
+            one.give(json.dumps(request).encode() + b"\n")
 
-    def take(self) -> Running | None:
+    def take_ready(self) -> EpisodeProcess | None:
         while self.ready:
             if not (one := self.ready.pop(0)).is_gone():
                 return one
         return None
 
-    def prepare(self) -> None:
+    def fork_ahead(self) -> None:
         try:
             self.ready.append(self.start(None))
         except OSError:  # what is too much now may be there when it is needed
             self.most = len(self.ready) + len(self.running)
 
-    def start(self, order: dict[str, Any] | None) -> Running:
-        """A process for an episode: of the `order`, or of the one that it will be given."""
+    def start(self, request: dict[str, Any] | None) -> EpisodeProcess:
+        """A process for an episode: of the `request`, or of the one that it will be given."""
         opened: list[int] = []
         try:
             for _ in range(3):
@@ -166,34 +169,35 @@ class Server:
             for fd in opened:
                 os.close(fd)
             raise
-        printed, said, result, told, given, orders = opened
+        printed, output_fd, result, result_fd, given, requests = opened
         if pid == 0:
-            self.leave([printed, result, orders], said)
-            if order is None:  # which ends this process
-                played().episode(self.path, self.name, wait_for_order(given), told)
-            os.set_inheritable(told, True)
-            start_anew(self.path, self.name, {**(order or {}), "result": told})
-        for fd in (said, told, given):
+            self.enter_episode_process([printed, result, requests], output_fd)
+            if request is None:  # which ends this process
+                run_one_module().run_episode(self.path, self.name, wait_for_request(given), result_fd)
+            os.set_inheritable(result_fd, True)
+            exec_worker(self.path, self.name, {**(request or {}), "result": result_fd})
+        for fd in (output_fd, result_fd, given):
             os.close(fd)
-        return Running(pid, printed, result, orders)
+        return EpisodeProcess(pid, printed, result, requests)
 
-    def leave(self, others: list[int], said: int) -> None:
-        """In an episode's process: nothing is left of who started it but where to print."""
+    def enter_episode_process(self, others: list[int], output_fd: int) -> None:
+        """After the fork, in the episode's process: closes all that belongs to the server, and directs its output."""
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         allow_files(self.files)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in (1, 2):
-            os.dup2(said, fd)
-        waiting = [fd for one in self.ready for fd in (one.printed, one.result, one.orders)]
+            os.dup2(output_fd, fd)
+        waiting = [fd for one in self.ready for fd in (one.printed, one.result, one.requests)]
         registered = [key.fd for key in self.select.get_map().values()]
-        for one in [*others, said, self.results, *waiting, *registered]:
+        for one in [*others, output_fd, self.results, *waiting, *registered]:
             with contextlib.suppress(OSError):
                 os.close(one)
 
-    def look(self, fd: int) -> None:
-        """Somebody has ended. Its process counts, not its pipes: what it has left running may hold those for ever."""
+    def reap_ended(self, fd: int) -> None:
+        """A child process has ended. The end of the process counts, not that of its pipes, which processes it has left
+        running may hold open for ever."""
         os.read(fd, 65536)
         for id, one in list(self.running.items()):
             if not has_ended(one.pid):
@@ -207,41 +211,38 @@ class Server:
                 os.close(pipe)
             del self.running[id]
             try:
-                result = json.loads(one.held[one.result] or b"{}")
+                result = json.loads(one.received[one.result] or b"{}")
             except ValueError:
                 result = {}
-            printed = one.held[one.printed].decode("utf-8", "replace")
+            printed = one.received[one.printed].decode("utf-8", "replace")
             self.send({"id": id, "code": code, "result": result, "printed": printed})
 
         self.ready = [one for one in self.ready if not one.is_gone()]
         end_orphans({one.pid for one in (*self.running.values(), *self.ready)})
 
-    def send(self, said: dict[str, Any]) -> None:
-        data = json.dumps(said).encode() + b"\n"
-        while data:
-            data = data[os.write(self.results, data) :]
+    def send(self, message: dict[str, Any]) -> None:
+        write_all(self.results, json.dumps(message).encode() + b"\n")
 
 
-class Running:
-    """An episode's process, and what has come of it: the end of what it prints, and its result."""
+class EpisodeProcess:
+    """An episode's process, with what was read of it: the end of its output, and its result."""
 
-    def __init__(self, pid: int, printed: int, result: int, orders: int) -> None:
-        self.pid, self.printed, self.result, self.orders = pid, printed, result, orders
-        self.held = {printed: b"", result: b""}
+    def __init__(self, pid: int, printed: int, result: int, requests: int) -> None:
+        self.pid, self.printed, self.result, self.requests = pid, printed, result, requests
+        self.received = {printed: b"", result: b""}
 
-    def give(self, order: bytes) -> None:
+    def give(self, request: bytes) -> None:
         try:
-            while order:
-                order = order[os.write(self.orders, order) :]
+            write_all(self.requests, request)
         finally:
-            os.close(self.orders)
+            os.close(self.requests)
 
     def is_gone(self) -> bool:
-        """Of one that waits for an order: somebody has killed it."""
+        """Whether a process that waits for a request was killed."""
         if not has_ended(self.pid):
             return False
         os.waitpid(self.pid, 0)
-        for fd in (self.printed, self.result, self.orders):
+        for fd in (self.printed, self.result, self.requests):
             os.close(fd)
         return True
 
@@ -251,17 +252,22 @@ class Running:
             data = os.read(fd, 65536)
         except BlockingIOError:
             return False
-        kept = self.held[fd] + data
-        self.held[fd] = kept[-KEPT:] if fd == self.printed else kept
+        received = self.received[fd] + data
+        self.received[fd] = received[-PRINTED_LIMIT:] if fd == self.printed else received
         return bool(data)
 
 
-def wait_for_order(given: int) -> dict[str, Any]:
+def wait_for_request(given: int) -> dict[str, Any]:
     with os.fdopen(given, "rb") as file:
         line = file.readline()
-    if not line:  # who would have given it is gone
+    if not line:  # the server is gone
         os._exit(0)
     return dict(json.loads(line))
+
+
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def can_fork() -> bool:
@@ -318,20 +324,18 @@ def allow_files(count: int) -> int:
     return before
 
 
-def start_anew(path: str, name: str, order: dict[str, Any]) -> NoReturn:
+def exec_worker(path: str, name: str, request: dict[str, Any]) -> NoReturn:
     read, write = os.pipe()
-    feed(write, order)
+    feed(write, request)
     os.close(write)
     os.dup2(read, 0)
     os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), path, name, "--once"])
 
 
-def feed(write: int, order: dict[str, Any]) -> None:
-    """It may be more than a pipe holds: somebody else has to write it."""
+def feed(write: int, request: dict[str, Any]) -> None:
+    """A request may be longer than a pipe holds: a process of its own writes it."""
     if os.fork() == 0:
-        data = json.dumps(order).encode() + b"\n"
-        while data:
-            data = data[os.write(write, data) :]
+        write_all(write, json.dumps(request).encode() + b"\n")
         os._exit(0)
 
 

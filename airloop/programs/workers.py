@@ -1,4 +1,4 @@
-"""The process that an agent's episodes are forked from, and who gives it orders: from any event loop."""
+"""The worker process that an agent's episodes are forked from, and the requests it gets, from any event loop."""
 
 from __future__ import annotations
 
@@ -11,68 +11,74 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError, InfraError
-from airloop.programs.process import OrderedProcess, direct
+from airloop.programs.json_process import JsonLineProcess, no_proxy_variables
 from airloop.rollout.program import ProgramCrashed
 
 WORKER = Path(__file__).with_name("worker.py")
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-LEAST_SECRET = 8  # characters: shorter ones are words
-USERS = ("OPENAI_", "ANTHROPIC_")  # what names of variables begin with that are for clients
-RUNS = ("VLLM_API_KEY", "AIR_ADAPTERS_KEY", "AIR_REMOTE_KEY")  # what the run itself is known by
-SHOWN = 400  # characters of what a program printed last
+SHORTEST_SECRET = 8  # characters: shorter ones are words
+CLIENT_PREFIXES = ("OPENAI_", "ANTHROPIC_")  # of variables that clients of a model read
+RUN_KEYS = ("VLLM_API_KEY", "AIR_ADAPTERS_KEY", "AIR_REMOTE_KEY")  # keys of the run itself
+SHOWN_CHARACTERS = 400  # of the end of what a program printed
 AGENT, SCORER = "the agent's program", "the scorer"
 FIXES = {AGENT: "correct the agent's file; `air tasks show` plays its first request.", SCORER: "correct the scorer."}
 
 
-class Workers(OrderedProcess):
-    """Episodes of one function, as many at once as are asked for."""
+class Workers(JsonLineProcess):
+    """Runs one function for each episode, any number at the same time."""
 
-    def __init__(self, path: Path, function: str, python: str = "", who: str = AGENT) -> None:
-        self._who = who
-        super().__init__([python or sys.executable, str(WORKER), str(path), function], f"the process that starts {who}")
+    def __init__(self, path: Path, function: str, python: str = "", role: str = AGENT) -> None:
+        self._role = role
+        super().__init__(
+            [python or sys.executable, str(WORKER), str(path), function], f"the process that starts {role}"
+        )
 
     def environ(self) -> dict[str, str]:
-        """A library that makes a client when it is imported must not make one with the user's own key, and no agent is
-        to reach what the run itself asks. A scorer may have a model to ask, which is not the policy."""
+        """An agent gets neither the user's own API keys, which a library may read when it is imported, nor the keys of
+        the run. A scorer keeps them: it may use another model than the policy."""
         env = super().environ()
-        if self._who == AGENT:
-            env = {name: value for name, value in env.items() if not name.startswith(USERS) and name not in RUNS}
+        if self._role == AGENT:
+            env = {
+                name: value
+                for name, value in env.items()
+                if not name.startswith(CLIENT_PREFIXES) and name not in RUN_KEYS
+            }
         return env
 
     async def run(
         self, task: Mapping[str, Any], variables: Mapping[str, str], given: Sequence[str] = ()
     ) -> float | dict[str, float]:
-        """The score that the function gave. AirError where its file cannot be used. `given`: for a scorer, the folder
-        with an agent's files, and what the agent printed."""
-        ended = await self.ask({"task": task, "env": {**variables, **direct()}, "given": given})
+        """The score that the function returned. AirError where its file cannot be used. `given`: for a scorer, the
+        folder of an agent's files, and what the agent printed."""
+        ended = await self.request({"task": task, "env": {**variables, **no_proxy_variables()}, "given": given})
         printed = self.printed if ended.get("gone") else ended["printed"]
-        return _score({**ended, "printed": masked(printed, variables)}, variables, self._who)
+        return _score({**ended, "printed": mask_secrets(printed, variables)}, variables, self._role)
 
 
-def masked(text: str, variables: Mapping[str, str]) -> str:
-    """Without any key that a program could know: what it says of its end is kept with the run."""
+def mask_secrets(text: str, variables: Mapping[str, str]) -> str:
+    """The text without any key that a program could know: how it ended is stored with the run."""
     known = {**os.environ, **variables}
-    secrets = {value for name, value in known.items() if len(value) >= LEAST_SECRET and SECRET.search(name)}
+    secrets = {value for name, value in known.items() if len(value) >= SHORTEST_SECRET and SECRET.search(name)}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "…")
     return text
 
 
-def _score(ended: Mapping[str, Any], variables: Mapping[str, str], who: str) -> float | dict[str, float]:
+def _score(ended: Mapping[str, Any], variables: Mapping[str, str], role: str) -> float | dict[str, float]:
     result, code = ended["result"], ended["code"]
-    printed = ended["printed"].strip()[-SHOWN:]
+    printed = ended["printed"].strip()[-SHOWN_CHARACTERS:]
     after = f"; it printed last: {printed}" if printed else ""
     if "score" in result:
         return result["score"]
     if "defect" in result:
-        raise AirError(f"{who.capitalize()}: {masked(result['defect'], variables)}.", FIXES[who])
+        raise AirError(f"{role.capitalize()}: {mask_secrets(result['defect'], variables)}.", FIXES[role])
     if "crash" in result:
-        raise ProgramCrashed(masked(result["crash"], variables))
+        raise ProgramCrashed(mask_secrets(result["crash"], variables))
     if "infra" in result:
-        raise InfraError(f"{who}: {masked(result['infra'], variables)}")
+        raise InfraError(f"{role}: {mask_secrets(result['infra'], variables)}")
     if ended.get("gone"):
-        raise InfraError(f"the process that starts {who} ended with code {code}{after}")
+        raise InfraError(f"the process that starts {role} ended with code {code}{after}")
     if code == -signal.SIGKILL:  # as a system does that is out of memory
-        raise InfraError(f"{who} was killed{after}")
+        raise InfraError(f"{role} was killed{after}")
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
     raise ProgramCrashed(f"it ended {how} and without a score{after}")

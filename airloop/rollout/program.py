@@ -1,8 +1,8 @@
-"""Episodes that programs play: an agent of whatever make asks the policy over HTTP, as it would ask any model.
+"""Episodes of agents that are programs: any agent that calls the policy over HTTP, as it would call any model.
 
-The program gets an address and a key of its own episode. What it asks and what it is answered is kept as tokens
-(airloop.chat.forest), so what is trained is what was sampled, in what it was sampled from; the program says what the
-episode was worth.
+The program gets an address and a key of its own episode. Its requests and their replies are kept as tokens
+(airloop.chat.forest), so what is trained is what was sampled, in the context it was sampled in; the program returns the
+episode's score.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import BadRequest, ChatRequest
 from airloop.serve.episode import Answer, ServedAgent, ServedEpisode
 from airloop.serve.server import serving
-from airloop.serve.unfolding import Live
+from airloop.serve.stable_prefix import StreamListener
 from airloop.success import measured_success
 from airloop.types import Action, Agent, Ending, Message, Observation, Score, Task, Trajectory
 from airloop.waits import waiting
 
-MODEL = "policy"  # what the endpoint calls it; programs may write any other
+MODEL = "policy"  # its name at the endpoint; programs may send any other
 # Metrics that every episode of a program has already: a score of the same name would be lost.
 MEASURED = (
     *("reward", "turns", "crashed", "requests", "requests_abandoned", "conversations"),
@@ -73,8 +73,8 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Played(Score):
-    """A score that was not the program's own to give, and how the program ended."""
+class ProgramOutcome(Score):
+    """A score with how the program ended: of programs that do not score themselves."""
 
     ending: Ending = "done"
     crash: str = ""
@@ -97,8 +97,8 @@ class ProgramEnvironment(Environment[A]):
     @abstractmethod
     async def play(self, task: Task, seed: int, address: Address) -> Score:
         """One episode, from the program's start to its end. ProgramCrashed is the agent's own ending, InfraError
-        trouble of the machinery; cancelled, it must leave no program behind. Who scores what programs leave returns
-        Played."""
+        trouble of the machinery; cancelled, it must leave no program behind. An environment that
+        scores what its programs leave returns ProgramOutcome."""
 
     @property
     def scores_groups(self) -> bool:
@@ -112,7 +112,7 @@ class ProgramEnvironment(Environment[A]):
         raise NotImplementedError(f"{type(self).__name__} scores every episode by itself")
 
     def forget(self, episodes: Sequence[str]) -> None:
-        """Their group has ended: nothing more will be asked of them."""
+        """Frees what was kept of these episodes: their group has ended."""
         return None
 
     @property
@@ -130,29 +130,29 @@ class ProgramEnvironment(Environment[A]):
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         if name == "noop":
-            return Silent()
+            return EmptyReplies()
         raise AirError(
             f"The environment {self.name!r} has no script {name!r}: its agent is a program.",
             "scripts stand in for the model; only noop, a model that says nothing, is known of every program.",
         )
 
 
-class Silent:
-    """A model that says nothing."""
+class EmptyReplies:
+    """A model whose replies are all empty."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
         return Message(role="assistant", content="")
 
 
-class Door:
-    """The endpoint for the episodes of one collection: no program of an earlier one finds it."""
+class EpisodeEndpoint:
+    """An HTTP endpoint for the episodes of one collection; programs of an earlier collection have another address."""
 
     def __init__(self) -> None:
         self.endpoint = Endpoint(MODEL)
         self._serving = serving(self.endpoint.app())
         self._url = ""
 
-    async def __aenter__(self) -> Door:
+    async def __aenter__(self) -> EpisodeEndpoint:
         self._url = await self._serving.__aenter__()
         return self
 
@@ -187,7 +187,7 @@ async def run_program(
     env: ProgramEnvironment,
     task: Task,
     episode: ServedEpisode,
-    door: Door,
+    endpoint: EpisodeEndpoint,
     *,
     id: str,
     seed: int,
@@ -211,15 +211,15 @@ async def run_program(
         }
         return replace(blank, seconds=time.monotonic() - clock, **seen, **outcome)
 
-    address = door.open(id, episode, deadline_s)
+    address = endpoint.open(id, episode, deadline_s)
     try:
         try:
-            played = await _play(env, task, seed, episode, address, added_by(unserved))
+            outcome = await _play(env, task, seed, episode, address, added_by(unserved))
         finally:
-            door.close(id)
-        reward = weighted_reward(played.rewards, (), env.reward_weights, env.turn_reward_mode)
-        waits = env.scores_groups and not played.rewards  # for the others of its group
-        success = {} if waits else measured_success(env, played.metrics, played.rewards)
+            endpoint.close(id)
+        reward = weighted_reward(outcome.rewards, (), env.reward_weights, env.turn_reward_mode)
+        waits = env.scores_groups and not outcome.rewards  # for the others of its group
+        success = {} if waits else measured_success(env, outcome.metrics, outcome.rewards)
     except InfraError as error:
         return record(error=with_place(error))
     except EngineFailed as error:
@@ -230,20 +230,20 @@ async def run_program(
             getattr(error, "fix", "") or DEFECT_FIX,
             record(error=f"defect: {''.join(traceback.format_exception(error))}"),
         ) from error
-    first = episode.exchanges[0].asked if episode.exchanges else clock
+    first = episode.exchanges[0].asked_at if episode.exchanges else clock
     own = {
         "seconds_opening": first - clock,
-        "seconds_scoring": played.scoring_s,
+        "seconds_scoring": outcome.scoring_s,
         "turns": len(episode.exchanges),
-        "crashed": float(bool(played.crash)),
+        "crashed": float(bool(outcome.crash)),
         **episode.metrics(),
     }
     return record(
-        ending=played.ending,
-        rewards=dict(played.rewards),
+        ending=outcome.ending,
+        rewards=dict(outcome.rewards),
         reward=reward,
-        metrics={**success, **played.metrics, **own},
-        error=played.crash,
+        metrics={**success, **outcome.metrics, **own},
+        error=outcome.crash,
     )
 
 
@@ -254,7 +254,7 @@ async def _play(
     episode: ServedEpisode,
     address: Address,
     added: Callable[[], float],
-) -> Played:
+) -> ProgramOutcome:
     nothing = Score(dict.fromkeys(env.reward_weights, 0.0), {env.success: 0.0} if env.success else {})
     longest_s = address.seconds + env.finish_s
     end = time.monotonic() + longest_s
@@ -266,45 +266,46 @@ async def _play(
         with waiting(f"the program of task {task.id}", f"environment {env.name}", longest_s):
             playing = env.play(task, seed, address)
             score = await within(longest_s, "the program", playing, lambda: end + added() - time.monotonic())
-        played = score if isinstance(score, Played) else Played(score.rewards, score.metrics)
+        outcome = score if isinstance(score, ProgramOutcome) else ProgramOutcome(score.rewards, score.metrics)
     except OutOfTime as error:
-        played = Played(nothing.rewards, nothing.metrics, "deadline")
+        outcome = ProgramOutcome(nothing.rewards, nothing.metrics, "deadline")
         asked_nothing = f"{error}, and it had asked nothing"
     except ProgramCrashed as error:
-        played = Played(nothing.rewards, nothing.metrics, crash=str(error))
-    if played.crash:
-        asked_nothing = f"the program failed before it had asked anything: {played.crash}"
-    if episode.trouble is not None:  # whatever the program made of it
-        raise _spoilt(episode.trouble)
-    if played.ending == "deadline" and (lost_s := added()) > UNSERVED_SHARE * address.seconds:
+        outcome = ProgramOutcome(nothing.rewards, nothing.metrics, crash=str(error))
+    if outcome.crash:
+        asked_nothing = f"the program failed before it had asked anything: {outcome.crash}"
+    if episode.failure is not None:  # whatever the program made of it
+        raise _infra_failure(episode.failure)
+    if outcome.ending == "deadline" and (lost_s := added()) > UNSERVED_SHARE * address.seconds:
         raise InfraError(f"for {lost_s:.0f} of the program's {address.seconds:.0f} s the engine could serve nobody")
-    if not episode.exchanges and not episode.full:
+    if not episode.exchanges and not episode.context_full:
         raise InfraError(asked_nothing)
-    if played.ending == "done" and (episode.full or episode.spent):
-        played = replace(played, ending="context_full" if episode.full else "max_turns")
-    return played
+    if outcome.ending == "done" and (episode.context_full or episode.requests_exceeded):
+        outcome = replace(outcome, ending="context_full" if episode.context_full else "max_turns")
+    return outcome
 
 
-def _spoilt(trouble: Exception) -> Exception:
-    """A failed engine ends the run; anything else spoils the episode."""
-    if isinstance(trouble, EngineFailed | InfraError):
-        return trouble
-    spoilt = InfraError(f"a request could not be answered: {type(trouble).__name__}: {trouble}")
-    spoilt.__cause__ = trouble
-    return spoilt
+def _infra_failure(error: Exception) -> Exception:
+    """The exception to raise: a failed engine ends the run, anything else is an infrastructure failure of the
+    episode."""
+    if isinstance(error, EngineFailed | InfraError):
+        return error
+    failure = InfraError(f"a request could not be answered: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
-# --- looking on, and other models ------------------------------------------------------------------------------
+# --- the first request ------------------------------------------------------------------------------
 
 
-class _FirstOnly(ServedAgent):
-    """Notes the first request and answers none."""
+class _FirstRequestRecorder(ServedAgent):
+    """Records the first request and answers none."""
 
     def __init__(self) -> None:
-        super().__init__(Silent())
+        super().__init__(EmptyReplies())
         self.asked_first: asyncio.Future[ChatRequest] = asyncio.get_running_loop().create_future()
 
-    async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
+    async def chat(self, request: ChatRequest, listener: StreamListener | None = None) -> Answer:
         if not self.asked_first.done():
             self.asked_first.set_result(request)
         raise BadRequest("Only the first request was wanted.", code="only_looking")
@@ -317,20 +318,20 @@ class FirstRequest(Session):
         self._env, self._task, self._seed = env, task, seed
 
     async def begin(self) -> Opening:
-        told = _FirstOnly()
-        async with Door() as door:
-            address = door.open("look", told)
-            played = self._env.play(self._task, self._seed, address)
+        recorder = _FirstRequestRecorder()
+        async with EpisodeEndpoint() as endpoint:
+            address = endpoint.open("look", recorder)
+            program = self._env.play(self._task, self._seed, address)
             longest_s = min(address.seconds + self._env.finish_s, LOOK_S)
-            playing = asyncio.ensure_future(within(longest_s, "the program", played))
-            either: set[asyncio.Future[Any]] = {playing, told.asked_first}
+            playing = asyncio.ensure_future(within(longest_s, "the program", program))
+            either: set[asyncio.Future[Any]] = {playing, recorder.asked_first}
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            finally:  # also of a look that is given up
+            finally:  # also where this is cancelled
                 playing.cancel()
                 (ended,) = await asyncio.gather(playing, return_exceptions=True)
                 self._env.forget([address.episode])
-        if not told.asked_first.done():
+        if not recorder.asked_first.done():
             if isinstance(ended, AirError):
                 raise ended
             said = f": {ended}" if isinstance(ended, Exception) else ""
@@ -339,7 +340,7 @@ class FirstRequest(Session):
                 "mend the agent's program: it must ask the policy, at OPENAI_BASE_URL or by the client that it gets; "
                 "one that is async must await the answers.",
             )
-        request = told.asked_first.result()
+        request = recorder.asked_first.result()
         return Opening(tuple(Message(**m) for m in request.messages), request.tools)  # type: ignore[typeddict-item]
 
     async def act(self, action: Action) -> Observation:

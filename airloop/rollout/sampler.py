@@ -36,7 +36,7 @@ from airloop.rollout.collected import (
     seeds_of,
 )
 from airloop.rollout.episode import EpisodeDefect, compared, run_episode
-from airloop.rollout.program import Door, ProgramEnvironment, run_program, serve_policy
+from airloop.rollout.program import EpisodeEndpoint, ProgramEnvironment, run_program, serve_policy
 from airloop.rollout.schedule import Names, TaskSchedule
 from airloop.rollout.task_pool import TaskPool
 from airloop.rollout.together import end_group, is_whole, scores_groups, waits_for_group
@@ -112,7 +112,7 @@ class Sampler:
             round.missing = len(plan) - begun
         wanted: Sequence[int] = range(begun)
         while wanted:
-            await round.run(self._ranks.mine(wanted))
+            await round.run(self._ranks.my_share(wanted))
             await self._pool(round, f"the episodes of step {step + 1}", wanted)
             # Several ranks replace together, round by round: which tasks are used must not depend on their number.
             lost = max(0, len(plan) - len(round.groups))
@@ -160,7 +160,7 @@ class Sampler:
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
         seeds = seeds_of(plan, settings, EVALUATION)
         round = _Collection(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
-        await round.run(self._ranks.mine(range(len(plan))))
+        await round.run(self._ranks.my_share(range(len(plan))))
         await self._pool(round, "the episodes of an evaluation", range(len(plan)))
         ended = [round.ended[place] for place in sorted(round.ended)]
         return Evaluated(
@@ -210,7 +210,7 @@ class _Collection:
         self._seeds = seeds
         self._wave = TaskPool(settings.max_concurrent, None if agent else sampler._engine)
         self._clock = time.monotonic()
-        self._door: Door | None = None
+        self._episode_endpoint: EpisodeEndpoint | None = None
         self.spare = iter(range(0))
         self.missing = 0  # planned groups for which none has signal or is under way; below 0, so many more are
         self.ended: dict[Place, Trajectory] = {}
@@ -225,7 +225,7 @@ class _Collection:
             self._start(index)
         before = abandoned(self._sampler._engine)
         programs = any(isinstance(self._sampler._envs[task.env], ProgramEnvironment) for task in self._plan.values())
-        async with Door() if programs else contextlib.nullcontext() as self._door:
+        async with EpisodeEndpoint() if programs else contextlib.nullcontext() as self._episode_endpoint:
             with waiting(f"{len(groups)} groups of episodes", "the sampler", self.longest_s(len(groups))):
                 await self._wave.run()
         self.counts["abandoned_tokens"] += abandoned(self._sampler._engine) - before
@@ -337,8 +337,8 @@ class _Collection:
         }
         try:
             if isinstance(env, ProgramEnvironment):
-                assert self._door is not None
-                return await run_program(env, task, self._serve(env, task, place), self._door, **common)
+                assert self._episode_endpoint is not None
+                return await run_program(env, task, self._serve(env, task, place), self._episode_endpoint, **common)
             agent = self._make_agent(env, task, place)
             more: dict[str, Any] = {"finish_s": settings.finish_s, "parser": settings.parser}
             return await run_episode(env, task, agent, **common, **more)

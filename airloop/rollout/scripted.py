@@ -11,7 +11,7 @@ from airloop.engine.base import Sampling
 from airloop.envs.base import Environment
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import run_episode
-from airloop.rollout.program import Door, ProgramEnvironment, run_program
+from airloop.rollout.program import EpisodeEndpoint, ProgramEnvironment, run_program
 from airloop.rollout.together import score_together, waits_for_group
 from airloop.serve.episode import ServedAgent
 from airloop.types import Agent, Task, Trajectory
@@ -29,8 +29,8 @@ async def run_agent(
     name = f"{id}-{next(_NUMBERS)}"  # several scripts may play a task at once
     served = ServedAgent(agent, env.max_turns)
     try:
-        async with Door() as door:
-            played = await run_program(env, task, served, door, id=name, deadline_s=deadline_s, **more)
+        async with EpisodeEndpoint() as endpoint:
+            played = await run_program(env, task, served, endpoint, id=name, deadline_s=deadline_s, **more)
         if waits_for_group(env, played):
             (played,) = await score_together(env, [played], ALONE, Counter())
     finally:

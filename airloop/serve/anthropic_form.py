@@ -11,9 +11,9 @@ from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_reques
 from airloop.serve.episode import Answer, Choice
 from airloop.serve.stream import Form, event
 
-_SILENT = {"model", "metadata", "service_tier", "container", "betas", "context_management", "cache_control"}
-_SILENT |= {"inference_geo", "diagnostics", "speed", "user_profile_id", "workspace_id"}
-_SAME = {"temperature", "top_p", "top_k", "max_tokens", "stream"}
+_IGNORED = {"model", "metadata", "service_tier", "container", "betas", "context_management", "cache_control"}
+_IGNORED |= {"inference_geo", "diagnostics", "speed", "user_profile_id", "workspace_id"}
+_UNCHANGED = {"temperature", "top_p", "top_k", "max_tokens", "stream"}
 _READ = {"system", "messages", "tools", "tool_choice", "stop_sequences", "thread"}
 FINISHED = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -23,13 +23,13 @@ def read_messages_request(body: Any) -> ChatRequest:
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.")
     _refuse_thread(body.get("thread"))
-    for name in body.keys() - _SILENT - _SAME - _READ:
+    for name in body.keys() - _IGNORED - _UNCHANGED - _READ:
         if name == "thinking" and _kind(body[name]) in (None, "disabled", "adaptive"):
             continue  # the policy thinks or does not, as it has learned to
         raise BadRequest(f"{name} is not supported here.", param=name, code="unsupported_parameter")
     choice = _kind(body.get("tool_choice") or {"type": "auto"})
     chat = {
-        **{name: body[name] for name in _SAME if body.get(name) is not None},
+        **{name: body[name] for name in _UNCHANGED if body.get(name) is not None},
         "messages": [*_system(body.get("system")), *_messages(body.get("messages"))],
         "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(listed(body.get("tools"), "tools"))],
         "tool_choice": choice if choice in ("auto", "none") else "required",
@@ -42,8 +42,8 @@ def read_messages_request(body: Any) -> ChatRequest:
 
 
 def _refuse_thread(given: Any) -> None:
-    """A conversation that the server keeps, of which clients send only what is new. Told so in these words, a client
-    that would like one sends the whole."""
+    """A conversation stored by the server, of which clients send only what is new. A client that gets this error sends
+    the whole conversation."""
     if given is not None:
         code = "thread_unsupported_request"
         why = "No conversation is kept here: send the whole of it."
@@ -78,10 +78,10 @@ def _messages(given: Any) -> Iterator[dict[str, Any]]:
         blocks = [{"type": "text", "text": blocks}] if isinstance(blocks, str) else blocks
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
             raise BadRequest(f"{at}.content must be text, or a list of blocks.", param=at)
-        yield from (_said(blocks, at) if message["role"] == "assistant" else _asked(blocks, at))
+        yield from (_assistant_message(blocks, at) if message["role"] == "assistant" else _user_messages(blocks, at))
 
 
-def _said(blocks: list[dict[str, Any]], at: str) -> Iterator[dict[str, Any]]:
+def _assistant_message(blocks: list[dict[str, Any]], at: str) -> Iterator[dict[str, Any]]:
     texts = [block for block in blocks if block.get("type") == "text"]
     calls = [block for block in blocks if block.get("type") == "tool_use"]
     others = {str(b.get("type")) for b in blocks} - {"text", "tool_use", "thinking", "redacted_thinking"}
@@ -104,7 +104,7 @@ def _said(blocks: list[dict[str, Any]], at: str) -> Iterator[dict[str, Any]]:
     yield made
 
 
-def _asked(blocks: list[dict[str, Any]], at: str) -> Iterator[dict[str, Any]]:
+def _user_messages(blocks: list[dict[str, Any]], at: str) -> Iterator[dict[str, Any]]:
     texts: list[dict[str, Any]] = []
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -161,7 +161,7 @@ class MessagesForm(Form):
         yield _event("message_start", message={**self._head, **nothing, "usage": usage})
 
     def piece(self, i: int, thought: str, content: str) -> Iterator[str]:
-        self.say(i, thought, content)
+        self.record_sent(i, thought, content)
         if thought:
             yield from self._delta({"type": "thinking", "thinking": "", "signature": ""}, "thinking", thought)
         if content:
@@ -169,7 +169,7 @@ class MessagesForm(Form):
 
     def end(self, answer: Answer) -> Iterator[str]:
         (choice,) = answer.choices
-        yield from self.piece(0, *self.unsaid(0, choice.message))
+        yield from self.piece(0, *self.unsent(0, choice.message))
         for block in blocks_of(choice):
             if block["type"] == "tool_use":
                 yield from self._begin_block({**block, "input": {}})
@@ -201,9 +201,9 @@ class MessagesForm(Form):
 
 
 def _ending(choice: Choice) -> dict[str, Any]:
-    reason = "stop_sequence" if choice.halted else FINISHED[choice.finish]
-    return {"stop_reason": reason, "stop_sequence": choice.halted or None}
+    reason = "stop_sequence" if choice.stop_text else FINISHED[choice.finish]
+    return {"stop_reason": reason, "stop_sequence": choice.stop_text or None}
 
 
-def _event(name: str, /, **said: Any) -> str:
-    return event({"type": name, **said}, name)
+def _event(name: str, /, **fields: Any) -> str:
+    return event({"type": name, **fields}, name)

@@ -19,14 +19,20 @@ from typing import TYPE_CHECKING, Any
 from airloop.engine.base import ContextFull, EngineFailed
 from airloop.errors import AirError
 from airloop.serve.anthropic_form import MessagesForm, read_messages_request
-from airloop.serve.bodies import TWO_LENGTHS, Bodies
+from airloop.serve.cancellation import (
+    DisconnectListener,
+    cancel_and_wait,
+    cancel_if_disconnected,
+    client_disconnected,
+    set_when_done,
+)
 from airloop.serve.chat_answer import ChatForm
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
 from airloop.serve.episode import Answer, ServedEpisode
+from airloop.serve.request_limits import TWO_LENGTHS, RequestBodies
 from airloop.serve.responses_form import ResponsesForm, read_responses_request
+from airloop.serve.stable_prefix import StreamListener
 from airloop.serve.stream import EventStream, Form, WholeAnswer
-from airloop.serve.unfolding import Live
-from airloop.serve.waiting import Listening, client_gone, give_up, ringing, unless_gone
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -41,24 +47,23 @@ Read = Callable[[Any], ChatRequest]
 
 @dataclass
 class Endpoint:
-    """Who may be reached: episodes by their ids or, where `anyone` is given,
-    a policy without any.
+    """The endpoint of episodes, by their ids, and of a policy without one where `anyone` is given.
 
-        endpoint = Endpoint("my-model")
-        key = endpoint.open("ep-1", ServedEpisode(engine, tokenizer, sampling, seed=1))
-        app = endpoint.app()
+    endpoint = Endpoint("my-model")
+    key = endpoint.open("ep-1", ServedEpisode(engine, tokenizer, sampling, seed=1))
+    app = endpoint.app()
     """
 
     model: str
     anyone: Callable[[], ServedEpisode] | None = None
-    api_key: str | None = None  # of who is anyone; None: everybody
+    api_key: str | None = None  # for requests without an episode; None: no key is needed
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     episodes: dict[str, ServedEpisode] = field(default_factory=dict)
-    _bodies: Bodies = field(default_factory=Bodies, repr=False)
+    _request_bodies: RequestBodies = field(default_factory=RequestBodies, repr=False)
     _keys: dict[str, str] = field(default_factory=dict, repr=False)  # of the episodes that are open
 
     def __post_init__(self) -> None:
-        self._nobodys = self.key(secrets.token_hex(16))
+        self._invalid_key = self.key(secrets.token_hex(16))
 
     def open(self, id: str, episode: ServedEpisode) -> str:
         """The key for an episode's agent."""
@@ -67,7 +72,7 @@ class Endpoint:
         return self._keys[id]
 
     def close(self, id: str) -> ServedEpisode:
-        """Its key opens nothing any more, and answers that are under way are given up."""
+        """Its key is invalid from now on, and answers that are under way are cancelled."""
         episode = self.episodes.pop(id)
         del self._keys[id]
         episode.end()
@@ -78,7 +83,7 @@ class Endpoint:
         return "air-" + base64.urlsafe_b64encode(made).decode().rstrip("=")
 
     def app(self) -> Router:
-        """Routes alone: what an application of Starlette's adds, pages for errors, is done by `_Guarded`."""
+        """Routes alone: errors, for which an application of Starlette has pages, are answered by `_ErrorHandler`."""
         from starlette.routing import Route, Router
 
         posts = {
@@ -89,7 +94,7 @@ class Endpoint:
         }
         gets = {"/v1/models": self._models}
         routes = [
-            Route(front + path, _Guarded(answer), methods=[method])
+            Route(front + path, _ErrorHandler(answer), methods=[method])
             for method, answers in (("POST", posts), ("GET", gets))
             for path, answer in answers.items()
             for front in ("/e/{episode}", "")
@@ -100,21 +105,21 @@ class Endpoint:
     # --- answers ----------------------------------------------------------------------------------------------
 
     def _episode(self, request: Request) -> ServedEpisode:
-        """Of an address, if the key is its own. Whether there is such an episode is nobody's business but its own, and
-        nobody learns it by the time that a refusal takes."""
+        """The episode of a request, if the key is its own. A refusal does not show whether there is such an episode,
+        not even by the time that it takes."""
         id = request.path_params.get("episode")
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
         given = given or request.headers.get("x-api-key", "")
         if id is None:
             if self.anyone is not None and (self.api_key is None or _same(given, self.api_key)):
                 return self.anyone()
-        elif _same(given, self._keys.get(id, self._nobodys)) and id in self.episodes:
+        elif _same(given, self._keys.get(id, self._invalid_key)) and id in self.episodes:
             return self.episodes[id]
         raise BadRequest("Incorrect API key provided, or there is no such episode.", code="invalid_api_key", status=401)
 
     async def _body(self, request: Request) -> tuple[Any, bytes]:
         """What was sent, as JSON, and a digest of it."""
-        held = await self._bodies.read(request)
+        held = await self._request_bodies.read(request)
         try:
             body = json.loads(held)
         except (ValueError, RecursionError) as error:
@@ -144,7 +149,8 @@ class Endpoint:
         body, digest = await self._body(request)
         asked = read(body)
         form = made(asked, episode)
-        # A client that says that it asks again never got its answer. The same question asked anew is a second sample.
+        # A client that retries never got its answer: it gets that one. The same request as a new one is a second
+        # sample.
         again = request.headers.get(RETRIES, "0") != "0"
         made_before = episode.answers.pop(digest, None)
         kept = made_before if again else None
@@ -153,10 +159,10 @@ class Endpoint:
             episode.keep_answer(digest, answer)
 
         if asked.stream:
-            live = Live()
-            work = _given(kept, live) if kept else episode.chat(asked, live)
-            return await _streamed(request, form, live, work, keep)
-        answer = kept if kept else await unless_gone(request, episode.chat(asked))
+            listener = StreamListener()
+            work = _saved(kept, listener) if kept else episode.chat(asked, listener)
+            return await _streamed(request, form, listener, work, keep)
+        answer = kept if kept else await cancel_if_disconnected(request, episode.chat(asked))
         keep(answer)
         return WholeAnswer(form.whole(answer))
 
@@ -168,7 +174,7 @@ class Endpoint:
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
         most, seed, asked = read_sampling(body.get("sampling_params") or {})
-        reply, stop = await unless_gone(request, episode.generate(ids, most, seed, asked))
+        reply, stop = await cancel_if_disconnected(request, episode.generate(ids, most, seed, asked))
         logprobs: list[dict[str, Any]] = [
             {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True)
@@ -182,32 +188,32 @@ def _same(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
 
 
-async def _given(answer: Answer, live: Live) -> Answer:
-    live.prompt_tokens = answer.prompt_tokens
+async def _saved(answer: Answer, listener: StreamListener) -> Answer:
+    listener.prompt_tokens = answer.prompt_tokens
     return answer
 
 
 async def _streamed(
-    request: Request, form: Form, live: Live, work: Awaitable[Answer], keep: Callable[[Answer], None]
+    request: Request, form: Form, listener: StreamListener, work: Awaitable[Answer], keep: Callable[[Answer], None]
 ) -> EventStream:
-    """As soon as there is something to say; what is wrong before that is raised."""
-    under_way = ringing(work, live.news)
+    """The response, as soon as there is text to send; errors before that are raised."""
+    under_way = set_when_done(work, listener.changed)
     try:
-        async with Listening(request.scope, request.receive, live.news.set) as listening:
-            await live.news.wait()
+        async with DisconnectListener(request.scope, request.receive, listener.changed.set) as listening:
+            await listener.changed.wait()
             if listening.gone and not under_way.done():
-                raise client_gone()
+                raise client_disconnected()
             if under_way.done():
                 under_way.result()
-        return EventStream(form, live, under_way, refusal_of, keep)
+        return EventStream(form, listener, under_way, refusal_of, keep)
     except BaseException:
-        await give_up(under_way)
+        await cancel_and_wait(under_way)
         raise
 
 
-class _Guarded:
-    """What goes wrong is said in the form that clients know: the client's fault, or that it may ask again. An
-    application by itself, so that Starlette puts nothing around it for errors that do not come."""
+class _ErrorHandler:
+    """Answers errors in the form that clients know: as the client's fault, or as one to retry. It is an ASGI
+    application itself, so that Starlette adds no error handling of its own."""
 
     def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
         self._answer = answer
@@ -227,7 +233,7 @@ class _Guarded:
             refused = refusal_of(error)
         headers = {"Retry-After": str(RETRY_S)} if refused.status == 503 else {}
         if refused.code == TWO_LENGTHS:
-            headers["Connection"] = "close"  # what comes behind is of nobody knows whom
+            headers["Connection"] = "close"  # what follows on the connection may belong to another request
         return JSONResponse(refused.as_json(), status_code=refused.status, headers=headers)
 
 

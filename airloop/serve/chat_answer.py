@@ -35,9 +35,9 @@ class ChatForm(Form):
         return iter(())
 
     def piece(self, i: int, thought: str, content: str) -> Iterator[str]:
-        said = {"reasoning_content": thought, "content": content}
-        yield self._chunk(i, {**self._opening(i), **{name: text for name, text in said.items() if text}})
-        self.say(i, thought, content)
+        parts = {"reasoning_content": thought, "content": content}
+        yield self._chunk(i, {**self._opening(i), **{name: text for name, text in parts.items() if text}})
+        self.record_sent(i, thought, content)
 
     def end(self, answer: Answer) -> Iterator[str]:
         for i, choice in enumerate(answer.choices):
@@ -53,16 +53,16 @@ class ChatForm(Form):
         yield event(error.as_json())
 
     def _opening(self, i: int) -> dict[str, Any]:
-        return {} if i in self._said else {"role": "assistant"}
+        return {} if i in self._sent else {"role": "assistant"}
 
     def _rest(self, i: int, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a reply of which nothing was said yet, all."""
-        thought, content = self.unsaid(i, message)
+        """What was not sent yet of a reply."""
+        thought, content = self.unsent(i, message)
         delta = {**self._opening(i)}
         if thought:
             delta["reasoning_content"] = thought
-        if content or i not in self._said:
-            delta["content"] = message["content"] if i not in self._said else content
+        if content or i not in self._sent:
+            delta["content"] = message["content"] if i not in self._sent else content
         if calls := message.get("tool_calls"):
             delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
         return delta

@@ -18,7 +18,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 class BadRequest(Exception):
-    """What is wrong with a request, for who sent it; `status` and `code` as OpenAI's servers have them, `details` as
+    """What is wrong with a request, for its client; `status` and `code` as OpenAI's servers have them, `details` as
     Anthropic's, by which its client knows what to do instead."""
 
     def __init__(
@@ -35,8 +35,8 @@ class BadRequest(Exception):
 
     def as_json(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        said = {"message": str(self), "type": kind, "param": self.param or None, "code": self.code}
-        return {"error": {**said, "details": dict(self.details)} if self.details else said}
+        fields = {"message": str(self), "type": kind, "param": self.param or None, "code": self.code}
+        return {"error": {**fields, "details": dict(self.details)} if self.details else fields}
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,18 @@ class ChatRequest:
     stream: bool = False
     usage_in_stream: bool = False
     logprobs: bool = False
-    asked: Mapping[str, Any] = field(default_factory=dict)  # what the run decides, as it was asked for
+    # Sampling parameters that the client requested, which the run decides.
+    requested_sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 # --- what may be asked for ---------------------------------------------------------------------------------
 
-# Of who asks, or of how the answer is stored: they say nothing of what is sampled.
-_SILENT = {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-_SILENT |= {"top_logprobs", "parallel_tool_calls", "verbosity", "prompt_cache_retention"}
-_SILENT |= {"prompt_cache_options"}
+# Parameters about the client, or about storing the answer: they do not change what is sampled.
+_IGNORED = {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+_IGNORED |= {"top_logprobs", "parallel_tool_calls", "verbosity", "prompt_cache_retention"}
+_IGNORED |= {"prompt_cache_options"}
 # The run's own values are used: with others it would be another policy that is trained.
-_DECIDED: dict[str, tuple[float, float]] = {
+_RUN_SAMPLING: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (1e-6, 1.0),
     "top_k": (-1, 1 << 31),  # -1 and 0: off
@@ -69,7 +70,7 @@ _DECIDED: dict[str, tuple[float, float]] = {
 _READ = {"messages", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stop", "stream", "stream_options"}
 _READ |= {"logprobs", "tool_choice"}
 # What would change the distribution that is sampled from, unless it has one of these values.
-_OFF: dict[str, tuple[Any, ...]] = {
+_MUST_BE_OFF: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "response_format": (None, {"type": "text"}),
     "presence_penalty": (None, 0, 0.0),
@@ -85,7 +86,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 
 
-_KNOWN = _SILENT | _DECIDED.keys() | _READ | _OFF.keys()
+_KNOWN = _IGNORED | _RUN_SAMPLING.keys() | _READ | _MUST_BE_OFF.keys()
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -94,7 +95,7 @@ def read_request(body: Any) -> ChatRequest:
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.")
     for name, value in body.items():
-        if name in _OFF and value not in _OFF[name]:
+        if name in _MUST_BE_OFF and value not in _MUST_BE_OFF[name]:
             why = "it would change the distribution that is sampled from, and so what is trained"
             raise BadRequest(f"{name} is not supported here: {why}.", param=name, code="unsupported_parameter")
         if name not in _KNOWN:
@@ -116,7 +117,7 @@ def read_request(body: Any) -> ChatRequest:
         stream=bool(body.get("stream")),
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
         logprobs=bool(body.get("logprobs")),
-        asked={name: _number(body, name) for name in sorted(_DECIDED) if body.get(name) is not None},
+        requested_sampling={name: _number(body, name) for name in sorted(_RUN_SAMPLING) if body.get(name) is not None},
     )
 
 
@@ -187,7 +188,7 @@ def _whole(body: Mapping[str, Any], name: str, least: int | None = None, most: i
 
 
 def _number(body: Mapping[str, Any], name: str) -> float:
-    value, (least, most) = body[name], _DECIDED[name]
+    value, (least, most) = body[name], _RUN_SAMPLING[name]
     kinds = int if name == "top_k" else int | float
     if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= most:
         raise BadRequest(f"{name} must be a number from {least:g} to {most:g}.", param=name)
@@ -200,14 +201,14 @@ def read_sampling(given: Any) -> tuple[int | None, int | None, dict[str, float]]
         raise BadRequest("sampling_params must be an object.", param="sampling_params")
     for name, value in given.items():
         off = value in (None, 1) if name == "n" else name in ("logprobs", "detokenize", "skip_special_tokens")
-        if name not in {"max_tokens", "seed", *_DECIDED} and not off:
+        if name not in {"max_tokens", "seed", *_RUN_SAMPLING} and not off:
             raise BadRequest(f"sampling_params.{name} is not supported here.", param=name, code="unsupported_parameter")
-    asked = {name: _number(given, name) for name in sorted(_DECIDED) if given.get(name) is not None}
+    asked = {name: _number(given, name) for name in sorted(_RUN_SAMPLING) if given.get(name) is not None}
     return _whole(given, "max_tokens", 1), _whole(given, "seed"), asked
 
 
 def whole_characters(value: Any) -> Any:
-    """With a sign in place of each half of a character that stands alone: nothing could be done with it."""
+    """Replaces each lone surrogate, half of a character, by U+FFFD: it could not be encoded."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -225,22 +226,22 @@ def _texts(given: Any, name: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """A reply's text, read: the thought before it, what it says, and the tools that it calls."""
+class ParsedReply:
+    """A reply's text, parsed: the thought before it, its content, and the tools that it calls."""
 
     content: str
     thought: str = ""
     calls: tuple[Action, ...] = ()
 
-    def message(self, mint: Callable[[int], str]) -> dict[str, Any]:
-        """As a client gets it; calls have ids of ours."""
+    def message(self, call_id: Callable[[int], str]) -> dict[str, Any]:
+        """As a client gets it, with ids of its calls."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.calls else "")}
         if self.thought:
             message["reasoning_content"] = self.thought
         if self.calls:
             message["tool_calls"] = [
                 {
-                    "id": mint(i),
+                    "id": call_id(i),
                     "type": "function",
                     "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
                 }
@@ -249,17 +250,17 @@ class Spoken:
         return message
 
 
-def read_reply(text: str, *, tools: Sequence[Mapping[str, Any]], parser: str, cut: bool, thinking: bool) -> Spoken:
-    """A reply with a call that cannot be read is content, as it was said; else what it says before its calls is. Its
-    beginning can be told before its end is known (airloop.serve.unfolding)."""
+def read_reply(text: str, *, tools: Sequence[Mapping[str, Any]], parser: str, cut: bool, thinking: bool) -> ParsedReply:
+    """Parses a reply. With a call that cannot be parsed all of it is content; else the text before its calls. Its
+    beginning can be sent before its end is known (airloop.serve.stable_prefix)."""
     thought, rest = without_thought(text, thinking)
     if not tools:
-        return Spoken(rest, thought)
+        return ParsedReply(rest, thought)
     actions, _ = parse(text, "tools", parser, cut=cut, thinking=thinking, tools=tools)
     if not all(action.kind == "tool" for action in actions):
-        return Spoken(rest, thought)
-    said = before_calls(rest) if any(mark in rest for mark in MARKS) else rest[: find_call(rest)]
-    return Spoken(said.rstrip(), thought, tuple(actions))
+        return ParsedReply(rest, thought)
+    content = before_calls(rest) if any(mark in rest for mark in MARKS) else rest[: find_call(rest)]
+    return ParsedReply(content.rstrip(), thought, tuple(actions))
 
 
 # Where a call may begin: anywhere, or in a line of its own, as JSON or in a fenced block.
@@ -285,16 +286,16 @@ def without_thought(text: str, thinking: bool) -> tuple[str, str]:
 
 
 def form_of(message: Mapping[str, Any]) -> str:
-    """What a message says, whoever wrote it down: content, and calls as names and arguments. Ids, thoughts and outer
-    whitespace, which clients leave out or make anew, are not part of it."""
+    """A canonical text of a message: its content, and its calls as names and arguments. Ids, thoughts and outer
+    whitespace, which clients leave out or change, are not part of it."""
     calls = message.get("tool_calls") or []
     content = text_of(message.get("content")).strip()
     if not calls:  # as most are, and all are read anew with every request: the same text, in a third of the time
         who = "" if message["role"] == "assistant" else f", {encode_basestring_ascii(message['role'])}"
         return f"[{encode_basestring_ascii(content)}, []{who}]"
-    said = [[call["function"]["name"], _read(call["function"]["arguments"])] for call in calls]
+    called = [[call["function"]["name"], _read(call["function"]["arguments"])] for call in calls]
     whose = [] if message["role"] == "assistant" else [message["role"]]
-    return _sorted_json([content, said, *whose])
+    return _sorted_json([content, called, *whose])
 
 
 def _read(arguments: Any) -> Any:

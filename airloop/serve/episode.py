@@ -1,4 +1,4 @@
-"""One episode behind the endpoint: whatever its agent says with the policy, in as many conversations as it likes."""
+"""One episode behind the endpoint: all requests of its agent to the policy, in any number of conversations."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
-from airloop.engine.base import ContextFull, Engine, Generation, Heard, Sampling
+from airloop.engine.base import ContextFull, Engine, Generation, Sampling, TokenCallback
 from airloop.seeds import stable_hash, turn_seed
-from airloop.serve.chat_form import BadRequest, ChatRequest, Spoken, call_ids, form_of, read_reply
-from airloop.serve.unfolding import Live, Unfolding, until_stop
-from airloop.serve.waiting import Stoppable
+from airloop.serve.cancellation import Stoppable
+from airloop.serve.chat_form import BadRequest, ChatRequest, ParsedReply, call_ids, form_of, read_reply
+from airloop.serve.stable_prefix import StablePrefix, StreamListener, until_stop
 from airloop.types import Action, Agent, Branch, Message, Observation, Sampled, Times, Turn, shown_anew
 
 T = TypeVar("T")
-KEPT = 64  # answers, the latest ones
+KEPT_ANSWERS = 64  # answers, the latest ones
 FEW = 1024  # messages, or tokens, that take no time to speak of
 LONGEST_TOKEN = 256  # characters; those that stand for white space are the longest
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One reply to a request: as a client gets it, and as it was sampled."""
+    """One reply to a request: as the client gets it, and as it was sampled."""
 
     message: dict[str, Any]
     finish: str  # stop, length, tool_calls
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    halted: str = ""  # the text that ended it, of those that were to
+    stop_text: str = ""  # the stop text that ended it
 
     @property
     def tokens(self) -> int:
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a reply was said to, what it does, and how it came about; as many as replies, in their order."""
+    """A reply with the conversation that it answers, its actions and its tokens; one for each reply, in their order."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
@@ -57,14 +57,14 @@ class Exchange:
     actions: tuple[Action, ...]
     sampled: Sampled | None  # None: not of the policy, or not to be trained
     times: Times
-    asked: float  # by time.monotonic()
-    answered: float = field(default_factory=time.monotonic)
+    asked_at: float  # by time.monotonic()
+    answered_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class ServedEpisode:
-    """The conversations of one agent. A reply that comes back as it was sent is the very tokens that were sampled;
-    one that comes back changed is text like any other.
+    """The conversations of one agent. A reply that a later request repeats unchanged keeps the tokens that were
+    sampled; a changed one is text like any other.
 
         episode = ServedEpisode(engine, tokenizer, Sampling(max_tokens=200), seed=1)
         answer = await episode.chat(read_request({"messages": [{"role": "user", "content": "1+1="}]}))
@@ -81,15 +81,15 @@ class ServedEpisode:
     # episodes of a group would be alike.
     training: bool = True
     most_requests: int | None = None
-    # Whether replies in a conversation are trained; the other one is the first that was asked for.
+    # Whether replies in a conversation are trained; the second argument is the episode's first conversation.
     trains: Callable[[Sequence[Message], Sequence[Message]], bool] = lambda messages, first: True
     requests: int = 0
-    spent: bool = False  # more was asked than most_requests
-    full: bool = False  # a conversation had no room left for a reply
-    trouble: Exception | None = None  # the first of the machinery's: whatever became of it, the episode is spoilt
-    abandoned: int = 0  # requests whose client was gone before the reply
-    asked: dict[str, list[Any]] = field(default_factory=dict)  # sampling that clients wanted and the run decides
-    # By the digest of a request's body, the same to the byte: for a client that never got its answer and asks again.
+    requests_exceeded: bool = False  # there were more requests than most_requests
+    context_full: bool = False  # a conversation had no room left for a reply
+    failure: Exception | None = None  # the first failure of the infrastructure: it fails the episode, whatever follows
+    abandoned: int = 0  # requests whose client disconnected before the reply
+    requested_sampling: dict[str, list[Any]] = field(default_factory=dict)  # by parameter: the run decides
+    # By the digest of a request's body, the same to the byte: for a client that did not receive its answer and retries.
     answers: dict[bytes, Answer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,42 +101,46 @@ class ServedEpisode:
         self._prompt_tokens = self._cached_tokens = 0
         self._by_call: dict[str, int] = {}
         self._by_form: dict[str, list[int]] = {}
-        self._by_place: dict[tuple[bytes, str], list[int]] = {}  # by what was said before it, and what it says
+        self._by_place: dict[tuple[bytes, str], list[int]] = {}  # by the conversation before it, and its content
 
-    async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
-        """Samples the replies to a request; `live` is told of them meanwhile. ContextFull where the conversation leaves
-        no room for one."""
+    async def chat(self, request: ChatRequest, listener: StreamListener | None = None) -> Answer:
+        """Samples the replies to a request; `listener` gets their tokens meanwhile. ContextFull where the conversation
+        leaves no room for one."""
         asked, number = time.monotonic(), self._count()
         self._check_size(request)
         messages, known, before = self.recognise(request.messages)
         self.opening = self.opening or tuple(messages)
         prompt = self.forest.prompt(messages, request.tools, known)
-        heard = self._listeners(live, prompt, request) if live else []
-        wanted = (request.n, request.max_tokens, request.seed, request.asked)
-        drawn = await self._sample(prompt.token_ids, number, *wanted, heard)
+        on_tokens = self._listeners(listener, prompt, request) if listener else []
+        wanted = (request.n, request.max_tokens, request.seed, request.requested_sampling)
+        drawn = await self._sample(prompt.token_ids, number, *wanted, on_tokens)
         choices = tuple(self._keep(prompt, generation, request, messages, before, asked) for generation in drawn)
         return Answer(choices, len(prompt.token_ids), min(g.cached_tokens for g in drawn), drawn[0].version)
 
-    def _listeners(self, live: Live, prompt: Prompt, request: ChatRequest) -> list[Heard]:
+    def _listeners(self, listener: StreamListener, prompt: Prompt, request: ChatRequest) -> list[TokenCallback]:
         form = (request.stop, bool(request.tools), prompt.thinking)
-        return live.listen(len(prompt.token_ids), [Unfolding(self.tokenizer, *form) for _ in range(request.n)])
+        return listener.token_callbacks(
+            len(prompt.token_ids), [StablePrefix(self.tokenizer, *form) for _ in range(request.n)]
+        )
 
     async def generate(
-        self, token_ids: Sequence[int], max_tokens: int | None, seed: int | None, asked: Mapping[str, Any]
+        self, token_ids: Sequence[int], max_tokens: int | None, seed: int | None, requested: Mapping[str, Any]
     ) -> tuple[Reply, str]:
         """A reply to tokens as they are; and why it ended."""
         began, number = time.monotonic(), self._count()
         if max(token_ids, default=0) >= self.tokenizer.vocab_size:
             raise BadRequest(f"There is no token {max(token_ids)}.", param="token_ids")
         prompt = self.forest.prompt_of_tokens(token_ids)
-        said = (Message(role="user", content=self.tokenizer.decode(token_ids)),)
-        self.opening = self.opening or said
-        (generation,) = await self._sample(prompt.token_ids, number, 1, max_tokens, seed, asked)
+        conversation = (Message(role="user", content=self.tokenizer.decode(token_ids)),)
+        self.opening = self.opening or conversation
+        (generation,) = await self._sample(prompt.token_ids, number, 1, max_tokens, seed, requested)
         sampled, times = _sampled(generation), _times(generation)
-        trained = self.trains(said, self.opening)
+        trained = self.trains(conversation, self.opening)
         reply = self.forest.append(prompt, sampled, trained=trained)
         noted = sampled if trained else None
-        self.exchanges.append(Exchange(said, (), reply.text, (Action("text", reply.text),), noted, times, began))
+        self.exchanges.append(
+            Exchange(conversation, (), reply.text, (Action("text", reply.text),), noted, times, began)
+        )
         return reply, generation.stop
 
     def branches(self) -> tuple[Branch, ...]:
@@ -148,13 +152,13 @@ class ServedEpisode:
         """
         made: list[Turn] = []
         known: list[Message] = []
-        asked = [*(exchange.asked for exchange in self.exchanges), ended][1:]
-        for exchange, next_asked in zip(self.exchanges, asked, strict=True):
+        asked = [*(exchange.asked_at for exchange in self.exchanges), ended][1:]
+        for exchange, next_request in zip(self.exchanges, asked, strict=True):
             shown, places = shown_anew(known, exchange.messages)
-            said = _said(exchange)
-            known = [*exchange.messages, said]
-            times = replace(exchange.times, tool=max(0.0, next_asked - exchange.answered))
-            made.append(Turn(shown, said, exchange.sampled, exchange.actions, (Observation(""),), times, places))
+            reply = _reply_message(exchange)
+            known = [*exchange.messages, reply]
+            times = replace(exchange.times, tool=max(0.0, next_request - exchange.answered_at))
+            made.append(Turn(shown, reply, exchange.sampled, exchange.actions, (Observation(""),), times, places))
         return tuple(made)
 
     def metrics(self) -> dict[str, float]:
@@ -167,12 +171,12 @@ class ServedEpisode:
             "requests": self.requests,
             "requests_abandoned": self.abandoned,
             "conversations": self._conversations(),
-            **{f"asked_{name}": statistics.fmean(values) for name, values in self.asked.items()},
+            **{f"asked_{name}": statistics.fmean(values) for name, values in self.requested_sampling.items()},
         }
 
     def _conversations(self) -> int:
         """How many there are: one begins where a request does not go on from an earlier one and its reply."""
-        ended = {_line([*exchange.messages, _said(exchange)]) for exchange in self.exchanges}
+        ended = {_line([*exchange.messages, _reply_message(exchange)]) for exchange in self.exchanges}
         going_on = sum(
             any(_line(exchange.messages[:i]) in ended for i in range(1, len(exchange.messages)))
             for exchange in self.exchanges
@@ -180,20 +184,20 @@ class ServedEpisode:
         return len(self.exchanges) - going_on
 
     def end(self) -> None:
-        """The episode is over: what is still being sampled is given up, and nothing more is."""
+        """Ends the episode: replies that are being sampled are cancelled, and no more are sampled."""
         self._over = True
         for work in self._under_way:
             work.stop()
 
     def recognise(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], dict[int, int], bytes]:
-        """The conversation for the template, which of its messages are which replies of ours, and what stands for all
-        of it."""
-        said, known = hashlib.blake2b(digest_size=16), dict[int, int]()
+        """The conversation for the template, which of its messages are which sampled replies, and a digest of all of
+        it."""
+        digest, known = hashlib.blake2b(digest_size=16), dict[int, int]()
         for i, message in enumerate(messages):
             form = form_of(message)
-            if message["role"] == "assistant" and (number := self._number(message, form, said.digest())) is not None:
+            if message["role"] == "assistant" and (number := self._number(message, form, digest.digest())) is not None:
                 known[i] = number
-            said.update(f"{form}\n".encode())  # JSON on one line: no two conversations are the same text
+            digest.update(f"{form}\n".encode())  # JSON on one line: no two conversations are the same text
         made: list[Message] = []
         for i, message in enumerate(messages):
             if i in known:
@@ -201,18 +205,18 @@ class ServedEpisode:
             else:
                 foreign = {"foreign": True} if message["role"] == "assistant" else {}
                 made.append({**message, **foreign})  # type: ignore[typeddict-item]
-        return made, known, said.digest()
+        return made, known, digest.digest()
 
     def _number(self, message: Mapping[str, Any], form: str, before: bytes) -> int | None:
-        """Which reply of ours an assistant's message is."""
+        """Which of the sampled replies an assistant's message is."""
         alike = self._by_form.get(form, [])
-        minted = {self._by_call.get(call) for call in call_ids(message)}
-        named = [number for number in alike if minted == {number}] if minted else []
+        by_id = {self._by_call.get(call) for call in call_ids(message)}
+        named = [number for number in alike if by_id == {number}] if by_id else []
         after = self._by_place.get((before, form), [])
         if thought := message.get("reasoning_content"):
             after = [number for number in after if thought in self.exchanges[number].reply] or after
         found = named or after or alike
-        # Of several that differ in what they thought, and that all were said elsewhere, none is the one.
+        # Several replies with different thoughts, all in other conversations: none is recognised.
         same = len({self.exchanges[number].reply for number in found}) == 1
         return found[-1] if found and (same or found is not alike) else None
 
@@ -223,17 +227,17 @@ class ServedEpisode:
         n: int,
         max_tokens: int | None,
         seed: int | None,
-        asked: Mapping[str, Any],
-        heard: Sequence[Heard] = (),
+        requested: Mapping[str, Any],
+        on_tokens: Sequence[TokenCallback] = (),
     ) -> list[Generation]:
-        for name, value in asked.items():
-            self.asked.setdefault(name, []).append(value)
+        for name, value in requested.items():
+            self.requested_sampling.setdefault(name, []).append(value)
         most = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
         stops = self.sampling.stop_ids or self.tokenizer.stop_ids
-        own = {"max_tokens": most, "stop_ids": stops, **({} if self.training else asked)}
+        own = {"max_tokens": most, "stop_ids": stops, **({} if self.training else requested)}
         draws = [replace(self.sampling, **own, seed=self._seed(number, i, seed)) for i in range(n)]
         orders = [f"{self.order}-{number:03d}" + f".{i}" * (n > 1) for i in range(n)]
-        more: list[dict[str, Any]] = [{"heard": one} for one in heard] or [{}] * n
+        more: list[dict[str, Any]] = [{"on_tokens": one} for one in on_tokens] or [{}] * n
         given = zip(draws, orders, more, strict=True)
         drawing = [self.engine.generate(token_ids, s, order=o, **m) for s, o, m in given]
         several = n > 1 and asyncio.gather(*drawing)
@@ -243,7 +247,7 @@ class ServedEpisode:
         return drawn
 
     async def _until_over(self, work: Awaitable[T]) -> T:
-        """What the engine gives, if the episode does not end before."""
+        """The engine's reply, unless the episode ends before."""
         with Stoppable(_episode_over) as stoppable:
             self._under_way.add(stoppable)
             try:
@@ -252,23 +256,23 @@ class ServedEpisode:
                 self.abandoned += 1
                 raise
             except ContextFull:
-                self.full = True
+                self.context_full = True
                 raise
             except Exception as error:
-                self.trouble = self.trouble or error
+                self.failure = self.failure or error
                 raise
             finally:
                 self._under_way.discard(stoppable)
 
     def _check_size(self, request: ChatRequest) -> None:
-        """What cannot fit is refused before it is rendered and encoded, which takes the time of everybody here: each
-        message has a token at least, and a token no more than so many characters."""
+        """A conversation that cannot fit is refused before it is rendered and encoded, which blocks the event loop:
+        each message has a token at least, and a token no more than so many characters."""
         messages, characters = len(request.messages), sum(len(message["content"]) for message in request.messages)
         if messages <= FEW and characters <= FEW * LONGEST_TOKEN:
             return
         context = self.engine.describe().context
         if messages > context or characters > context * LONGEST_TOKEN:
-            self.full = True
+            self.context_full = True
             raise ContextFull(
                 f"{messages} messages with {characters} characters do not fit a context of {context} tokens"
             )
@@ -278,7 +282,7 @@ class ServedEpisode:
         if self._over:
             raise _episode_over()
         if self.most_requests is not None and self.requests >= self.most_requests:
-            self.spent = True
+            self.requests_exceeded = True
             limit = f"An episode may ask {self.most_requests} times, and this one has."
             raise BadRequest(limit, code="max_requests_exceeded")
         self.requests += 1
@@ -291,9 +295,9 @@ class ServedEpisode:
         return own if i == 0 and seed is None else stable_hash("request", own, i, seed)
 
     def keep_answer(self, digest: bytes, answer: Answer) -> None:
-        """For a client that never gets it and asks again."""
+        """Keeps an answer for a client that does not receive it and retries."""
         self.answers[digest] = answer
-        if len(self.answers) > KEPT:
+        if len(self.answers) > KEPT_ANSWERS:
             del self.answers[next(iter(self.answers))]
 
     def _keep(
@@ -305,24 +309,24 @@ class ServedEpisode:
         before: bytes,
         asked: float,
     ) -> Choice:
-        sampled, halted = until_stop(_sampled(generation), request.stop, self.tokenizer)
+        sampled, stop_text = until_stop(_sampled(generation), request.stop, self.tokenizer)
         trained = self.trains(messages, self.opening)
         reply = self.forest.append(prompt, sampled, trained=trained)
-        cut = generation.stop == "length" and not halted
-        said = reply.text.partition(halted)[0] if halted else reply.text
-        spoken = read_reply(said, tools=request.tools, parser=self.parser, cut=cut, thinking=prompt.thinking)
-        actions = spoken.calls or (Action("text", said),)
+        cut = generation.stop == "length" and not stop_text
+        text = reply.text.partition(stop_text)[0] if stop_text else reply.text
+        parsed = read_reply(text, tools=request.tools, parser=self.parser, cut=cut, thinking=prompt.thinking)
+        actions = parsed.calls or (Action("text", text),)
         times, noted = _times(generation), sampled if trained else None
         message = self._note(
-            Exchange(tuple(messages), request.tools, reply.text, actions, noted, times, asked), spoken, before
+            Exchange(tuple(messages), request.tools, reply.text, actions, noted, times, asked), parsed, before
         )
-        finish = "tool_calls" if spoken.calls else "length" if cut else "stop"
-        return Choice(message, finish, reply.token_ids, reply.logprobs, halted)
+        finish = "tool_calls" if parsed.calls else "length" if cut else "stop"
+        return Choice(message, finish, reply.token_ids, reply.logprobs, stop_text)
 
-    def _note(self, exchange: Exchange, spoken: Spoken, before: bytes) -> dict[str, Any]:
-        """Keeps a reply, so that it is known when it comes back; as the client gets it."""
+    def _note(self, exchange: Exchange, parsed: ParsedReply, before: bytes) -> dict[str, Any]:
+        """Records a reply, so that it is recognised in later requests; returns it as the client gets it."""
         number = len(self.exchanges)
-        message = spoken.message(lambda i: self._mint(number, i))
+        message = parsed.message(lambda i: self._call_id(number, i))
         self.exchanges.append(exchange)
         form = form_of(message)
         self._by_form.setdefault(form, []).append(number)
@@ -330,20 +334,22 @@ class ServedEpisode:
         self._by_call |= {call: number for call in call_ids(message)}
         return message
 
-    def _mint(self, number: int, i: int) -> str:
-        """The same when the episode is repeated, and no other's. Some templates take nine letters and no more."""
+    def _call_id(self, number: int, i: int) -> str:
+        """The id of a tool call: unique, and the same when the episode is repeated. Some templates need nine
+        characters."""
         text = f"{self.order} {self.seed} {number} {i}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:9]
 
 
 class ServedAgent(ServedEpisode):
-    """The same for an agent that is no policy of ours, a script or a model behind a URL: nothing of it is trained."""
+    """The same for an agent that is not the policy, a script or a model behind a URL: none of its replies are
+    trained."""
 
     def __init__(self, agent: Agent, most_requests: int | None = None) -> None:
         super().__init__(None, None, Sampling(1), 0, most_requests=most_requests)  # type: ignore[arg-type]
         self.agent = agent
 
-    async def chat(self, request: ChatRequest, live: Live | None = None) -> Answer:
+    async def chat(self, request: ChatRequest, listener: StreamListener | None = None) -> Answer:
         self._count()
         if request.n > 1:
             raise BadRequest("Who answers here gives one reply.", param="n")
@@ -352,25 +358,25 @@ class ServedAgent(ServedEpisode):
         try:
             reply = await self.agent.reply(messages, request.tools)
         except ContextFull:
-            self.full = True
+            self.context_full = True
             raise
         except Exception as error:
-            self.trouble = self.trouble or error
+            self.failure = self.failure or error
             raise
         text, times = reply["content"], Times(model=time.monotonic() - began)
         for stop in request.stop:
             text = text.partition(stop)[0]
-        spoken = read_reply(text, tools=request.tools, parser=self.parser, cut=False, thinking=False)
-        actions = spoken.calls or (Action("text", text),)
-        said = Exchange(tuple(messages), request.tools, text, actions, None, times, began)
-        message = self._note(said, spoken, before)
-        return Answer((Choice(message, "tool_calls" if spoken.calls else "stop", (), ()),), 0, 0, 0)
+        parsed = read_reply(text, tools=request.tools, parser=self.parser, cut=False, thinking=False)
+        actions = parsed.calls or (Action("text", text),)
+        exchange = Exchange(tuple(messages), request.tools, text, actions, None, times, began)
+        message = self._note(exchange, parsed, before)
+        return Answer((Choice(message, "tool_calls" if parsed.calls else "stop", (), ()),), 0, 0, 0)
 
     async def generate(self, *given: Any) -> tuple[Reply, str]:
         raise BadRequest("Who answers here takes messages, not tokens.", code="unsupported_endpoint")
 
 
-def _said(exchange: Exchange) -> Message:
+def _reply_message(exchange: Exchange) -> Message:
     return Message(role="assistant", content=exchange.reply)
 
 

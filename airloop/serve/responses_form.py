@@ -11,12 +11,12 @@ from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_reques
 from airloop.serve.episode import Answer, Choice
 from airloop.serve.stream import Form, event
 
-_SILENT = {"model", "store", "user", "metadata", "parallel_tool_calls", "include", "service_tier", "safety_identifier"}
-_SILENT |= {"prompt_cache_key", "prompt_cache_retention", "top_logprobs", "stream_options", "prompt_cache_options"}
-_SAME = {"temperature", "top_p", "stream"}
+_IGNORED = {"model", "store", "user", "metadata", "parallel_tool_calls", "include", "service_tier", "safety_identifier"}
+_IGNORED |= {"prompt_cache_key", "prompt_cache_retention", "top_logprobs", "stream_options", "prompt_cache_options"}
+_UNCHANGED = {"temperature", "top_p", "stream"}
 _READ = {"input", "instructions", "tools", "tool_choice", "max_output_tokens"}
 # What would need a memory on the server, or change what is sampled, unless it has one of these values.
-_OFF: dict[str, tuple[Any, ...]] = {
+_MUST_BE_OFF: dict[str, tuple[Any, ...]] = {
     "previous_response_id": (None,),
     "conversation": (None,),
     "background": (None, False),
@@ -26,7 +26,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 
 # Tables of which only some keys change what is sampled, unless they have one of these values.
-_MILD: dict[str, dict[str, tuple[Any, ...]]] = {
+_PARTLY_ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
     "reasoning": {"effort": (None, "none")},
     "text": {"format": (None, {"type": "text"})},
 }
@@ -37,12 +37,12 @@ def read_responses_request(body: Any) -> ChatRequest:
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.")
     for name, value in body.items():
-        known = name in _SILENT | _SAME | _READ or (name in _OFF and value in _OFF[name])
-        if not known and not (name in _MILD and _is_mild(name, value)):
+        known = name in _IGNORED | _UNCHANGED | _READ or (name in _MUST_BE_OFF and value in _MUST_BE_OFF[name])
+        if not known and not (name in _PARTLY_ALLOWED and _changes_nothing(name, value)):
             raise BadRequest(f"{name} is not supported here.", param=name, code="unsupported_parameter")
     choice = body.get("tool_choice")
     chat = {
-        **{name: body[name] for name in _SAME if body.get(name) is not None},
+        **{name: body[name] for name in _UNCHANGED if body.get(name) is not None},
         "messages": [*_instructions(body.get("instructions")), *_messages(body.get("input"))],
         "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(listed(body.get("tools"), "tools"))],
         "tool_choice": choice if choice in (None, "auto", "none") else "required",
@@ -52,10 +52,12 @@ def read_responses_request(body: Any) -> ChatRequest:
     return read_request(chat)
 
 
-def _is_mild(name: str, value: Any) -> bool:
-    """Whether it says nothing of what is sampled."""
+def _changes_nothing(name: str, value: Any) -> bool:
+    """Whether it does not change what is sampled."""
     options = value or {}
-    return isinstance(options, dict) and all(options.get(key) in allowed for key, allowed in _MILD[name].items())
+    return isinstance(options, dict) and all(
+        options.get(key) in allowed for key, allowed in _PARTLY_ALLOWED[name].items()
+    )
 
 
 def _instructions(given: Any) -> list[dict[str, Any]]:
@@ -73,7 +75,7 @@ def _plain(content: Any, at: str) -> str:
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """What a reply consists of here, a message and calls one after the other, is one message of a chat."""
+    """The items of a reply, a message and calls one after the other, become one message of a chat."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     made: list[dict[str, Any]] = []
@@ -105,7 +107,7 @@ def _tool(given: Any, at: str) -> dict[str, Any]:
 
 # --- answers ---------------------------------------------------------------------------------------------------
 
-# An item before anything of it was said.
+# An item before any of it was sent.
 _EMPTY: dict[str, dict[str, Any]] = {"function_call": {"arguments": ""}, "reasoning": {"summary": []}}
 
 
@@ -173,13 +175,13 @@ class ResponsesForm(Form):
         if thought:
             yield from self._whole_item(_thought(thought, self._id))
         if content:
-            yield from self._more_text(content, begins=not self._said.get(i, ("", ""))[1])
-        self.say(i, thought, content)
+            yield from self._more_text(content, begins=not self._sent.get(i, ("", ""))[1])
+        self.record_sent(i, thought, content)
 
     def end(self, answer: Answer) -> Iterator[str]:
         (choice,) = answer.choices
         whole = self.whole(answer)
-        thought, content = self.unsaid(0, choice.message)
+        thought, content = self.unsent(0, choice.message)
         yield from self.piece(0, thought, content)
         for item in whole["output"]:
             if item["type"] == "message":
@@ -223,9 +225,9 @@ class ResponsesForm(Form):
         yield self._event("response.output_item.done", output_index=self._item, item=item)
         self._item += 1
 
-    def _event(self, name: str, /, **said: Any) -> str:
+    def _event(self, name: str, /, **fields: Any) -> str:
         self._number += 1
-        return event({"type": name, **said, "sequence_number": self._number - 1}, name)
+        return event({"type": name, **fields, "sequence_number": self._number - 1}, name)
 
 
 def _usage(answer: Answer, choice: Choice) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The endpoint's server, in the event loop of who trains."""
+"""The endpoint's HTTP server, in the event loop of the trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airloop.errors import AirError
 
 QUEUED = 512  # connections that the system holds while the loop is busy
 KEEP_ALIVE_S = 75  # longer than clients keep a connection that they do not use
-YOUNG = 20_000  # objects that are made before Python looks for those that only hold each other
+YOUNG = 20_000  # new objects before Python's garbage collector runs
 CLOSE_S = 5.0  # for answers that are under way when it ends
 
 
@@ -29,7 +29,7 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
     """
     import uvicorn
 
-    from airloop.serve.callers import WAITING, AgentCaller, quiet_logs
+    from airloop.serve.connections import BACKLOG, AgentConnection, quiet_logs
 
     ready = asyncio.Event()
 
@@ -42,12 +42,12 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
             listening.listen(QUEUED)
             ready.set()
 
-    listening = bound(host, port)
+    listening = bind_socket(host, port)
     config = uvicorn.Config(
         app,
-        http=AgentCaller,
+        http=AgentConnection,
         ws="none",
-        backlog=WAITING,
+        backlog=BACKLOG,
         log_level="warning",
         access_log=False,
         proxy_headers=False,
@@ -71,7 +71,7 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
             await task
 
 
-_calm: list[tuple[int, int, int]] = []  # what the thresholds were, for each server that runs
+_thresholds: list[tuple[int, int, int]] = []  # what the thresholds were, for each server that runs
 
 
 @contextmanager
@@ -79,19 +79,19 @@ def rare_collections() -> Iterator[None]:
     """While a server runs. All that belongs to answers under way is alive, and each makes more objects than Python's
     collector waits for (700): it would look through all of them several times for each, find nothing, and take them for
     old, until it looks through everything, which stops all answers at once."""
-    _calm.append(gc.get_threshold())
-    first, *others = _calm[0]
+    _thresholds.append(gc.get_threshold())
+    first, *others = _thresholds[0]
     gc.set_threshold(max(first, YOUNG) if first else 0, *others)  # 0: somebody has turned it off
     try:
         yield
     finally:
-        before = _calm[0]
-        _calm.pop()
-        if not _calm:
+        before = _thresholds[0]
+        _thresholds.pop()
+        if not _thresholds:
             gc.set_threshold(*before)
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """With its protocol, by which asyncio knows a connection that is not to wait for more (TCP_NODELAY): without it the
     second half of an answer comes 40 ms after the first. Of a name's addresses, the first that can be had."""
     problem: Exception | None = None

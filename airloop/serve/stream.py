@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from airloop.serve.cancellation import DisconnectListener, cancel_and_wait
 from airloop.serve.chat_form import BadRequest
 from airloop.serve.episode import Answer
-from airloop.serve.unfolding import Live
-from airloop.serve.waiting import Listening, give_up
+from airloop.serve.stable_prefix import StreamListener
 
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -21,44 +21,44 @@ class Form(ABC):
     """An answer as a kind of client reads it, whole or as events."""
 
     def __init__(self) -> None:
-        self._said: dict[int, tuple[str, str]] = {}
+        self._sent: dict[int, tuple[str, str]] = {}
 
     @abstractmethod
     def whole(self, answer: Answer) -> Mapping[str, Any]: ...
 
     @abstractmethod
     def begin(self, prompt_tokens: int) -> Iterator[str]:
-        """Before anything is said."""
+        """The events before any text."""
 
     @abstractmethod
     def piece(self, i: int, thought: str, content: str) -> Iterator[str]:
-        """More of a reply."""
+        """Events for more text of a reply."""
 
     @abstractmethod
     def end(self, answer: Answer) -> Iterator[str]:
-        """What was not said yet, and how it ended."""
+        """Events for what was not sent yet, and for how it ended."""
 
     @abstractmethod
     def fail(self, error: BadRequest) -> Iterator[str]:
-        """In the middle of an answer."""
+        """Events for an error in the middle of an answer."""
 
-    def say(self, i: int, thought: str, content: str) -> None:
-        before = self._said.get(i, ("", ""))
-        self._said[i] = before[0] + thought, before[1] + content
+    def record_sent(self, i: int, thought: str, content: str) -> None:
+        before = self._sent.get(i, ("", ""))
+        self._sent[i] = before[0] + thought, before[1] + content
 
-    def unsaid(self, i: int, message: Mapping[str, Any]) -> tuple[str, str]:
-        """Of a reply that is whole, the rest of its thought and of its content."""
-        said, whole = self._said.get(i, ("", "")), (message.get("reasoning_content") or "", message["content"] or "")
-        if not (whole[0].startswith(said[0]) and whole[1].startswith(said[1])):
-            raise AssertionError("a reply is another one than was told of it")
-        return whole[0][len(said[0]) :], whole[1][len(said[1]) :]
+    def unsent(self, i: int, message: Mapping[str, Any]) -> tuple[str, str]:
+        """What was not sent yet of a whole reply: of its thought and of its content."""
+        sent, whole = self._sent.get(i, ("", "")), (message.get("reasoning_content") or "", message["content"] or "")
+        if not (whole[0].startswith(sent[0]) and whole[1].startswith(sent[1])):
+            raise AssertionError("a reply differs from the pieces of it that were sent")
+        return whole[0][len(sent[0]) :], whole[1][len(sent[1]) :]
 
 
 class WholeAnswer:
     """The response: JSON, as Starlette would write it, without making a writer and headers anew for each."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        self._body = _json(said).encode()
+    def __init__(self, answer: Mapping[str, Any]) -> None:
+        self._body = _json(answer).encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"%d" % len(self._body)), (b"content-type", b"application/json")]
@@ -67,35 +67,35 @@ class WholeAnswer:
 
 
 class EventStream:
-    """The response: events as pieces come. `work` makes the answer, and is given up if the client hangs up;
+    """The response: events as pieces come. `work` makes the answer, and is cancelled if the client disconnects;
     `refusal` says what went wrong with it; `keep` is given the answer before its end is sent."""
 
     def __init__(
         self,
         form: Form,
-        live: Live,
+        listener: StreamListener,
         work: asyncio.Future[Answer],
         refusal: Callable[[Exception], BadRequest],
         keep: Callable[[Answer], None],
     ) -> None:
-        self._form, self._live, self._work, self._refusal, self._keep = form, live, work, refusal, keep
+        self._form, self._listener, self._work, self._refusal, self._keep = form, listener, work, refusal, keep
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def tell(events: Iterator[str], more: bool = True) -> None:
+        async def send_events(events: Iterator[str], more: bool = True) -> None:
             await send({"type": "http.response.body", "body": "".join(events).encode(), "more_body": more})
 
         try:
-            async with Listening(scope, receive, self._live.news.set) as listening:
+            async with DisconnectListener(scope, receive, self._listener.changed.set) as listening:
                 await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-                await tell(self._form.begin(self._live.prompt_tokens))
+                await send_events(self._form.begin(self._listener.prompt_tokens))
                 while not self._work.done() and not listening.gone:
-                    await self._live.news.wait()
-                    if pieces := self._live.take():
-                        await tell(event for piece in pieces for event in self._form.piece(*piece))
+                    await self._listener.changed.wait()
+                    if pieces := self._listener.take_pieces():
+                        await send_events(event for piece in pieces for event in self._form.piece(*piece))
                 if self._work.done():
-                    await tell(self._last(), more=False)
+                    await send_events(self._last(), more=False)
         finally:
-            await give_up(self._work)
+            await cancel_and_wait(self._work)
 
     def _last(self) -> Iterator[str]:
         try:
@@ -106,6 +106,6 @@ class EventStream:
             return self._form.fail(self._refusal(error))
 
 
-def event(said: Mapping[str, Any], name: str = "") -> str:
+def event(data: Mapping[str, Any], name: str = "") -> str:
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(said)}\n\n"  # in ASCII: some clients end lines where Unicode does
+    return f"{head}data: {json.dumps(data)}\n\n"  # in ASCII: some clients end lines where Unicode does

@@ -1,2 +1,2 @@
-"""Environments of the library `verifiers`, as they are: each in a process that has that library, which this one never
-imports."""
+"""Unmodified environments of the library `verifiers`: each runs in a process that has that library, which the trainer's
+process never imports."""

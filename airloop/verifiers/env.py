@@ -13,7 +13,7 @@ from airloop.envs.files import VERIFIERS, title
 from airloop.envs.paths import Anchored, existing
 from airloop.envs.splits import share_out
 from airloop.errors import AirError, Lack, Trouble
-from airloop.programs.env import PlayedArgs, PlayedEnv, by_hash
+from airloop.programs.env import AgentProgramArgs, AgentProgramEnv, by_hash
 from airloop.rollout.program import Address
 from airloop.types import Score, Task
 from airloop.verifiers.host import Host
@@ -23,7 +23,7 @@ POSITIONS = ("example_id", "idx")  # of a row in its data set: another row befor
 NEAR = 1e-6  # two ways to add up the same numbers
 
 
-class VerifiersArgs(PlayedArgs):
+class VerifiersArgs(AgentProgramArgs):
     """What is not named here is the environment's own: v0's load_environment(…), v1's [env] table."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -36,7 +36,7 @@ class VerifiersArgs(PlayedArgs):
     success: str = Field(default="none", description='the function that says what is wanted, from 0 to 1; "none"')
 
 
-class VerifiersEnv(PlayedEnv[VerifiersArgs]):
+class VerifiersEnv(AgentProgramEnv[VerifiersArgs]):
     """An environment of the library verifiers, as it is: its tasks, its rollouts, its rewards."""
 
     name: ClassVar[str] = "verifiers"
@@ -68,7 +68,7 @@ class VerifiersEnv(PlayedEnv[VerifiersArgs]):
 
     @property
     def beyond_scripts(self) -> Sequence[str]:  # type: ignore[override]
-        """A script plays alone, and there is nobody to compare it with."""
+        """Components that compare the episodes of a group: a script runs one episode alone."""
         return [name for name in self.described["in_groups"] if name in self.own_weights]
 
     @property

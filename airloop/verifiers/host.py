@@ -1,4 +1,4 @@
-"""The process that an environment of verifiers lives in, and what its answers mean."""
+"""The process that an environment of verifiers runs in, and how its answers are read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from airloop.errors import AirError, InfraError
 from airloop.own_code import inside_run
-from airloop.programs.process import OrderedProcess
-from airloop.programs.workers import SHOWN, masked
+from airloop.programs.json_process import JsonLineProcess
+from airloop.programs.workers import SHOWN_CHARACTERS, mask_secrets
 from airloop.rollout.program import Address, ProgramCrashed
 from airloop.verifiers.installed import interpreter
 from airloop.waits import waiting
@@ -26,17 +26,17 @@ class Host:
     def __init__(self, environment: str, python: str, args: Mapping[str, Any]) -> None:
         name, folder = module_of(environment)
         self.name = name
-        told = json.dumps({"name": name, "folder": folder, "args": dict(args)}, default=str)
-        command = [interpreter(name, python), str(WORKER), told]
-        self._process = OrderedProcess(command, f"the environment {name!r} of verifiers")
+        setup = json.dumps({"name": name, "folder": folder, "args": dict(args)}, default=str)
+        command = [interpreter(name, python), str(WORKER), setup]
+        self._process = JsonLineProcess(command, f"the environment {name!r} of verifiers")
 
     def describe(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask_now({"do": "describe"}, "loading")["described"]
+        found: dict[str, Any] = self._request_blocking({"do": "describe"}, "loading")["described"]
         return found
 
     def rows(self, most: int | None) -> dict[str, list[dict[str, Any]]]:
         """Its tasks: those to train on, and those that it keeps for evaluation."""
-        found: dict[str, Any] = self._ask_now({"do": "tasks", "most": most}, "the tasks")["rows"]
+        found: dict[str, Any] = self._request_blocking({"do": "tasks", "most": most}, "the tasks")["rows"]
         if found.get("endless"):
             raise AirError(f"The tasks of {self.name!r} have no end.", "say how many: args = { max_tasks = 1000 }.")
         if not found["train"] and not found["test"]:
@@ -49,30 +49,30 @@ class Host:
         return result["values"], result["reward"]
 
     async def play_first(self, row: Mapping[str, Any], address: Address) -> None:
-        """The same without a score: what the episode has become stays there, until it is forgotten."""
+        """The same without a score: the process keeps the episode's state until it is forgotten."""
         await self._play(row, address, keep=address.episode)
 
     async def score(self, episodes: Sequence[str]) -> list[tuple[dict[str, float], float]]:
-        """As `play` tells it, of episodes that were played first, beside each other."""
-        said = await self._process.ask({"do": "score", "episodes": list(episodes)})
-        return [(one["values"], one["reward"]) for one in self._result(said, {})["scores"]]
+        """As `play` returns it, of episodes that were played by `play_first`, scored as one group."""
+        reply = await self._process.request({"do": "score", "episodes": list(episodes)})
+        return [(one["values"], one["reward"]) for one in self._result(reply, {})["scores"]]
 
     def forget(self, episodes: Sequence[str]) -> None:
-        self._process.tell({"do": "forget", "episodes": list(episodes)})
+        self._process.notify({"do": "forget", "episodes": list(episodes)})
 
     async def _play(self, row: Mapping[str, Any], address: Address, **more: str) -> dict[str, Any]:
         at = {"base_url": address.base_url, "api_key": address.api_key, "model": address.model}
-        said = await self._process.ask({"do": "play", "row": row, **at, **more})
-        return self._result(said, address.variables())
+        reply = await self._process.request({"do": "play", "row": row, **at, **more})
+        return self._result(reply, address.variables())
 
     def close(self) -> None:
         self._process.close()
 
-    def _ask_now(self, order: Mapping[str, Any], what: str) -> dict[str, Any]:
+    def _request_blocking(self, message: Mapping[str, Any], what: str) -> dict[str, Any]:
         owner = f"environment {self.name}"
         try:
             with waiting(f"{what} of {self.name}", owner, LOAD_S, log=lambda: self._process.printed):
-                return self._result(self._process.ask_now(order, LOAD_S), {})
+                return self._result(self._process.request_blocking(message, LOAD_S), {})
         except TimeoutError:
             self.close()
             raise AirError(
@@ -81,25 +81,28 @@ class Host:
         except (InfraError, ProgramCrashed) as error:
             raise AirError(f"The environment {self.name!r} cannot be used: {error}.", "mend it.") from error
 
-    def _result(self, said: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
-        result: dict[str, Any] = said["result"]
-        told = {kind: masked(str(result[kind]), variables) for kind in ("defect", "crash", "infra") if kind in result}
+    def _result(self, reply: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+        result: dict[str, Any] = reply["result"]
+        errors = {
+            kind: mask_secrets(str(result[kind]), variables) for kind in ("defect", "crash", "infra") if kind in result
+        }
         if lacking := result.get("lacks"):
+            defect = errors["defect"]
             raise AirError(
-                f"The environment {self.name!r} needs {' and '.join(lacking)}, for a judge perhaps: {told['defect']}.",
+                f"The environment {self.name!r} needs {' and '.join(lacking)}, for a judge perhaps: {defect}.",
                 f"set {' and '.join(lacking)} where air is started.",
             )
-        if "defect" in told:
+        if "defect" in errors:
             fix = "correct its args, or its file; name another interpreter with args = { python = … }."
-            raise AirError(f"The environment {self.name!r} of verifiers cannot be used: {told['defect']}.", fix)
-        if "crash" in told:
-            raise ProgramCrashed(told["crash"])
-        if "infra" in told:
-            raise InfraError(f"the environment {self.name!r}: {told['infra']}")
-        if said.get("gone"):
-            printed = masked(self._process.printed, variables).strip()[-SHOWN:]
+            raise AirError(f"The environment {self.name!r} of verifiers cannot be used: {errors['defect']}.", fix)
+        if "crash" in errors:
+            raise ProgramCrashed(errors["crash"])
+        if "infra" in errors:
+            raise InfraError(f"the environment {self.name!r}: {errors['infra']}")
+        if reply.get("gone"):
+            printed = mask_secrets(self._process.printed, variables).strip()[-SHOWN_CHARACTERS:]
             after = f"; it printed last: {printed}" if printed else ""
-            raise InfraError(f"the process of the environment {self.name!r} ended with code {said['code']}{after}")
+            raise InfraError(f"the process of the environment {self.name!r} ended with code {reply['code']}{after}")
         return result
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from airloop.errors import AirError
 
 INSTALL_S = 1800.0
-BESIDE = ("uv",)  # by which v1 starts agents' programs; without it, it would fetch one into the user's home
+BESIDE = ("uv",)  # v1 starts agents' programs with it; without it, v1 would install one into the user's home
 
 
 def home() -> Path:
-    """Where they are kept."""
+    """The folder that has them all."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "airloop" / "verifiers"
 
@@ -30,7 +30,7 @@ def folder_of(name: str) -> Path:
 
 
 def interpreter(name: str, python: str = "") -> str:
-    """The one that is said, the environment's own, or ours where that library is beside us."""
+    """The one given, else the environment's own, else this one where it has the library."""
     if python:
         return python
     if (own := folder_of(name) / "bin" / "python").exists():
@@ -74,11 +74,12 @@ def _make(target: Path, wanted: Sequence[str], options: Sequence[str]) -> None:
         raise AirError(f"pip has not ended in {INSTALL_S:.0f} s.", "see whether its index can be reached.") from None
     if done.returncode:
         raise AirError(
-            f"{' '.join(wanted)} cannot be installed: {_last(done.stderr)}",
+            f"{' '.join(wanted)} cannot be installed: {pip_error(done.stderr)}",
             "name what pip is to install, after the name: a package, a folder, a file or an address.",
         )
 
 
-def _last(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.startswith("ERROR:")]
-    return (lines or said.strip().splitlines() or ["pip gave no reason"])[-1]
+def pip_error(output: str) -> str:
+    """The line of pip's output that says why it failed."""
+    lines = [line.strip() for line in output.splitlines() if line.startswith("ERROR:")]
+    return (lines or output.strip().splitlines() or ["pip gave no reason"])[-1]

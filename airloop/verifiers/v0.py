@@ -13,10 +13,10 @@ from typing import Any
 
 OLDEST = "0.1.10"
 CONNECT_S = 60.0
-# The policy's own doing, or a request that it was refused: what an agent's program would have crashed of.
-THE_POLICYS = ("ModelResponseError", "ToolError", "ToolParseError", "ToolCallError", "BadRequestError")
-# Of a reward function that failed: a judge that did not answer, not a reply that could not be read.
-ON_THE_WAY = {"APIError", "OpenAIError", "TransportError", "ConnectionError", "InfraError", "ClientError"}
+# Errors that the policy caused, or a rejected request: an agent's program would have crashed with them.
+POLICY_ERRORS = ("ModelResponseError", "ToolError", "ToolParseError", "ToolCallError", "BadRequestError")
+# Errors of a reward function that are not the policy's fault: a judge that did not answer, for one.
+INFRA_ERRORS = {"APIError", "OpenAIError", "TransportError", "ConnectionError", "InfraError", "ClientError"}
 
 
 class V0:
@@ -26,12 +26,12 @@ class V0:
 
         self.version = verifiers.__version__
         refuse_too_old(self.version)
-        # One for all episodes: to make one takes longer than many a rollout. The address and the key are an episode's.
+        # One for all episodes: to make one takes longer than many rollouts. The address and the key are the episode's.
         no_limit = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self.http = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=no_limit)
         self.env = verifiers.load_environment(name, **args)
-        self.kept: dict[str, Any] = {}  # what episodes have become, until their group is scored
-        logging.getLogger("verifiers").addHandler(Overheard())
+        self.unscored: dict[str, Any] = {}  # what episodes have become, until their group is scored
+        logging.getLogger("verifiers").addHandler(RewardErrorHandler())
 
     def describe(self) -> dict[str, Any]:
         rubric = self.env.rubric
@@ -56,46 +56,46 @@ class V0:
             "test": env.get_eval_dataset(count).to_list() if test else [],
         }
 
-    async def play(self, order: dict[str, Any]) -> dict[str, Any]:
+    async def play(self, request: dict[str, Any]) -> dict[str, Any]:
         from openai import AsyncOpenAI
 
-        client: Any = AsyncOpenAI(base_url=order["base_url"], api_key=order["api_key"], http_client=self.http)
+        client: Any = AsyncOpenAI(base_url=request["base_url"], api_key=request["api_key"], http_client=self.http)
         if importlib.util.find_spec("verifiers.clients") is not None:  # from 0.1.11 on
             client = importlib.import_module("verifiers.clients").OpenAIChatCompletionsClient(client)
         sampling = copy.deepcopy(self.env.sampling_args)
-        if "keep" in order:
-            return await self.play_first(order, client, sampling)
-        overheard: list[BaseException] = []
-        OVERHEARD.set(overheard)
-        return result_of(await self.env.run_rollout(order["row"], client, order["model"], sampling), overheard)
+        if "keep" in request:
+            return await self.play_first(request, client, sampling)
+        reward_errors: list[BaseException] = []
+        REWARD_ERRORS.set(reward_errors)
+        return result_of(await self.env.run_rollout(request["row"], client, request["model"], sampling), reward_errors)
 
-    async def play_first(self, order: dict[str, Any], client: Any, sampling: Any) -> dict[str, Any]:
-        """What the library does for a group before it scores it."""
-        state = await self.env.rollout(order["row"], client, order["model"], sampling)
-        self.kept[order["keep"]] = state
+    async def play_first(self, request: dict[str, Any], client: Any, sampling: Any) -> dict[str, Any]:
+        """Runs an episode as the library does for a group, without scoring it."""
+        state = await self.env.rollout(request["row"], client, request["model"], sampling)
+        self.unscored[request["keep"]] = state
         error = state.get("error")
         return failure(" from ".join(f"{type(one).__name__}({one})" for one in causes(error))) if error else {}
 
     async def score(self, episodes: list[str]) -> list[dict[str, Any]]:
-        """By the library's own way to score a group. A function of the whole group that fails is 0 for all in it to the
-        library; here it is told."""
-        if gone := [name for name in episodes if name not in self.kept]:
+        """Scores a group as the library does. A function of the whole group that fails is 0 for all episodes to the
+        library; here it is an error."""
+        if gone := [name for name in episodes if name not in self.unscored]:
             raise RuntimeError(f"the process that had played {gone[0]} has ended since")
-        states = [self.kept[name] for name in episodes]
-        overheard: list[BaseException] = []
-        OVERHEARD.set(overheard)
+        states = [self.unscored[name] for name in episodes]
+        reward_errors: list[BaseException] = []
+        REWARD_ERRORS.set(reward_errors)
         rubric = self.env.rubric
         await (rubric.score_group if self.env.score_rollouts else rubric.dummy_score_group)(states)
         own: list[list[BaseException]] = [[] for _ in states]
-        for error in overheard:
+        for error in reward_errors:
             place = next((i for i, state in enumerate(states) if state is scored_alone(error)), None)
-            if place is None or is_on_the_way(error):
+            if place is None or is_infra_error(error):
                 raise error
             own[place].append(error)
         return [result_of(state, errors) for state, errors in zip(states, own, strict=True)]
 
     async def forget(self, episodes: list[str]) -> None:
-        for state in [self.kept.pop(name) for name in episodes if name in self.kept]:
+        for state in [self.unscored.pop(name) for name in episodes if name in self.unscored]:
             await self.env.rubric.cleanup(state)
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class V0:
 
 
 def refuse_too_old(version: str) -> None:
-    """By what is called, since development versions are numbered in many ways."""
+    """Checks the method's signature, since development versions are numbered in many ways."""
     from verifiers.envs.environment import Environment
 
     run = getattr(Environment, "run_rollout", None)
@@ -153,43 +153,44 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__name__", repr(function)))
 
 
-def failure(said: str) -> dict[str, Any]:
-    return {"crash" if any(kind in said for kind in THE_POLICYS) else "infra": said}
+def failure(text: str) -> dict[str, Any]:
+    return {"crash" if any(kind in text for kind in POLICY_ERRORS) else "infra": text}
 
 
-def result_of(played: Any, overheard: list[BaseException]) -> dict[str, Any]:
+def result_of(played: Any, reward_errors: list[BaseException]) -> dict[str, Any]:
     if failed := played.get("error"):
         return failure(failed if isinstance(failed, str) else failed["error_chain_repr"])
-    if on_the_way := [error for error in overheard if is_on_the_way(error)]:
-        return {"infra": f"a reward could not be had: {type(on_the_way[0]).__name__}: {on_the_way[0]}"}
+    if infra_errors := [error for error in reward_errors if is_infra_error(error)]:
+        return {"infra": f"a reward could not be had: {type(infra_errors[0]).__name__}: {infra_errors[0]}"}
     values = {name: float(value) for name, value in (played.get("metrics") or {}).items()}
     # The library counts such a function as 0 and only logs it.
-    return {"values": {**values, "reward_errors": float(len(overheard))}, "reward": float(played["reward"])}
+    return {"values": {**values, "reward_errors": float(len(reward_errors))}, "reward": float(played["reward"])}
 
 
 # --- what the library only logs ----------------------------------------------------------------------------------
 
-OVERHEARD: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar("overheard")
+REWARD_ERRORS: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar("reward_errors")
 
 
-class Overheard(logging.Handler):
-    """A reward function that fails is 0 to the library. It logs that with the error at hand, in the episode's task."""
+class RewardErrorHandler(logging.Handler):
+    """Collects the errors of reward functions. One that fails is 0 to the library. It logs that with the error at hand,
+    in the episode's task."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        error, heard = sys.exc_info()[1], OVERHEARD.get(None)
-        if error is not None and heard is not None and "reward function" in record.getMessage():
-            heard.append(error)
+        error, reward_errors = sys.exc_info()[1], REWARD_ERRORS.get(None)
+        if error is not None and reward_errors is not None and "reward function" in record.getMessage():
+            reward_errors.append(error)
 
 
 def scored_alone(error: BaseException) -> Any:
-    """The state that the function was given; None where it was given those of a whole group. The library tells neither:
-    it is what the frame that has caught the error knows."""
+    """The state that the failed function was given; None for a function of a whole group. The library does not pass it
+    on: it is read from the stack frame that caught the error."""
     trace = error.__traceback__
     return None if trace is None else trace.tb_frame.f_locals.get("state")
 
 
-def is_on_the_way(error: BaseException) -> bool:
-    return any({kind.__name__ for kind in type(one).__mro__} & ON_THE_WAY for one in causes(error))
+def is_infra_error(error: BaseException) -> bool:
+    return any({kind.__name__ for kind in type(one).__mro__} & INFRA_ERRORS for one in causes(error))
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

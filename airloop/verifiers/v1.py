@@ -13,9 +13,9 @@ from urllib.parse import urlparse
 
 NUMBERS = itertools.count()
 HERE = ("127.0.0.1", "localhost", "::1")
-# Of the agent's own program, or of the policy's: what any agent's program would have crashed of. All others are trouble
-# of the environment.
-THE_POLICYS = {"HarnessError"}
+# Errors of the agent's own program, or of the policy: any agent's program would have crashed with them. All others are
+# failures of the environment.
+POLICY_ERRORS = {"HarnessError"}
 PRIME = "PRIME_API_KEY"
 
 
@@ -85,22 +85,22 @@ class V1:
         tasks = itertools.islice(iter(taskset), most)
         return {"train": [task.data.model_dump(mode="json") for task in tasks], "test": []}
 
-    async def play(self, order: dict[str, Any]) -> dict[str, Any]:
+    async def play(self, request: dict[str, Any]) -> dict[str, Any]:
         from verifiers.v1.clients import ModelContext
         from verifiers.v1.configs.client import EvalClientConfig
 
         await self.serve()
-        task = self.task_type(self.task_type.data_type().model_validate(order["row"]), self.env.config.taskset.task)
+        task = self.task_type(self.task_type.data_type().model_validate(request["row"]), self.env.config.taskset.task)
         variable = f"AIR_EPISODE_API_KEY_{next(NUMBERS)}"  # the library wants the name of a variable
-        os.environ[variable] = order["api_key"]
-        client = EvalClientConfig(base_url=order["base_url"], api_key_var=variable)
+        os.environ[variable] = request["api_key"]
+        client = EvalClientConfig(base_url=request["base_url"], api_key_var=variable)
         try:
-            return result_of(await self.env.run_episode(task, ModelContext(model=order["model"], client=client)))
+            return result_of(await self.env.run_episode(task, ModelContext(model=request["model"], client=client)))
         finally:
             del os.environ[variable]
 
     async def serve(self) -> None:
-        """What all episodes share is opened with the first of them, and closed by the task that has opened it."""
+        """Opens what all episodes share, with the first of them; the task that has opened it closes it."""
         if self.serving is None:
             self.serving = asyncio.ensure_future(self._serve())
             self.serving.add_done_callback(self._not_served)
@@ -125,20 +125,20 @@ class V1:
 
 
 def gives_several(function: Any) -> bool:
-    said = str(inspect.signature(function).return_annotation).lower()
-    return "dict" in said or "mapping" in said
+    text = str(inspect.signature(function).return_annotation).lower()
+    return "dict" in text or "mapping" in text
 
 
 def on_this_machine(config: Any, task_type: Any) -> Any:
-    """The config with seats whose runtime nobody has chosen on this machine, where their harness runs nothing that the
+    """The config with agents on this machine whose runtime is the default, where their harness runs nothing that the
     model writes: the library's default is a rented sandbox."""
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.configs.env import default_agent_harness
     from verifiers.v1.runtimes import SubprocessConfig
     from verifiers.v1.utils.loaders import harness_class
 
-    seats = agent_config_fields(config)
-    for role, spec in seats.items():
+    agents = agent_config_fields(config)
+    for role, spec in agents.items():
         harness = harness_class((spec.harness or default_agent_harness(config.taskset.id)).id)
         safe = not (harness.EXECUTES_CODE or harness.NEEDS_CONTAINER or task_type.NEEDS_CONTAINER)
         if safe and spec.runtime.type == "prime" and spec.runtime == type(spec.runtime)():
@@ -173,8 +173,8 @@ def result_of(episode: Any) -> dict[str, Any]:
     """One reward of an episode: that of the trace that is trained, or the mean where several are."""
     errors = [*episode.errors, *(error for trace in episode.traces if not trace.ok for error in trace.errors)]
     if not episode.ok and errors:
-        said = "; ".join(f"{error.type}: {error.message}" for error in errors)
-        return {"crash" if all(map(is_the_policys, errors)) else "infra": said}
+        text = "; ".join(f"{error.type}: {error.message}" for error in errors)
+        return {"crash" if all(map(is_policy_error, errors)) else "infra": text}
     if not episode.ok:
         return {"infra": "it did not end well and says no reason"}
     traces = [trace for trace in episode.traces if trace.agent.trainable] or episode.traces
@@ -190,6 +190,6 @@ def result_of(episode: Any) -> dict[str, Any]:
     return {"values": values, "reward": sum(earned) / len(earned)}
 
 
-def is_the_policys(error: Any) -> bool:
+def is_policy_error(error: Any) -> bool:
     refused = error.type == "ProviderError" and 400 <= (getattr(error, "status_code", None) or 500) < 500
-    return refused or error.type in THE_POLICYS
+    return refused or error.type in POLICY_ERRORS

@@ -2,9 +2,9 @@
 
     python worker.py '{"name": "reverse-text", "folder": "", "args": {}}'
 
-Orders come as lines of JSON on the standard input, answers leave on the standard output. It stands alone, with the
-files beside it: it runs in the environment's own interpreter, and ends with whoever started it, as does all that the
-environment has started.
+Requests come as lines of JSON on the standard input, answers leave on the standard output. With the files beside it, it
+imports nothing of airloop: it runs in the environment's own interpreter. It ends with its parent process, and ends
+whatever the environment has started.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import traceback
 from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-END_S = 5.0  # for episodes to give back what they hold, once nobody waits for them
+END_S = 5.0  # for episodes to release their resources, once the input has ended
 PR_SET_CHILD_SUBREAPER = 36
 A_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)\b")  # a variable that holds a secret
 
 
-def beside(path: str) -> Any:
-    """The module of a file of ours, which need not be installed here."""
+def load_beside(path: str) -> Any:
+    """The module of a file beside this one, loaded by its path: airloop need not be installed here."""
     name = "air_" + os.path.basename(path)[:-3]
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, os.path.join(HERE, path))
@@ -41,27 +41,27 @@ def beside(path: str) -> Any:
 
 def main() -> None:
     del sys.path[0]  # where this file is: the library has the name of its folder
-    told = json.loads(sys.argv[1])
-    orders, results = os.dup(0), os.dup(1)
+    setup = json.loads(sys.argv[1])
+    requests, results = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # what environments print is no answer
+    os.dup2(2, 1)  # what environments print must not mix with answers
     # Programs that came with the interpreter (uv, which v1's agents are started with) are found before any others.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    if told["folder"]:  # also for processes of its own: a server of tools is started by its module's name
-        sys.path.insert(0, told["folder"])
-        os.environ["PYTHONPATH"] = told["folder"]
-    programs().prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if setup["folder"]:  # also for processes of its own: a server of tools is started by its module's name
+        sys.path.insert(0, setup["folder"])
+        os.environ["PYTHONPATH"] = setup["folder"]
+    programs_module().prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         with asyncio.Runner() as runner:
-            run(runner.get_loop(), Server(told, orders, results))
+            run(runner.get_loop(), EpisodeServer(setup, requests, results))
         atexit._run_exitfuncs()
     finally:
-        programs().end_orphans(set())
+        programs_module().end_orphans(set())
         os._exit(0)  # nothing is left to do, and to take such libraries apart takes seconds
 
 
-def run(loop: asyncio.AbstractEventLoop, server: Server) -> None:
-    """To its end. What says sys.exit() in one episode ends that episode, and not the others."""
+def run(loop: asyncio.AbstractEventLoop, server: EpisodeServer) -> None:
+    """Runs the server to its end. A sys.exit() in one episode ends that episode, and not the others."""
     serving = loop.create_task(server.run())
     while not serving.done():
         try:
@@ -70,15 +70,15 @@ def run(loop: asyncio.AbstractEventLoop, server: Server) -> None:
             traceback.print_exc()
 
 
-def programs(file: str = "worker.py") -> Any:
-    """What the worker of agents' programs knows of processes, and its other file of errors."""
-    return beside(os.path.join("..", "programs", file))
+def programs_module(file: str = "worker.py") -> Any:
+    """A module of airloop/programs: worker.py for processes, run_one.py for kinds of errors."""
+    return load_beside(os.path.join("..", "programs", file))
 
 
-class Server:
-    def __init__(self, told: dict[str, Any], orders: int, results: int) -> None:
-        self.told, self.orders, self.results = told, orders, results
-        self.running: dict[str, asyncio.Task[None]] = {}  # by the order's id
+class EpisodeServer:
+    def __init__(self, setup: dict[str, Any], requests: int, results: int) -> None:
+        self.setup, self.requests, self.results = setup, requests, results
+        self.running: dict[str, asyncio.Task[None]] = {}  # by the request's id
         self.environment: Any = None
         self.failed: dict[str, Any] = {}  # why it could not be loaded
 
@@ -93,66 +93,66 @@ class Server:
             await self.environment.close()
 
     def listen(self) -> None:
-        """In a thread, so that the end is heard even where the environment keeps the event loop busy."""
-        with os.fdopen(self.orders, encoding="utf-8") as lines:
+        """Reads requests in a thread, so that the end of the input is noticed even while the event loop is busy."""
+        with os.fdopen(self.requests, encoding="utf-8") as lines:
             for line in lines:
-                self.loop.call_soon_threadsafe(self.obey, json.loads(line))
+                self.loop.call_soon_threadsafe(self.handle_request, json.loads(line))
         self.loop.call_soon_threadsafe(self.over.set)
         time.sleep(END_S)
-        programs().end_orphans(set())
+        programs_module().end_orphans(set())
         os._exit(0)
 
-    def obey(self, order: dict[str, Any]) -> None:
-        if "kill" in order:
-            if order["kill"] in self.running:
-                self.running[order["kill"]].cancel()
+    def handle_request(self, request: dict[str, Any]) -> None:
+        if "kill" in request:
+            if request["kill"] in self.running:
+                self.running[request["kill"]].cancel()
             return
-        self.running[order["id"]] = self.loop.create_task(self.answer(order))
+        self.running[request["id"]] = self.loop.create_task(self.answer(request))
 
-    async def answer(self, order: dict[str, Any]) -> None:
+    async def answer(self, request: dict[str, Any]) -> None:
         try:
-            result = self.load() or await self.do(order)
+            result = self.load() or await self.do(request)
         except asyncio.CancelledError:
             result = {"infra": "it was told to end"}
         except BaseException as error:
             traceback.print_exc()
             # What the environment itself does not catch is its ending, unless it is trouble on the way.
-            result = {"infra" if programs("played.py").is_infra(error) else "crash": said_of(error)}
-        self.running.pop(order["id"], None)
-        self.send({"id": order["id"], "code": 0, "result": result, "printed": ""})
+            result = {"infra" if programs_module("run_one.py").is_infra(error) else "crash": describe_error(error)}
+        self.running.pop(request["id"], None)
+        self.send({"id": request["id"], "code": 0, "result": result, "printed": ""})
 
-    async def do(self, order: dict[str, Any]) -> dict[str, Any]:
-        if order["do"] == "describe":
+    async def do(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "describe":
             return {"described": self.environment.describe()}
-        if order["do"] == "tasks":
-            return {"rows": self.environment.rows(order["most"])}
-        if order["do"] == "score":
-            return await scored(self.environment, order["episodes"])
-        if order["do"] == "forget":
-            await self.environment.forget(order["episodes"])
+        if request["do"] == "tasks":
+            return {"rows": self.environment.rows(request["most"])}
+        if request["do"] == "score":
+            return await score_group(self.environment, request["episodes"])
+        if request["do"] == "forget":
+            await self.environment.forget(request["episodes"])
             return {}
-        played: dict[str, Any] = await self.environment.play(order)
-        return played
+        result: dict[str, Any] = await self.environment.play(request)
+        return result
 
     def load(self) -> dict[str, Any]:
-        """Why it cannot be used; nothing if it can. Here and not in a thread: environments set handlers of signals."""
+        """Loads the environment; why it cannot be used, empty if it can. Not in a thread: environments set signal
+        handlers."""
         if self.environment is None and not self.failed:
             try:
-                self.environment = open_environment(self.told["name"], self.told["args"])
+                self.environment = open_environment(self.setup["name"], self.setup["args"])
             except BaseException as error:
                 traceback.print_exc()
-                text = said_of(error)
+                text = describe_error(error)
                 lacking = [name for name in dict.fromkeys(A_KEY.findall(text)) if not os.environ.get(name)]
                 self.failed = {"defect": text, "lacks": lacking}
         return self.failed
 
-    def send(self, said: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         try:
-            data = json.dumps(said).encode() + b"\n"
+            data = json.dumps(message).encode() + b"\n"
         except (TypeError, ValueError) as error:  # a row with an image, say
-            data = json.dumps({**said, "result": {"defect": f"it cannot be told as JSON: {error}"}}).encode() + b"\n"
-        while data:
-            data = data[os.write(self.results, data) :]
+            data = json.dumps({**message, "result": {"defect": f"it cannot be told as JSON: {error}"}}).encode() + b"\n"
+        programs_module().write_all(self.results, data)
 
 
 def open_environment(name: str, args: dict[str, Any]) -> Any:
@@ -162,32 +162,32 @@ def open_environment(name: str, args: dict[str, Any]) -> Any:
     plain = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
     first = importlib.util.find_spec(plain) is not None and importlib.util.find_spec("verifiers.envs") is not None
     if first and hasattr(importlib.import_module(plain), "load_environment"):
-        return beside("v0.py").V0(plain, args)
+        return load_beside("v0.py").V0(plain, args)
     if importlib.util.find_spec("verifiers.v1") is None:
         raise ModuleNotFoundError(f"{sys.executable} has no module {plain!r} with load_environment()")
     sys.path.append(os.path.join(HERE, "harnesses"))
-    return beside("v1.py").V1(plain, args)
+    return load_beside("v1.py").V1(plain, args)
 
 
-async def scored(environment: Any, episodes: list[str]) -> dict[str, Any]:
-    """Whatever keeps a group from its scores is trouble of the environment: none of its episodes is at fault."""
+async def score_group(environment: Any, episodes: list[str]) -> dict[str, Any]:
+    """A group that cannot be scored is a failure of the environment: none of its episodes is at fault."""
     try:
         return {"scores": await environment.score(episodes)}
     except Exception as error:
         traceback.print_exc()
-        return {"infra": f"the episodes of a task could not be scored together: {said_of(error)}"}
+        return {"infra": f"the episodes of a task could not be scored together: {describe_error(error)}"}
 
 
-def said_of(error: BaseException) -> str:
-    """Of it and of what it came from, as far as each says something new."""
-    said: list[str] = []
+def describe_error(error: BaseException) -> str:
+    """The error and those it was raised from, as far as each adds something new."""
+    parts: list[str] = []
     cause: BaseException | None = error
-    while cause is not None and len(said) < 8:
+    while cause is not None and len(parts) < 8:
         text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-        if not said or str(cause) not in said[-1]:
-            said.append(text)
+        if not parts or str(cause) not in parts[-1]:
+            parts.append(text)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return "; from ".join(said)
+    return "; from ".join(parts)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from support.rank_runs import FLAGS, same, started_from, words
 from support.scripted_nodes import ScriptedNodes
 from support.warm_ranks import WarmServer
 
-from airloop.cluster.agent import Agent, versions
+from airloop.cluster.agent import NodeAgent, versions
 from airloop.cluster.launcher import ClusterLauncher
-from airloop.cluster.network import free_ports, way_to
+from airloop.cluster.network import free_ports, route_to
 from airloop.config import load_config
 from airloop.errors import AirError
 from airloop.launch import local
@@ -89,7 +89,7 @@ def test_nodes_make_the_run_that_one_machine_makes_although_every_call_comes_twi
 def test_a_lost_node_is_told_in_the_name_of_its_ranks(nodes: ScriptedNodes, run: Run) -> None:
     launcher = ClusterLauncher(nodes, print)
     told = Told()
-    process = launcher.spawn(launcher.orders(run, False)[1], told)
+    process = launcher.spawn(launcher.rank_specs(run, False)[1], told)
     nodes.nodes[1].lost = "its machine was taken back"
     assert ended(process) == 1 == process.wait()
     ((name, problem, fix, noticed),) = told.events
@@ -103,27 +103,27 @@ def test_a_lost_node_is_told_in_the_name_of_its_ranks(nodes: ScriptedNodes, run:
 def test_a_node_that_is_lost_before_the_ranks_are_started(nodes: ScriptedNodes, run: Run) -> None:
     nodes.nodes[1].lost = "it never came"
     with pytest.raises(AirError, match="The node node1 of 2 was lost: it never came"):
-        ClusterLauncher(nodes, print).orders(run, False)
+        ClusterLauncher(nodes, print).rank_specs(run, False)
 
 
 def test_versions_that_differ_are_refused(nodes: ScriptedNodes, run: Run) -> None:
     facts = {**nodes.nodes[1].agent.facts("127.0.0.1"), "versions": {**versions(), "torch": "1.0", "air": "0.0.9"}}
     nodes.nodes[1].says["facts"] = facts
     with pytest.raises(AirError, match=r"The node node1 has air 0\.0\.9 \(here .*, torch 1\.0 \(here"):
-        ClusterLauncher(nodes, print).orders(run, False)
+        ClusterLauncher(nodes, print).rank_specs(run, False)
 
 
 def test_a_directory_that_a_node_does_not_share_is_refused(nodes: ScriptedNodes, run: Run) -> None:
     nodes.nodes[1].says["read"] = None
     with pytest.raises(AirError, match="is not the same directory on every node: node1 cannot read"):
-        ClusterLauncher(nodes, print).orders(run, False)
+        ClusterLauncher(nodes, print).rank_specs(run, False)
     assert not list(run.path.glob(".shared-*"))
 
 
 def test_a_run_goes_on_with_the_nodes_that_are_left(run: Run) -> None:
     left, said = ScriptedNodes(1), list[str]()
-    (order,) = ClusterLauncher(left, said.append).orders(run, True)
-    assert (order.rank, order.size, order.here) == (0, 1, 1)
+    (spec,) = ClusterLauncher(left, said.append).rank_specs(run, True)
+    assert (spec.rank, spec.size, spec.here) == (0, 1, 1)
     assert any("1 of 2 nodes are there" in text for text in said)
     assert sum("never run" in text for text in said) == 1
     left.close()
@@ -137,37 +137,37 @@ def test_gpus_are_those_that_ray_gives_to_each_node(nodes: ScriptedNodes, tmp_pa
     run = Run.create(config, config.task)
     for node, names in zip(nodes.nodes, (["0", "1"], ["GPU-7", "GPU-9"]), strict=True):
         node.says["facts"] = {**node.agent.facts("127.0.0.1"), "gpus": names, "interface": "eth7"}
-    orders = ClusterLauncher(nodes, print).orders(run, False)
-    assert [(o.rank, o.gpu, o.device, o.here, o.size) for o in orders] == [
+    rank_specs = ClusterLauncher(nodes, print).rank_specs(run, False)
+    assert [(o.rank, o.gpu, o.device, o.here, o.size) for o in rank_specs] == [
         (rank, gpu, "cuda", 2, 4) for rank, gpu in enumerate(["0", "1", "GPU-7", "GPU-9"])
     ]
-    seen = local._surroundings(orders[2])
+    seen = local._surroundings(rank_specs[2])
     assert seen == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "eth7", "CUDA_VISIBLE_DEVICES": "GPU-7"}
     nodes.nodes[1].says["facts"]["gpus"] = ["GPU-7"]
     with pytest.raises(AirError, match="The node node1 shows 1 GPUs to what Ray starts there, not 2"):
-        ClusterLauncher(nodes, print).orders(run, False)
+        ClusterLauncher(nodes, print).rank_specs(run, False)
     run.close()
 
 
 def test_news_are_kept_until_they_have_arrived() -> None:
-    agent = Agent({}, ".")
+    agent = NodeAgent({}, ".")
     for text in ("one", "two"):
-        agent._tell(3, "line", text)
-    first = agent.news(0, 0.0)
-    assert first == agent.news(0, 0.0) == [(1, 3, "line", "one"), (2, 3, "line", "two")]
-    agent._tell(3, "exit", "0")
-    assert agent.news(2, 0.0) == [(3, 3, "exit", "0")]
+        agent._add_event(3, "line", text)
+    first = agent.events(0, 0.0)
+    assert first == agent.events(0, 0.0) == [(1, 3, "line", "one"), (2, 3, "line", "two")]
+    agent._add_event(3, "exit", "0")
+    assert agent.events(2, 0.0) == [(3, 3, "exit", "0")]
     began = time.monotonic()
-    assert agent.news(3, 0.3) == [] and time.monotonic() - began >= 0.3
+    assert agent.events(3, 0.3) == [] and time.monotonic() - began >= 0.3
 
 
-def test_the_way_to_a_machine_is_found_by_asking_the_kernel() -> None:
-    assert way_to("127.0.0.1") == ("127.0.0.1", "lo")
+def test_the_route_to_a_machine_is_the_one_that_the_kernel_chooses() -> None:
+    assert route_to("127.0.0.1") == ("127.0.0.1", "lo")
     ports = free_ports("127.0.0.1", 20)
     assert len({*ports}) == 20 and min(ports) > 0 and max(ports) < 65536
 
 
 def test_the_agents_facts_can_travel() -> None:
-    facts = Agent({}, ".").facts("127.0.0.1")
+    facts = NodeAgent({}, ".").facts("127.0.0.1")
     assert json.loads(json.dumps(facts)) == facts and facts["interface"] == "lo"
     assert facts["versions"]["torch"] and facts["versions"]["code of air"]

@@ -14,16 +14,16 @@ from typing import Any
 
 import httpx
 import pytest
-from support.kept_process import pid_of
+from support.guarded_process import pid_of
 from support.rank_runs import FLAGS, started_from, words
 from support.scripted_nodes import ScriptedNodes
 from support.vllm_standin import interpreter
 from support.warm_ranks import WarmServer
 
-from airloop.cluster.kept import KeptServer
 from airloop.cluster.launcher import ClusterLauncher
+from airloop.cluster.supervised_server import SupervisedServer
 from airloop.config import load_config
-from airloop.engine.vllm.elsewhere import Board
+from airloop.engine.vllm.remote_servers import ServerStatusFile
 from airloop.engine.vllm.server import VllmServer
 from airloop.errors import AirError
 from airloop.launch import local
@@ -104,16 +104,16 @@ class World:
         return self.run.metrics("train")
 
     @property
-    def board(self) -> Board:
+    def status_file(self) -> ServerStatusFile:
         (found,) = self.run.path.glob(".ranks-*/servers.json")
-        return Board(found)
+        return ServerStatusFile(found)
 
     def lose(self, node: int) -> None:
         """With all that its agent has started."""
         self.nodes.nodes[node].agent.close()
         self.nodes.nodes[node].lost = "its machine was taken back"
 
-    def kept(self, node: int) -> KeptServer:
+    def kept(self, node: int) -> SupervisedServer:
         (kept,) = self.nodes.nodes[node].agent._servers.values()
         return kept
 
@@ -150,9 +150,9 @@ def test_a_run_goes_on_without_a_sampler_node_that_is_lost(made: Callable[..., W
     world = made(max_steps="12")
     world.begin()
     world.until(lambda: len(world.steps()) >= 2)
-    urls = [one.url for one in world.board.servers]
+    urls = [one.url for one in world.status_file.servers]
     assert [url.rpartition(":")[0] for url in urls] == ["http://127.0.0.2", "http://127.0.0.3"], "each on its own node"
-    keys = [key.encode() for key in (world.kept(1)._order.key, world.kept(1)._order.adapters_key)]
+    keys = [key.encode() for key in (world.kept(1)._spec.key, world.kept(1)._spec.adapters_key)]
     assert not [line for line in commands() if any(key in line for key in keys)], "nobody reads a key in a command"
     world.switch_off(2)
     seen = len(world.steps())
@@ -177,8 +177,8 @@ def test_a_sampler_node_that_is_lost_before_its_server_answers_is_done_without(
     world = made(max_steps="2")
     (tmp_path / "closed").touch()
     world.begin()
-    world.until(lambda: list(world.run.path.glob(".ranks-*/servers.json")) and len(world.board.servers) == 2)
-    assert not any(answers(one.url) for one in world.board.servers)
+    world.until(lambda: list(world.run.path.glob(".ranks-*/servers.json")) and len(world.status_file.servers) == 2)
+    assert not any(answers(one.url) for one in world.status_file.servers)
     world.lose(2)
     (tmp_path / "closed").unlink()
     assert world.end() is None
@@ -191,7 +191,7 @@ def test_a_server_that_ends_while_it_is_waited_for_is_started_again(made: Callab
     world = made(max_steps="2")
     (tmp_path / "closed").touch()
     world.begin()
-    world.until(lambda: list(world.run.path.glob(".ranks-*/servers.json")) and len(world.board.servers) == 2)
+    world.until(lambda: list(world.run.path.glob(".ranks-*/servers.json")) and len(world.status_file.servers) == 2)
     world.until(lambda: world.kept(1)._server)
     server = world.kept(1)._server
     assert server is not None and not answers(server.url)
@@ -223,9 +223,9 @@ def test_a_server_is_started_again_by_its_node_and_without_any_node_left_the_run
     world = made(**{"cluster.roles.learner": "2", "cluster.roles.sampler": "1", "max_steps": "40"})
     world.begin()
     world.until(lambda: len(world.steps()) >= 2)
-    (server,) = world.board.servers
+    (server,) = world.status_file.servers
     httpx.post(f"{server.url}/break", json={"after": 30})
-    world.until(lambda: world.board.servers[0].starts == 2)
+    world.until(lambda: world.status_file.servers[0].starts == 2)
     before = len(world.steps())
     world.until(lambda: len(world.steps()) >= before + 3)
     assert [text for text in world.said if "its node has started it again" in text and "exit code 9" in text]

@@ -19,19 +19,19 @@ from support.rank_runs import FLAGS, words
 from support.scripted_nodes import ScriptedNodes
 from support.warm_ranks import WarmServer
 
-from airloop.cluster.agent import Agent
-from airloop.cluster.kept import KeptServer, ServerOrder
+from airloop.cluster.agent import NodeAgent
 from airloop.cluster.launcher import ClusterLauncher
 from airloop.cluster.node import NodeLost
-from airloop.cluster.samplers import Sampler, Samplers, share_out
+from airloop.cluster.samplers import SamplerNode, SamplerNodes, share_out
+from airloop.cluster.supervised_server import ServerSpec, SupervisedServer
 from airloop.config import Config, load_config
-from airloop.engine.vllm.elsewhere import API_KEY, BOARD, Board, NodeServer, Posted
 from airloop.engine.vllm.engine import STARTS
 from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
+from airloop.engine.vllm.remote_servers import API_KEY, STATUS_FILE_VARIABLE, NodeServer, ServerStatus, ServerStatusFile
 from airloop.engine.vllm.server import ServerLost
 from airloop.errors import AirError
 from airloop.launch import local
-from airloop.launch.base import Order
+from airloop.launch.base import RankSpec
 from airloop.launch.local import LocalLauncher
 from airloop.models.tiny import save_tiny
 from airloop.runs.run import Run
@@ -58,23 +58,23 @@ def until(there: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def order_of(folder: Path, script: str) -> ServerOrder:
+def order_of(folder: Path, script: str) -> ServerSpec:
     """Of a server whose interpreter is a script of ours."""
     program = folder / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     named = {"inference.vllm.python": str(program), "model.name": str(save_tiny(folder / "tiny"))}
     config = config_of(**CPUS, **named).model_dump(mode="json", exclude_none=True)
-    return ServerOrder(config, "float32", 0, "127.0.0.3", 8123, None, "the key", "the other key")
+    return ServerSpec(config, "float32", 0, "127.0.0.3", 8123, None, "the key", "the other key")
 
 
-def kept_by(agent: Agent, order: ServerOrder) -> Iterator[tuple[str, str]]:
+def kept_by(agent: NodeAgent, spec: ServerSpec) -> Iterator[tuple[str, str]]:
     """What an agent tells of a server, in the end its exit."""
-    agent.serve(vars(order))
+    agent.serve(vars(spec))
     seen, deadline = 0, time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        for number, who, kind, text in agent.news(seen, 0.2):
-            assert who == order.url
+        for number, who, kind, text in agent.events(seen, 0.2):
+            assert who == spec.url
             seen = number
             yield kind, text
             if kind == "exit" or (kind == "event" and json.loads(text)[0] == "failed"):
@@ -83,10 +83,10 @@ def kept_by(agent: Agent, order: ServerOrder) -> Iterator[tuple[str, str]]:
 
 
 def test_a_server_is_started_with_keys_in_its_environment_on_the_address_of_its_node(tmp_path: Path) -> None:
-    order = order_of(tmp_path, f'env > {tmp_path}/env; echo "$@" > {tmp_path}/words; exec sleep 60')
-    agent = Agent({}, ".")
-    agent.serve(vars(order))
-    agent.serve(vars(order))  # a call may come twice
+    spec = order_of(tmp_path, f'env > {tmp_path}/env; echo "$@" > {tmp_path}/words; exec sleep 60')
+    agent = NodeAgent({}, ".")
+    agent.serve(vars(spec))
+    agent.serve(vars(spec))  # a call may come twice
     until((tmp_path / "words").exists)
     until(lambda: (tmp_path / "words").read_text())
     given = (tmp_path / "words").read_text().split()
@@ -105,9 +105,9 @@ def test_a_server_is_started_with_keys_in_its_environment_on_the_address_of_its_
 
 
 def test_a_server_that_ends_is_started_again_a_few_times(tmp_path: Path) -> None:
-    order = order_of(tmp_path, f"echo $PPID >> {tmp_path}/starts; echo no GPU here; printf half; exit 7")
-    agent = Agent({}, ".")
-    told = list(kept_by(agent, order))
+    spec = order_of(tmp_path, f"echo $PPID >> {tmp_path}/starts; echo no GPU here; printf half; exit 7")
+    agent = NodeAgent({}, ".")
+    told = list(kept_by(agent, spec))
     agent.close()
     assert [json.loads(text) for kind, text in told if kind == "event"] == [["started", 2, 7], ["started", 3, 7]]
     assert told[-1] == ("exit", "7") and len((tmp_path / "starts").read_text().split()) == STARTS
@@ -116,15 +116,15 @@ def test_a_server_that_ends_is_started_again_a_few_times(tmp_path: Path) -> None
 
 
 def test_one_that_hangs_is_ended_and_started_again_and_only_that_one(tmp_path: Path) -> None:
-    order = order_of(tmp_path, f"echo up >> {tmp_path}/starts; exec sleep 60")
-    agent = Agent({}, ".")
-    agent.serve(vars(order))
+    spec = order_of(tmp_path, f"echo up >> {tmp_path}/starts; exec sleep 60")
+    agent = NodeAgent({}, ".")
+    agent.serve(vars(spec))
     until((tmp_path / "starts").exists)
-    agent.replace_server(order.url, 1)
-    until(lambda: [text for _, _, kind, text in agent.news(0, 0.1) if kind == "event" and '"started", 2' in text])
-    agent.replace_server(order.url, 1)  # the same call again, or one that comes late
+    agent.replace_server(spec.url, 1)
+    until(lambda: [text for _, _, kind, text in agent.events(0, 0.1) if kind == "event" and '"started", 2' in text])
+    agent.replace_server(spec.url, 1)  # the same call again, or one that comes late
     time.sleep(0.5)
-    agent.news(0, 0.1)
+    agent.events(0, 0.1)
     assert len((tmp_path / "starts").read_text().split()) == 2
     agent.close()
 
@@ -140,64 +140,68 @@ def test_one_that_hangs_is_ended_and_started_again_and_only_that_one(tmp_path: P
     ],
 )
 def test_what_a_node_lacks_is_told(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
-    order = order_of(tmp_path, "exit 1")
-    agent = Agent({}, ".")
-    ((kind, text),) = kept_by(agent, replace(order, config={**order.config, **wrong}))
+    spec = order_of(tmp_path, "exit 1")
+    agent = NodeAgent({}, ".")
+    ((kind, text),) = kept_by(agent, replace(spec, config={**spec.config, **wrong}))
     assert kind == "event" and told in json.loads(text)[1]
     agent.close()
 
 
 def test_one_that_is_ended_before_it_is_started_does_not_stay(tmp_path: Path) -> None:
-    order, finding = order_of(tmp_path, f"touch {tmp_path}/up; exec sleep 60"), threading.Lock()
-    finding.acquire()
-    kept = KeptServer(order, tmp_path, finding, lambda kind, text: None)
-    kept.end()
-    finding.release()
-    until(lambda: kept._server is not None)
-    assert kept._server is not None
-    until(lambda: kept._server.ended() is not None)
+    spec, model_lock = order_of(tmp_path, f"touch {tmp_path}/up; exec sleep 60"), threading.Lock()
+    model_lock.acquire()
+    server = SupervisedServer(spec, tmp_path, model_lock, lambda kind, text: None)
+    server.end()
+    model_lock.release()
+    until(lambda: server._server is not None)
+    assert server._server is not None
+    until(lambda: server._server.ended() is not None)
 
 
-def board_of(folder: Path, *servers: Posted) -> Board:
-    board = Board(folder / "servers.json")
-    board.post("10.0.0.5", servers)
-    return board
+def status_file_of(folder: Path, *servers: ServerStatus) -> ServerStatusFile:
+    status_file = ServerStatusFile(folder / "servers.json")
+    status_file.write("10.0.0.5", servers)
+    return status_file
 
 
-HERE = Posted("http://127.0.0.1:9", "node1", "servers/0.log")
+HERE = ServerStatus("http://127.0.0.1:9", "node1", "servers/0.log")
 
 
 def test_the_board_says_how_servers_are_and_which_is_to_be_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board = board_of(tmp_path, HERE, replace(HERE, url="http://127.0.0.1:10", starts=3))
-    monkeypatch.setenv(BOARD, str(board.path))
-    given = Board.given()
-    assert given is not None and given.host == "10.0.0.5" and given.servers == board.servers
-    given.ask_end("http://127.0.0.1:10")
-    assert [board.take_asked(0), board.take_asked(1), board.take_asked(1)] == [None, 3, None]
-    board.path.unlink()
-    assert given.servers == [] and NodeServer(HERE.url, board=given).gone() == "", "it goes with the run"
+    status_file = status_file_of(tmp_path, HERE, replace(HERE, url="http://127.0.0.1:10", starts=3))
+    monkeypatch.setenv(STATUS_FILE_VARIABLE, str(status_file.path))
+    given = ServerStatusFile.from_environment()
+    assert given is not None and given.host == "10.0.0.5" and given.servers == status_file.servers
+    given.request_end("http://127.0.0.1:10")
+    assert [status_file.take_end_request(0), status_file.take_end_request(1), status_file.take_end_request(1)] == [
+        None,
+        3,
+        None,
+    ]
+    status_file.path.unlink()
+    assert given.servers == [] and NodeServer(HERE.url, status_file=given).lost_for_good() == "", "it goes with the run"
 
 
 def test_who_waits_for_a_server_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
     """A machine without power closes no connection: this one takes requests and never answers."""
-    board = board_of(tmp_path, HERE)
+    status_file = status_file_of(tmp_path, HERE)
 
     async def main() -> None:
         silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        board.post("", [replace(HERE, url=url)])
-        server = NodeServer(url, board=board, pulls=True)
+        status_file.write("", [replace(HERE, url=url)])
+        server = NodeServer(url, status_file=status_file, pulls=True)
         asked = [
             asyncio.ensure_future(anext(aiter(server.stream({"model": "a"})))),
             asyncio.ensure_future(server.load("air-1", tmp_path)),
         ]
         await asyncio.sleep(0.3)
-        assert not any(one.done() for one in asked) and server.gone() == ""
-        board.post("", [replace(HERE, url=url, gone="its node was lost: no power")])
-        assert server.gone() == "its node was lost: no power (node node1)"
-        server.hang_up()
+        assert not any(one.done() for one in asked) and server.lost_for_good() == ""
+        status_file.write("", [replace(HERE, url=url, gone="its node was lost: no power")])
+        assert server.lost_for_good() == "its node was lost: no power (node node1)"
+        server.cancel_requests()
         found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
         assert all(isinstance(one, ServerLost) and "no power" in str(one) for one in found), found
         with pytest.raises(AirError, match="is gone: its node was lost: no power"):
@@ -210,12 +214,12 @@ def test_who_waits_for_a_server_that_is_gone_is_told_at_once(tmp_path: Path) -> 
 
 def test_a_process_that_has_taken_the_place_of_another_is_not_taken_for_it(tmp_path: Path) -> None:
     """However quick its node was: it has to show first that it computes what the trainer does."""
-    board = board_of(tmp_path, HERE)
-    server = NodeServer(HERE.url, board=board)
+    status_file = status_file_of(tmp_path, HERE)
+    server = NodeServer(HERE.url, status_file=status_file)
     server.start()
     server._adapters = ["air-1"]
     assert server.ended() is None
-    board.post("", [replace(HERE, starts=2, code=9)])
+    status_file.write("", [replace(HERE, starts=2, code=9)])
     assert server.ended() == 9
     with pytest.raises(AirError, match=r"did not start \(exit code 9\)"):
         asyncio.run(server.ready())
@@ -238,42 +242,49 @@ class Recording:
 
     def __init__(self, name: str, lost: bool = False) -> None:
         self.name, self.lost = name, lost
-        self.orders: list[ServerOrder] = []
+        self.rank_specs: list[ServerSpec] = []
 
     def call(self, method: str, *given: Any) -> Any:
         if self.lost:
             raise NodeLost("no power")
         if method == "serve":
-            self.orders.append(ServerOrder(**given[0]))
-        return {"free_ports": [7000, 7001], "news": []}.get(method)
+            self.rank_specs.append(ServerSpec(**given[0]))
+        return {"free_ports": [7000, 7001], "events": []}.get(method)
 
 
-def samplers_on(tmp_path: Path, gpus: list[str], **more: str) -> tuple[Samplers, list[Recording]]:
+def samplers_on(tmp_path: Path, gpus: list[str], **more: str) -> tuple[SamplerNodes, list[Recording]]:
     config = config_of(**GPUS, output_dir=str(tmp_path), **more)
     run = Run.create(config, config.task)
     nodes = [Recording("a"), Recording("b")]
     facts = [{"gpus": gpus, "address": f"10.0.0.{number}"} for number in (6, 7)]
-    found = [Sampler(*both) for both in zip(nodes, facts, strict=True)]
-    return Samplers(run, found, tmp_path, "10.0.0.5", print), nodes
+    found = [SamplerNode(*both) for both in zip(nodes, facts, strict=True)]
+    return SamplerNodes(run, found, tmp_path, "10.0.0.5", print), nodes
 
 
 def test_a_server_on_each_gpu_of_each_sampler_node(tmp_path: Path) -> None:
     samplers, nodes = samplers_on(tmp_path, ["GPU-7", "GPU-9", "GPU-11"])
     environment = samplers.start()
-    orders = [order for node in nodes for order in node.orders]
-    assert [(o.number, o.host, o.gpu, o.dtype) for o in orders] == [
+    rank_specs = [spec for node in nodes for spec in node.rank_specs]
+    assert [(o.number, o.host, o.gpu, o.dtype) for o in rank_specs] == [
         (0, "10.0.0.6", "GPU-7", "float32"),
         (1, "10.0.0.6", "GPU-9", "float32"),
         (2, "10.0.0.7", "GPU-7", "float32"),
         (3, "10.0.0.7", "GPU-9", "float32"),
     ]
-    assert {o.key for o in orders} == {environment[API_KEY]} != {o.adapters_key for o in orders} == {environment[KEY]}
-    board = Board(Path(environment[BOARD]))
-    assert board.host == "10.0.0.5" and [one.url for one in board.servers] == [o.url for o in orders]
-    assert "key" not in board.path.read_text()
+    assert (
+        {o.key for o in rank_specs}
+        == {environment[API_KEY]}
+        != {o.adapters_key for o in rank_specs}
+        == {environment[KEY]}
+    )
+    status_file = ServerStatusFile(Path(environment[STATUS_FILE_VARIABLE]))
+    assert status_file.host == "10.0.0.5" and [one.url for one in status_file.servers] == [o.url for o in rank_specs]
+    assert "key" not in status_file.path.read_text()
     samplers.close(1.0)
     named, _ = samplers_on(tmp_path, ["0", "1"], **{"inference.vllm.adapters_host": "192.168.0.5"})
-    assert Board(Path(named.start()[BOARD])).host == "192.168.0.5", "the user knows a better way"
+    assert ServerStatusFile(Path(named.start()[STATUS_FILE_VARIABLE])).host == "192.168.0.5", (
+        "the user knows a better way"
+    )
     named.close(1.0)
 
 
@@ -285,12 +296,12 @@ def test_a_sampler_node_with_too_few_gpus_is_refused_and_one_that_is_lost_at_onc
         samplers.start()
     samplers, nodes = samplers_on(tmp_path, ["0", "1"])
     nodes[0].lost = True
-    board = Board(Path(samplers.start()[BOARD]))
-    assert [(one.url, one.node) for one in board.servers] == [
+    status_file = ServerStatusFile(Path(samplers.start()[STATUS_FILE_VARIABLE]))
+    assert [(one.url, one.node) for one in status_file.servers] == [
         ("http://10.0.0.7:7000", "b"),
         ("http://10.0.0.7:7001", "b"),
     ]
-    assert [order.number for order in nodes[1].orders] == [0, 1]
+    assert [spec.number for spec in nodes[1].rank_specs] == [0, 1]
     assert "the sampler node a was lost before the run had begun: no power" in capsys.readouterr().out
     samplers.close(1.0)
     samplers, nodes = samplers_on(tmp_path, ["0", "1"])
@@ -302,10 +313,12 @@ def test_a_sampler_node_with_too_few_gpus_is_refused_and_one_that_is_lost_at_onc
 @pytest.mark.slow
 def test_keys_go_to_ranks_by_their_environment_and_not_by_their_command(tmp_path: Path) -> None:
     launcher = LocalLauncher()
-    launcher._asked = True  # each is started anew, as on GPUs
+    launcher._fork_server_tried = True  # each is started anew, as on GPUs
     told = Told()
-    order = Order(str(tmp_path), 0, 1, str(tmp_path), "cpu", False, environment={API_KEY: "secret-1", KEY: "secret-2"})
-    process = launcher.spawn(order, told)
+    spec = RankSpec(
+        str(tmp_path), 0, 1, str(tmp_path), "cpu", False, environment={API_KEY: "secret-1", KEY: "secret-2"}
+    )
+    process = launcher.spawn(spec, told)
     place = Path(f"/proc/{process.pid}")
     until(lambda: b"airloop.rank" in (place / "cmdline").read_bytes())
     assert b"secret" not in (place / "cmdline").read_bytes()
@@ -323,12 +336,14 @@ def test_a_learner_that_is_lost_is_told_as_ever(tmp_path: Path, monkeypatch: pyt
     config = config_of(**{**CPUS, **more}, output_dir=str(tmp_path))
     run, nodes, said = Run.create(config, config.task), ScriptedNodes(3), list[str]()
     launcher = ClusterLauncher(nodes, said.append)
-    orders = launcher.orders(run, False)
-    assert [(o.rank, o.size, o.here) for o in orders] == [(0, 2, 1), (1, 2, 1)]
-    assert {*orders[0].environment} == {BOARD, KEY, API_KEY} and orders[0].environment == orders[1].environment
+    rank_specs = launcher.rank_specs(run, False)
+    assert [(o.rank, o.size, o.here) for o in rank_specs] == [(0, 2, 1), (1, 2, 1)]
+    assert {*rank_specs[0].environment} == {STATUS_FILE_VARIABLE, KEY, API_KEY} and rank_specs[
+        0
+    ].environment == rank_specs[1].environment
     until(lambda: any("is no program" in text and "no server is left" in text for text in said))
     told = Told()
-    process = launcher.spawn(orders[1], told)
+    process = launcher.spawn(rank_specs[1], told)
     nodes.nodes[1].lost = "its machine was taken back"
     assert ended(process) == 1
     assert "The node node1 of 2 was lost: its machine was taken back" in str(told.events[0][1])

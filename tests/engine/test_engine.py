@@ -83,16 +83,16 @@ def test_logprobs_are_of_the_scaled_untruncated_softmax(kind: str) -> None:
 def test_who_listens_hears_every_token_before_the_reply_and_changes_nothing() -> None:
     _, engine = make()
     asked = prompts(6, low=5)
-    heard: list[list[list[int]]] = [[] for _ in asked]
+    on_tokens: list[list[list[int]]] = [[] for _ in asked]
 
     async def work() -> list[Any]:
         draws = [Sampling(15, seed=i, stop_ids=tuple(range(0, 256, 16))) for i in range(len(asked))]
-        told = [engine.generate(p, s, heard=h.append) for p, s, h in zip(asked, draws, heard, strict=True)]
+        told = [engine.generate(p, s, on_tokens=h.append) for p, s, h in zip(asked, draws, on_tokens, strict=True)]
         listened = await asyncio.gather(*told)
         alone = [await engine.generate(p, s) for p, s in zip(asked, draws, strict=True)]
         return [(one.token_ids, other.token_ids) for one, other in zip(listened, alone, strict=True)]
 
-    for (ids, again), pieces in zip(in_loop(work), heard, strict=True):
+    for (ids, again), pieces in zip(in_loop(work), on_tokens, strict=True):
         assert tuple(token for piece in pieces for token in piece) == ids == again
         assert len(pieces) > 1 or len(ids) == 1
 

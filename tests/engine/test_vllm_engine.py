@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support.engine_conformance import CHECKS, PROMPT, agrees, change
-from support.kept_process import child_of
+from support.guarded_process import child_of
 from support.vllm_served import broken, make_policy, served
 from support.vllm_standin import StandInServer, stand_in
 
@@ -24,9 +24,9 @@ from airloop.engine.base import EngineFailed, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.vllm import engine as engines
 from airloop.engine.vllm import shared as shared_engines
-from airloop.engine.vllm.adapters import KEPT, AdapterStore
+from airloop.engine.vllm.adapters import KEPT_VERSIONS, AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
-from airloop.engine.vllm.server import KEEPER, VllmServer
+from airloop.engine.vllm.server import PROCESS_GUARD, VllmServer
 from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
 from airloop.policy import Policy
@@ -57,9 +57,11 @@ def test_the_embedded_engine_does_too(check: Check) -> None:
 
 def test_old_adapters_go(tmp_path: Path) -> None:
     policy, store = make_policy(), AdapterStore(tmp_path, "tiny")
-    names = [store.put(policy, version) for version in range(KEPT + 2)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[-KEPT:])
-    assert store.put(policy, KEPT + 1) == names[-1], "the same weights of the same version are the same adapter"
+    names = [store.put(policy, version) for version in range(KEPT_VERSIONS + 2)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[-KEPT_VERSIONS:])
+    assert store.put(policy, KEPT_VERSIONS + 1) == names[-1], (
+        "the same weights of the same version are the same adapter"
+    )
 
 
 def test_a_server_killed_in_the_middle_of_replies_loses_no_token(tmp_path: Path) -> None:
@@ -258,7 +260,8 @@ def test_a_server_goes_with_whoever_started_it_however_that_ends(tmp_path: Path,
     inner = f"import os, time; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
     outer = (
         "import subprocess, sys, time; "
-        f"subprocess.Popen([sys.executable, {str(KEEPER)!r}, sys.executable, '-c', {inner!r}], stdin=subprocess.PIPE); "
+        f"guarded = [sys.executable, {str(PROCESS_GUARD)!r}, sys.executable, '-c', {inner!r}]; "
+        "subprocess.Popen(guarded, stdin=subprocess.PIPE); "
         "time.sleep(600)"
     )
     starter = subprocess.Popen([sys.executable, "-c", outer])

@@ -22,10 +22,10 @@ from support.engine_conformance import CHECKS, PROMPT, agrees, change
 from support.vllm_served import make_policy, served
 
 from airloop.engine.base import EngineFailed, Sampling
-from airloop.engine.vllm import depot
+from airloop.engine.vllm import adapter_server
 from airloop.engine.vllm import engine as engines
-from airloop.engine.vllm.adapters import KEPT
-from airloop.engine.vllm.depot import ServedStore
+from airloop.engine.vllm.adapter_server import HttpAdapterStore
+from airloop.engine.vllm.adapters import KEPT_VERSIONS
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.plugin import adapters
 from airloop.engine.vllm.plugin.adapters import FILES, FOLDER, KEY, Adapters, signed
@@ -36,8 +36,8 @@ SECRET = "a key of both sides"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ServedStore]:
-    made = ServedStore(tmp_path / "adapters", "tiny", 0, SECRET, "127.0.0.1", 0)
+def store(tmp_path: Path) -> Iterator[HttpAdapterStore]:
+    made = HttpAdapterStore(tmp_path / "adapters", "tiny", 0, SECRET, "127.0.0.1", 0)
     yield made
     made.clear()
 
@@ -55,7 +55,7 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_what_is_pulled_is_what_was_put(store: ServedStore, pulled: Path) -> None:
+def test_what_is_pulled_is_what_was_put(store: HttpAdapterStore, pulled: Path) -> None:
     name = store.put(make_policy(), 3)
     server = Adapters(SECRET)
     path = server.pull(name)
@@ -66,7 +66,7 @@ def test_what_is_pulled_is_what_was_put(store: ServedStore, pulled: Path) -> Non
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("how", ["truncated", "altered"])
 def test_an_adapter_that_is_not_what_its_name_says_is_refused(
-    store: ServedStore, pulled: Path, file: str, how: str
+    store: HttpAdapterStore, pulled: Path, file: str, how: str
 ) -> None:
     name = store.put(make_policy(), 0)
     path = store.root / name / file
@@ -103,7 +103,7 @@ class Cutting(threading.Thread):
 
 
 @pytest.mark.parametrize("cuts", [[0], [300], [99_999_999, 2000], [40, 40]], ids=str)
-def test_a_transfer_that_breaks_off_is_begun_again(store: ServedStore, pulled: Path, cuts: list[int]) -> None:
+def test_a_transfer_that_breaks_off_is_begun_again(store: HttpAdapterStore, pulled: Path, cuts: list[int]) -> None:
     name = store.put(make_policy(), 0)
     between = Cutting(int(name.rpartition(".")[0].rpartition(":")[2]), cuts)
     between.start()
@@ -116,7 +116,7 @@ def test_a_transfer_that_breaks_off_is_begun_again(store: ServedStore, pulled: P
         between.listening.close()
 
 
-def test_nobody_sends_a_server_anywhere_without_the_key(store: ServedStore, pulled: Path) -> None:
+def test_nobody_sends_a_server_anywhere_without_the_key(store: HttpAdapterStore, pulled: Path) -> None:
     name = store.put(make_policy(), 0)
     bare, _, _ = name.partition("@")
     for wrong in (
@@ -132,7 +132,7 @@ def test_nobody_sends_a_server_anywhere_without_the_key(store: ServedStore, pull
     assert asyncio.run(Adapters(SECRET).resolve_lora("base", bare)) is None, "one that is loaded from files"
 
 
-def test_nobody_gets_an_adapter_without_the_key_or_anything_else_with_it(store: ServedStore) -> None:
+def test_nobody_gets_an_adapter_without_the_key_or_anything_else_with_it(store: HttpAdapterStore) -> None:
     name = store.put(make_policy(), 0)
     at = name.partition("@")[2].rpartition(".")[0]
     (store.root / "secret").write_text("of the run")
@@ -151,9 +151,11 @@ def test_nobody_gets_an_adapter_without_the_key_or_anything_else_with_it(store: 
     assert httpx.post(f"http://{at}/{name}/{FILES[0]}").status_code == 501
 
 
-def test_a_crowd_that_says_nothing_is_let_go(store: ServedStore, pulled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depot._Answer, "timeout", 0.2)
-    monkeypatch.setattr(depot, "MOST", 4)
+def test_a_crowd_that_says_nothing_is_let_go(
+    store: HttpAdapterStore, pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_server._AdapterRequest, "timeout", 0.2)
+    monkeypatch.setattr(adapter_server, "MOST_CONNECTIONS", 4)
     name = store.put(make_policy(), 0)
     host, _, port = name.partition("@")[2].rpartition(".")[0].rpartition(":")
     crowd = [socket.create_connection((host, int(port))) for _ in range(8)]
@@ -168,9 +170,9 @@ def test_a_crowd_that_says_nothing_is_let_go(store: ServedStore, pulled: Path, m
 
 
 def test_one_that_says_a_letter_now_and_then_is_let_go_as_well(
-    store: ServedStore, monkeypatch: pytest.MonkeyPatch
+    store: HttpAdapterStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(depot._Answer, "timeout", 1.0)
+    monkeypatch.setattr(adapter_server._AdapterRequest, "timeout", 1.0)
     host, _, port = store.put(make_policy(), 0).partition("@")[2].rpartition(".")[0].rpartition(":")
     until = time.monotonic() + 30
     with socket.create_connection((host, int(port))) as slow, contextlib.suppress(ConnectionError):
@@ -183,29 +185,29 @@ def test_one_that_says_a_letter_now_and_then_is_let_go_as_well(
     assert time.monotonic() < until
 
 
-def test_what_the_run_serves_no_longer_goes_from_the_server_as_well(store: ServedStore, pulled: Path) -> None:
+def test_what_the_run_serves_no_longer_goes_from_the_server_as_well(store: HttpAdapterStore, pulled: Path) -> None:
     policy, server = make_policy(), Adapters(SECRET)
     (pulled / "others").write_text("")
-    for version in range(KEPT + 2):
+    for version in range(KEPT_VERSIONS + 2):
         change(policy, version)
         path = server.pull(store.put(policy, version))
     assert sorted(one.name for one in path.parent.glob("air-*")) == sorted(store.names)
-    assert len(store.names) == KEPT and (pulled / "others").exists()
+    assert len(store.names) == KEPT_VERSIONS and (pulled / "others").exists()
     with pytest.raises(ValueError, match="404"):
         server.pull(signed(SECRET, f"air-00000000-v9-{'0' * 32}", path.name.partition("@")[2].rpartition(".")[0]))
 
 
 def test_several_runs_use_one_server_and_none_takes_what_another_has(
-    store: ServedStore, tmp_path: Path, pulled: Path
+    store: HttpAdapterStore, tmp_path: Path, pulled: Path
 ) -> None:
     other, policy, server = (
-        ServedStore(tmp_path / "b", "tiny", 0, SECRET, "127.0.0.1", 0),
+        HttpAdapterStore(tmp_path / "b", "tiny", 0, SECRET, "127.0.0.1", 0),
         make_policy(),
         Adapters(SECRET),
     )
     try:
         theirs = server.pull(other.put(policy, 0))
-        for version in range(KEPT + 2):
+        for version in range(KEPT_VERSIONS + 2):
             change(policy, version)
             ours = server.pull(store.put(policy, version))
         assert theirs.is_dir() and ours.is_dir() and theirs.name.partition("@")[2] != ours.name.partition("@")[2]
@@ -214,7 +216,7 @@ def test_several_runs_use_one_server_and_none_takes_what_another_has(
 
 
 def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
-    store = ServedStore(tmp_path, "tiny", 0, SECRET, "203.0.113.1", 0)
+    store = HttpAdapterStore(tmp_path, "tiny", 0, SECRET, "203.0.113.1", 0)
     with pytest.raises(AirError, match=r"cannot listen on 203\.0\.113\.1:0") as told:
         store.put(make_policy(), 0)
     assert "adapters_host" in told.value.fix
@@ -248,7 +250,7 @@ PULLS = {"pulls": True, "env": {KEY: SECRET}}
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_an_engine_whose_servers_pull_does_what_every_engine_must(
-    tmp_path: Path, store: ServedStore, pulled: Path, check: Check
+    tmp_path: Path, store: HttpAdapterStore, pulled: Path, check: Check
 ) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
         await check(engine, policy)
@@ -262,13 +264,13 @@ def test_an_engine_whose_servers_pull_does_what_every_engine_must(
 
 @pytest.mark.slow
 def test_a_version_that_came_altered_is_not_served_until_it_comes_whole(
-    tmp_path: Path, store: ServedStore, pulled: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: HttpAdapterStore, pulled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "WATCH_S", 0.1)
     hurt = list[Path]()
 
     def put(policy: Policy, version: int) -> str:
-        name = ServedStore.put(store, policy, version)
+        name = HttpAdapterStore.put(store, policy, version)
         hurt.append(store.root / name / FILES[1])
         hurt[0].rename(tmp_path / "whole")
         hurt[0].write_bytes((tmp_path / "whole").read_bytes()[:-100])
@@ -296,7 +298,7 @@ def test_a_version_that_came_altered_is_not_served_until_it_comes_whole(
     [({}, "has nothing to pull adapters with"), ({KEY: "another key of theirs"}, "is not the one that")],
 )
 def test_a_server_without_the_plugin_or_with_another_key_is_told_at_the_start(
-    tmp_path: Path, store: ServedStore, env: dict[str, str], told: str
+    tmp_path: Path, store: HttpAdapterStore, env: dict[str, str], told: str
 ) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
         raise AssertionError("it was admitted")

@@ -263,24 +263,24 @@ def test_G10_what_this_process_computes_is_told_from_waiting() -> None:
 def test_G10_a_rank_that_goes_on_is_seen_by_the_others_and_one_that_hangs_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "PULSE_S", 0.02)
-    pulses = ranks.Pulses(tmp_path, 1)
+    monkeypatch.setattr(ranks, "HEARTBEAT_S", 0.02)
+    heartbeats = ranks.Heartbeats(tmp_path, 1)
     try:
-        assert pulses.last(0) == 0.0
+        assert heartbeats.last(0) == 0.0
         began = time.time()
         with waits.waiting("the supervised start", "the learner", 60) as wait:
             until = time.monotonic() + 30
-            while pulses.last(1) < began + 0.2 and time.monotonic() < until:  # file times may be coarse
+            while heartbeats.last(1) < began + 0.2 and time.monotonic() < until:  # file times may be coarse
                 wait.progress("part 1 of 2")
                 time.sleep(0.01)
-            assert pulses.last(1) >= began + 0.2
+            assert heartbeats.last(1) >= began + 0.2
             time.sleep(0.1)
-            last = pulses.last(1)
-            assert pulses.still(1) < 0.1  # seen just now, whatever the file's own time is
+            last = heartbeats.last(1)
+            assert heartbeats.seconds_still(1) < 0.1  # seen just now, whatever the file's own time is
             time.sleep(0.3)  # the thread lives, and nothing moves
-            assert pulses.last(1) == last and pulses.still(1) >= 0.3
+            assert heartbeats.last(1) == last and heartbeats.seconds_still(1) >= 0.3
     finally:
-        pulses.stop()
+        heartbeats.stop()
 
 
 def test_G10_proofs_in_a_process_that_hangs_are_not_judged_and_it_is_ended(

@@ -259,7 +259,7 @@ def test_all_ends_with_its_run(version: str, tmp_path: Path) -> None:
     code = (
         "import asyncio, json, sys\n"
         "from airloop.envs.base import load_environment\n"
-        "from airloop.rollout.program import Door\n"
+        "from airloop.rollout.program import EpisodeEndpoint\n"
         "from airloop.serve.episode import ServedAgent\n"
         "class Slow:\n"
         "    async def reply(self, messages, tools):\n"
@@ -267,8 +267,8 @@ def test_all_ends_with_its_run(version: str, tmp_path: Path) -> None:
         "        await asyncio.sleep(100)\n"
         "async def main():\n"
         "    env = load_environment(sys.argv[1], json.loads(sys.argv[2]))\n"
-        "    async with Door() as door:\n"
-        "        await env.play(env.tasks('train')[0], 0, door.open('one', ServedAgent(Slow())))\n"
+        "    async with EpisodeEndpoint() as endpoint:\n"
+        "        await env.play(env.tasks('train')[0], 0, endpoint.open('one', ServedAgent(Slow())))\n"
         "asyncio.run(main())\n"
     )
     own = {} if version == "v0" else NULL
@@ -297,7 +297,7 @@ def marked(folder: Path) -> list[int]:
 
 
 def test_an_episode_that_is_cancelled_leaves_the_others(tmp_path: Path) -> None:
-    from airloop.rollout.program import Door
+    from airloop.rollout.program import EpisodeEndpoint
     from airloop.serve.episode import ServedAgent
 
     class Slow:
@@ -308,9 +308,9 @@ def test_an_episode_that_is_cancelled_leaves_the_others(tmp_path: Path) -> None:
     async def cancelled() -> float:
         env = words("v0")
         by_word = {t.payload["answer"]: t for s in ("train", "eval", "test") for t in env.tasks(s)}
-        async with Door() as door:
-            stays = asyncio.ensure_future(env.play(by_word["bee"], 0, door.open("one", ServedAgent(Slow()))))
-            goes = asyncio.ensure_future(env.play(by_word["cat"], 0, door.open("two", ServedAgent(Slow()))))
+        async with EpisodeEndpoint() as endpoint:
+            stays = asyncio.ensure_future(env.play(by_word["bee"], 0, endpoint.open("one", ServedAgent(Slow()))))
+            goes = asyncio.ensure_future(env.play(by_word["cat"], 0, endpoint.open("two", ServedAgent(Slow()))))
             await asyncio.sleep(0.2)
             goes.cancel()
             score = await stays

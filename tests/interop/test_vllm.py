@@ -13,8 +13,8 @@ import pytest
 from safetensors.torch import save_file
 from support import warm_process
 from support.engine_conformance import CHECKS, PROMPT, agrees, change, check_versions
+from support.guarded_process import pid_of
 from support.interop_world import interpreter
-from support.kept_process import pid_of
 
 from airloop.assemble import Components, assemble
 from airloop.config import Config, load_config
@@ -22,7 +22,7 @@ from airloop.engine.base import Sampling
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.full import FullEngine, FullServer
 from airloop.engine.vllm.plugin.weights import FILE, file_digest
-from airloop.engine.vllm.server import Refused, ServerLost
+from airloop.engine.vllm.server import RequestRejected, ServerLost
 from airloop.models.tiny import save_tiny
 from airloop.policy import Policy
 from airloop.stats.intervals import difference
@@ -121,10 +121,10 @@ def test_a_server_of_vllm_pulls_adapters_over_http_and_refuses_what_is_altered(t
         weights = store.root / name / "adapter_model.safetensors"
         whole = weights.read_bytes()
         weights.write_bytes(whole[:-100])
-        with pytest.raises(Refused, match="has the digest"):
+        with pytest.raises(RequestRejected, match="has the digest"):
             await server.load(name, weights.parent)
         forged = name[:-1] + ("0" if name[-1] != "0" else "1")
-        with pytest.raises(Refused, match="is not the one that the adapter's name was signed with"):
+        with pytest.raises(RequestRejected, match="is not the one that the adapter's name was signed with"):
             await server.load(forged, weights.parent)
         before = await engine.generate(PROMPT, Sampling(4))
         assert before.version == engine.version, "it goes on with what it has"

@@ -8,7 +8,7 @@ import pytest
 
 from airloop.errors import AirError
 from airloop.eval import tasks
-from airloop.eval.played import format_played, play_tasks
+from airloop.eval.transcripts import format_transcripts, play_tasks
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
 
@@ -78,7 +78,7 @@ def test_another_models_template_is_read_from_its_directory(tmp_path: Path) -> N
 
 def test_a_whole_episode_of_a_script_can_be_read() -> None:
     rows = play_tasks("gsm8k-calculator", "test", 2, "demo", {"max_calculations": 2})
-    text = format_played(rows)
+    text = format_transcripts(rows)
     assert all(row["ending"] == "done" and row["rewards"] == {"correct": 1.0} for row in rows)
     assert [m["role"] for m in rows[0]["messages"]][:4] == ["system", "user", "assistant", "tool"]
     assert "--- tool calculator" in text and "=== done: success 1, reward 1.000 (correct 1)" in text

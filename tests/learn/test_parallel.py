@@ -356,7 +356,7 @@ def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
 def sums(ranks: Ranks) -> tuple[list[float], list[int], list[int]]:
     tensors = [torch.full((3,), 1.0 + ranks.rank), torch.full((2, 2), 0.5, dtype=torch.float64)]
     ranks.add(tensors, "a test")
-    return [t.sum().item() for t in tensors], ranks.mine(range(7)), ranks.gather_now(ranks.rank, "a test")
+    return [t.sum().item() for t in tensors], ranks.my_share(range(7)), ranks.gather_now(ranks.rank, "a test")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 from support.packages import python_files
 
 from airloop.packaged import interfaces
-from airloop.packaged.definition import Definition, let_go
+from airloop.packaged.definition import Definition, forget_environment
 
 FILE_ENV = """
 from airloop import Environment, Message, Observation, Score, Session, Task
@@ -64,7 +64,7 @@ def test_a_package_of_a_builtin_environment(air: Any, tmp_path: Path) -> None:
     env = definition.environment({"num_examples_per_task": 1})
     assert env.max_turns == 12 and env.reward_weights == {"improvement": 2.0} and env.count("train") == 3
     assert definition.environment({"num_examples_per_task": 1}) is env and definition.environment() is not env
-    let_go(env)
+    forget_environment(env)
     assert definition.environment({"num_examples_per_task": 1}) is not env
     page = (out / "README.md").read_text()
     assert "air-mlgym" in page and "`improvement`, weight 2" in page and "`max_turns`: " in page
@@ -173,7 +173,7 @@ def test_environments_need_no_torch() -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "import airloop.packaged.definition as d, airloop.packaged.played, airloop.packaged.interfaces\n"
+        "import airloop.packaged.definition as d, airloop.packaged.external_episode, airloop.packaged.interfaces\n"
         "for name in ('arith', 'gsm8k', 'gsm8k-calculator', 'tune', 'soup', 'mlgym', 'musique'):\n"
         "    env = d.Definition(name, Path()).environment()\n"
         "print(sorted({'torch', 'transformers', 'starlette'} & sys.modules.keys()))\n"

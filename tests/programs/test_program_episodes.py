@@ -16,7 +16,7 @@ from airloop.programs.client import AsyncClient
 from airloop.programs.client import Client as PlainClient
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import EpisodeDefect
-from airloop.rollout.program import Address, ProgramCrashed, ProgramEnvironment, Silent
+from airloop.rollout.program import Address, EmptyReplies, ProgramCrashed, ProgramEnvironment
 from airloop.rollout.sampler import Sampler
 from airloop.types import Message, Score, Task, Trajectory
 
@@ -238,7 +238,7 @@ def test_another_model_may_stand_in_for_the_policy() -> None:
     env = ProgramsEnv(program)
     sampler = Sampler(None, None, {"programs": env}, RolloutSettings(Sampling(max_tokens=50), 1), lambda t, _: None)
     plan = [Task("programs", "one", "test", {"x": 1})]
-    (played,) = asyncio.run(sampler.evaluate(plan, lambda env, task, seed: Silent())).trajectories
+    (played,) = asyncio.run(sampler.evaluate(plan, lambda env, task, seed: EmptyReplies())).trajectories
     assert played.reward == 1.0 and played.branches == () and len(played.turns) == 2
 
 

@@ -34,7 +34,7 @@ from airloop.types import Trajectory
 from airloop.watch.display.display import Display
 
 KEY = "an-admin-key-that-nobody-else-has"
-Agent = Callable[["Far"], None]
+Agent = Callable[["RemoteClient"], None]
 
 
 def free_port() -> int:
@@ -42,7 +42,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-class Far:
+class RemoteClient:
     """An agent's side, over HTTP."""
 
     def __init__(self, port: int) -> None:
@@ -102,7 +102,7 @@ def play(
 ) -> tuple[list[Trajectory], Recorded]:
     """Episodes of the run on this side, the agent in a thread on the other. `outlived`: it goes on until the run has
     ended."""
-    engine, far, saved = engine or Recorded(), Far(env.args.port), list[Trajectory]()
+    engine, client, saved = engine or Recorded(), RemoteClient(env.args.port), list[Trajectory]()
     given = {"retries": 0, "retry_wait_s": 0.01, "deadline_s": 20.0, **more}
     sampler = Sampler(
         engine,
@@ -114,9 +114,9 @@ def play(
 
     def run() -> None:
         try:
-            agent(far)
+            agent(client)
         except BaseException as error:
-            far.problem = error
+            client.problem = error
 
     async def work() -> None:
         thread = threading.Thread(target=run)
@@ -130,21 +130,21 @@ def play(
             await asyncio.to_thread(thread.join)
 
     asyncio.run(work())
-    if far.problem is not None:
-        raise far.problem
+    if client.problem is not None:
+        raise client.problem
     return saved, engine
 
 
 def test_an_agent_asks_for_an_episode_plays_it_and_finishes_it(env: Any) -> None:
-    def agent(far: Far) -> None:
-        episode = far.take()
+    def agent(client: RemoteClient) -> None:
+        episode = client.take()
         assert set(episode["task"]) == {"word"} and episode["seconds"] == 20.0 and isinstance(episode["seed"], int)
-        first = far.say(episode).json()["choices"][0]["message"]
+        first = client.say(episode).json()["choices"][0]["message"]
         assert first["content"].startswith("yes")
-        assert far.end(episode, rewards=0.5).status_code == 200
-        assert far.end(episode, rewards=0.5).status_code == 200  # it may not have heard the answer
-        assert far.end(episode, rewards=0.6).status_code in (409, 410)
-        assert far.say(episode).status_code == 401
+        assert client.end(episode, rewards=0.5).status_code == 200
+        assert client.end(episode, rewards=0.5).status_code == 200  # it may not have heard the answer
+        assert client.end(episode, rewards=0.6).status_code in (409, 410)
+        assert client.say(episode).status_code == 401
 
     (one,), engine = play(env(), agent)
     assert (one.ending, one.reward, len(one.turns)) == ("done", 0.5, 1)
@@ -157,13 +157,13 @@ def test_the_run_decides_which_task_is_played(env: Any) -> None:
     wanted = [task.id for task in made.tasks("train")[:6]]
     got: list[str] = []
 
-    def agent(far: Far) -> None:
-        third = far.take(task=wanted[2])
-        others = [far.take() for _ in range(5)]
+    def agent(client: RemoteClient) -> None:
+        third = client.take(task=wanted[2])
+        others = [client.take() for _ in range(5)]
         got.extend(episode["task_id"] for episode in [third, *others])
         for episode in [third, *others]:
-            far.say(episode)
-            assert far.end(episode, rewards={"score": 1.0, "steps": 3}).status_code == 200
+            client.say(episode)
+            assert client.end(episode, rewards={"score": 1.0, "steps": 3}).status_code == 200
 
     played, engine = play(made, agent, 6)
     assert got[0] == wanted[2] and sorted(got) == sorted(wanted)
@@ -172,23 +172,23 @@ def test_the_run_decides_which_task_is_played(env: Any) -> None:
 
 
 def test_only_the_admins_key_asks_and_finishes(env: Any) -> None:
-    def agent(far: Far) -> None:
-        one, other = far.take(), far.take()
-        bare = httpx.Client(base_url=far.run)
+    def agent(client: RemoteClient) -> None:
+        one, other = client.take(), client.take()
+        bare = httpx.Client(base_url=client.run)
         for key in (one["api_key"], "wrong", "", KEY + "x"):
             head = {"Authorization": f"Bearer {key}"} if key else {}
             for path in ("/episodes", f"/episodes/{one['id']}/finish", f"/episodes/{one['id']}/abandon"):
                 assert bare.post(path, json={"rewards": 1.0}, headers=head).status_code == 401
             assert bare.get("/episodes", headers=head).status_code == 401
-        assert far.say(one, key=other["api_key"]).status_code == 401
-        assert far.say(one, key=KEY).status_code == 401
-        assert far.say({**one, "url": f"{far.run}/e/{'0' * 16}/v1"}).status_code == 401
-        sneaky = f"{far.run}/e/{one['id']}/v1/../../{other['id']}/v1"
-        assert far.say({**one, "url": sneaky}).status_code in (401, 404)
-        assert far.http.post(f"/e/{one['id']}/finish", json={"rewards": 1.0}).status_code == 401
+        assert client.say(one, key=other["api_key"]).status_code == 401
+        assert client.say(one, key=KEY).status_code == 401
+        assert client.say({**one, "url": f"{client.run}/e/{'0' * 16}/v1"}).status_code == 401
+        sneaky = f"{client.run}/e/{one['id']}/v1/../../{other['id']}/v1"
+        assert client.say({**one, "url": sneaky}).status_code in (401, 404)
+        assert client.http.post(f"/e/{one['id']}/finish", json={"rewards": 1.0}).status_code == 401
         for episode in (one, other):
-            assert far.say(episode).status_code == 200
-            assert far.end(episode, rewards=0.0).status_code == 200
+            assert client.say(episode).status_code == 200
+            assert client.end(episode, rewards=0.0).status_code == 200
 
     played, _ = play(env(), agent, 2)
     assert [t.reward for t in played] == [0.0, 0.0] and [len(t.turns) for t in played] == [1, 1]
@@ -197,15 +197,15 @@ def test_only_the_admins_key_asks_and_finishes(env: Any) -> None:
 def test_an_episode_that_is_lost_or_given_up_is_tried_again(env: Any) -> None:
     ids: list[str] = []
 
-    def agent(far: Far) -> None:
-        lost = far.take()
-        far.say(lost)
-        again = far.take()  # when the first one's time is over
-        assert far.end(lost, rewards=1.0).status_code == 410
-        assert far.end(again, "abandon", error="my disk is full").status_code == 200
-        third = far.take()
-        far.say(third)
-        assert far.end(third, rewards=0.25).status_code == 200
+    def agent(client: RemoteClient) -> None:
+        lost = client.take()
+        client.say(lost)
+        again = client.take()  # when the first one's time is over
+        assert client.end(lost, rewards=1.0).status_code == 410
+        assert client.end(again, "abandon", error="my disk is full").status_code == 200
+        third = client.take()
+        client.say(third)
+        assert client.end(third, rewards=0.25).status_code == 200
         ids.extend(e["task_id"] for e in (lost, again, third))
 
     played, _ = play(env(), agent, retries=2, deadline_s=5.0)
@@ -215,21 +215,21 @@ def test_an_episode_that_is_lost_or_given_up_is_tried_again(env: Any) -> None:
 
 
 def test_without_agents_it_is_told_what_is_waited_for(env: Any) -> None:
-    (one,), _ = play(env(patience_s=0.3), lambda far: None)
+    (one,), _ = play(env(patience_s=0.3), lambda client: None)
     assert one.ending == "infra_error" and "no remote agent asked for the episode within 0 s" in one.error
 
 
 def test_a_failed_program_and_words_that_are_no_rewards(env: Any) -> None:
-    def agent(far: Far) -> None:
-        episode = far.take()
-        far.say(episode)
+    def agent(client: RemoteClient) -> None:
+        episode = client.take()
+        client.say(episode)
         for wrong in ({}, {"rewards": "much"}, {"rewards": {"score": None}}, {"rewards": [1]}):
-            assert far.end(episode, **wrong).status_code == 400
-        assert far.http.post(f"/episodes/{episode['id']}/finish", content=b"{").status_code == 400
-        assert far.http.post(f"/episodes/{episode['id']}/finish", content=b'{"rewards": NaN}').status_code == 400
-        assert far.http.post("/episodes/nobody/finish", json={"rewards": 1.0}).status_code == 404
-        assert far.http.post("/episodes", json={"wait_s": "long"}).status_code == 400
-        assert far.end(episode, error="ValueError: no").status_code == 200
+            assert client.end(episode, **wrong).status_code == 400
+        assert client.http.post(f"/episodes/{episode['id']}/finish", content=b"{").status_code == 400
+        assert client.http.post(f"/episodes/{episode['id']}/finish", content=b'{"rewards": NaN}').status_code == 400
+        assert client.http.post("/episodes/nobody/finish", json={"rewards": 1.0}).status_code == 404
+        assert client.http.post("/episodes", json={"wait_s": "long"}).status_code == 400
+        assert client.end(episode, error="ValueError: no").status_code == 200
 
     (one,), _ = play(env(), agent)
     assert (
@@ -240,15 +240,15 @@ def test_a_failed_program_and_words_that_are_no_rewards(env: Any) -> None:
 def test_a_body_that_is_too_large_is_refused(env: Any) -> None:
     """Whoever sends it; and it is not held while it comes."""
 
-    def agent(far: Far) -> None:
-        episode = far.take()
+    def agent(client: RemoteClient) -> None:
+        episode = client.take()
         for url in (f"/episodes/{episode['id']}/finish", f"/e/{episode['id']}/v1/chat/completions"):
             for key, status in ((KEY, 413), (episode["api_key"], 413 if url.startswith("/e/") else 401)):
                 head = {"Authorization": f"Bearer {key}"}
                 with contextlib.suppress(httpx.WriteError, httpx.ReadError):  # it hung up before it had heard all
-                    sent = far.http.post(url, content=(b"x" * (1 << 20) for _ in range(64)), headers=head)
+                    sent = client.http.post(url, content=(b"x" * (1 << 20) for _ in range(64)), headers=head)
                     assert sent.status_code == status
-        assert far.say(episode).status_code == 200 and far.end(episode, rewards=1.0).status_code == 200
+        assert client.say(episode).status_code == 200 and client.end(episode, rewards=1.0).status_code == 200
 
     (one,), _ = play(env(), agent)
     assert one.reward == 1.0
@@ -262,15 +262,15 @@ def test_an_agent_that_hangs_up_ends_its_sampling(env: Any) -> None:
             await asyncio.sleep(0.1 if self.asked else 8.0)
             return await super().generate(token_ids, sampling, order)
 
-    def agent(far: Far) -> None:
-        episode = far.take()
+    def agent(client: RemoteClient) -> None:
+        episode = client.take()
         head = {"Authorization": f"Bearer {episode['api_key']}"}
         body = {"messages": [{"role": "user", "content": "x"}]}
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{episode['url']}/chat/completions", json=body, headers=head, timeout=2.0)
         Slow.asked = True
-        assert far.say(episode).status_code == 200
-        far.end(episode, rewards=1.0)
+        assert client.say(episode).status_code == 200
+        client.end(episode, rewards=1.0)
 
     (one,), _ = play(env(), agent, engine=Slow())
     assert one.metrics["requests_abandoned"] == 1.0 and len(one.turns) == 1
@@ -294,7 +294,7 @@ def test_the_client_has_40_lines_and_plays(env: Any, monkeypatch: pytest.MonkeyP
         return {"score": float("yes" in reply.choices[0].message.content)}
 
     more = {"outlived": True, "retries": 1, "max_concurrent": 1}
-    played, _ = play(env(), lambda far: remote.play(far.there(), solve, patience_s=1.0), 4, **more)
+    played, _ = play(env(), lambda client: remote.play(client.there(), solve, patience_s=1.0), 4, **more)
     assert [t.ending for t in played] == ["done", "done", "infra_error", "done", "done"]
     assert [t.reward for t in played] == [1.0, 0.0, 0.0, 1.0, 1.0] and "the way is lost" in played[2].error
     assert len(seen) == 5 and "ValueError('a bug of mine')" in played[1].error
@@ -316,8 +316,8 @@ def test_the_client_needs_nothing_of_air(env: Any, tmp_path: Path) -> None:
         f"remote.play('http://127.0.0.1:{made.args.port}', solve, patience_s=2)\n"
     )
 
-    def run(far: Far) -> None:
-        far.there()
+    def run(client: RemoteClient) -> None:
+        client.there()
         subprocess.run([sys.executable, "-S", str(agent)], check=True, timeout=60)
 
     played, _ = play(made, run, 3, outlived=True)
@@ -336,7 +336,7 @@ def test_the_client_needs_nothing_of_air(env: Any, tmp_path: Path) -> None:
         ({"hidden": ["word"]}, KEY, "no command"),
     ],
 )
-def test_what_a_door_for_agents_needs(
+def test_what_remote_agents_need(
     env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: dict[str, Any], key: str | None, said: str
 ) -> None:
     (tmp_path / "open").write_text(KEY)
@@ -359,10 +359,10 @@ def test_a_key_may_lie_in_a_file_of_ones_own(env: Any, tmp_path: Path, monkeypat
     made = env(key_file=str(tmp_path / "key"))
     assert not made.lacks()
 
-    def agent(far: Far) -> None:
-        episode = far.take()
-        far.say(episode)
-        assert far.end(episode, rewards=1.0).status_code == 200
+    def agent(client: RemoteClient) -> None:
+        episode = client.take()
+        client.say(episode)
+        assert client.end(episode, rewards=1.0).status_code == 200
 
     (one,), _ = play(made, agent)
     assert one.reward == 1.0
@@ -372,7 +372,7 @@ def test_a_port_that_is_taken_is_told(env: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         made = env(port=server.getsockname()[1])
         with pytest.raises(AirError, match=r"cannot listen.*(\n.*)*port"):
-            play(made, lambda far: None)
+            play(made, lambda client: None)
 
 
 ARGS = '{ remote = true, port = PORT, tasks = "tasks.jsonl" }'

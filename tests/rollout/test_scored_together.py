@@ -19,7 +19,7 @@ from airloop.engine.base import Sampling
 from airloop.errors import AirError, InfraError
 from airloop.ranks import Ranks
 from airloop.rollout.collected import Collected, RolloutSettings
-from airloop.rollout.program import Address, ProgramCrashed, ProgramEnvironment, Silent
+from airloop.rollout.program import Address, EmptyReplies, ProgramCrashed, ProgramEnvironment
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule, place_in_step
 from airloop.rollout.scripted import run_agent
@@ -247,7 +247,7 @@ def test_a_script_is_a_group_by_itself() -> None:
     task = env.tasks("train")[0]
 
     async def both() -> list[Trajectory]:
-        return await asyncio.gather(*(run_agent(env, task, Silent(), id="same", seed=0) for _ in range(2)))
+        return await asyncio.gather(*(run_agent(env, task, EmptyReplies(), id="same", seed=0) for _ in range(2)))
 
     for played in asyncio.run(both()):
         assert (played.id, played.ending, played.metrics["scored_together"]) == ("same", "done", 1.0)

@@ -14,7 +14,7 @@ from support.endpoint_world import user
 from support.warm_process import Process
 
 from airloop.errors import AirError
-from airloop.serve.server import bound
+from airloop.serve.server import bind_socket
 
 
 @pytest.mark.slow
@@ -60,8 +60,8 @@ def test_what_cannot_be_served_is_said(air: Any, words: list[str], problem: str)
 
 def test_an_answer_does_not_wait_for_its_second_half() -> None:
     """asyncio sets TCP_NODELAY on connections whose protocol it knows; each answer took 40 ms more without."""
-    with bound("127.0.0.1", 0) as one, bound("localhost", 0) as two:
+    with bind_socket("127.0.0.1", 0) as one, bind_socket("localhost", 0) as two:
         assert one.proto == two.proto == socket.IPPROTO_TCP
         one.listen()
         with pytest.raises(AirError, match="cannot listen on"):
-            bound("127.0.0.1", one.getsockname()[1])
+            bind_socket("127.0.0.1", one.getsockname()[1])

@@ -13,8 +13,8 @@ import pytest
 from support.endpoint_world import CHAT, Recorded, episode_of, user
 
 from airloop.serve.app import Endpoint
-from airloop.serve.callers import Gathering
 from airloop.serve.chat_form import form_of
+from airloop.serve.connections import BufferedTransport
 from airloop.serve.server import YOUNG, rare_collections, serving
 
 CHAT_PATH = "/e/one/v1/chat/completions"
@@ -45,7 +45,7 @@ class Wire:
 def test_what_is_written_together_is_sent_together() -> None:
     async def write() -> list[list[Any]]:
         seen, wire = [], Wire()
-        gathering = Gathering(wire, asyncio.get_running_loop())  # type: ignore[arg-type]
+        gathering = BufferedTransport(wire, asyncio.get_running_loop())  # type: ignore[arg-type]
         for data in (b"head ", b"", b"body"):
             gathering.write(data)
         assert gathering.get_write_buffer_size() == 14 and not wire.told

@@ -12,8 +12,8 @@ from support.rollout_world import STOP
 
 from airloop.engine.base import EngineFailed, Sampling
 from airloop.serve.app import RETRIES, Endpoint
-from airloop.serve.bodies import LARGEST_BODY
-from airloop.serve.episode import KEPT, ServedEpisode
+from airloop.serve.episode import KEPT_ANSWERS, ServedEpisode
+from airloop.serve.request_limits import LARGEST_BODY
 
 
 def test_a_conversation_goes_on_from_the_tokens_that_were_sampled() -> None:
@@ -166,10 +166,10 @@ def test_a_client_that_asks_again_gets_the_reply_that_never_came_and_else_a_seco
 
 def test_only_the_latest_answers_are_kept() -> None:
     async def work(client: Client) -> None:
-        for i in range(KEPT + 5):
+        for i in range(KEPT_ANSWERS + 5):
             await client.say(user(f"{i}"))
 
-    assert len(play(work).answers) == KEPT
+    assert len(play(work).answers) == KEPT_ANSWERS
 
 
 def test_a_thought_of_another_conversation_is_not_put_into_this_one() -> None:
@@ -304,7 +304,7 @@ def test_the_runs_sampling_wins_and_what_was_asked_is_noted() -> None:
         assert long["usage"]["completion_tokens"] == 200 and short["usage"]["completion_tokens"] == 10
         assert long["choices"][0]["finish_reason"] == short["choices"][0]["finish_reason"] == "length"
 
-    assert play(work, engine).asked == {"temperature": [0.0, 0.3], "top_p": [0.5]}
+    assert play(work, engine).requested_sampling == {"temperature": [0.0, 0.3], "top_p": [0.5]}
 
 
 def test_a_full_context_and_a_broken_engine_are_told_apart() -> None:

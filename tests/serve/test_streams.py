@@ -20,7 +20,7 @@ from airloop.models.tiny import tiny_tokenizer
 from airloop.serve.app import Endpoint
 from airloop.serve.episode import ServedEpisode
 from airloop.serve.server import serving
-from airloop.serve.unfolding import Unfolding
+from airloop.serve.stable_prefix import StablePrefix
 
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 JSON_CALL = '{"name": "look", "arguments": {"at": 1}}'
@@ -188,8 +188,8 @@ def test_a_stream_says_what_the_whole_reply_says(
     ],
 )
 def test_what_is_certain_is_told_at_once(said: str, tools: bool, pieces: list[str]) -> None:
-    reply = Unfolding(CHAT, stops=["STOP"], tools=tools)
-    heard = [reply.hear([byte])[1] for byte in said.encode()]
+    reply = StablePrefix(CHAT, stops=["STOP"], tools=tools)
+    heard = [reply.add_tokens([byte])[1] for byte in said.encode()]
     assert [text for text in heard if text] == pieces
 
 
@@ -201,13 +201,13 @@ class Held(Recorded):
         self.words, self.fails, self.cancelled = words, fails, 0
         self.next = asyncio.Semaphore(0)
 
-    async def generate(self, token_ids: Any, sampling: Any, order: str = "", heard: Any = None) -> Generation:
+    async def generate(self, token_ids: Any, sampling: Any, order: str = "", on_tokens: Any = None) -> Generation:
         ids: list[int] = []
         try:
             for word in self.words:
                 await self.next.acquire()
                 ids += self.tokenizer.encode(word)
-                heard(self.tokenizer.encode(word))
+                on_tokens(self.tokenizer.encode(word))
             await self.next.acquire()
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -264,7 +264,7 @@ def test_who_hangs_up_in_the_middle_of_a_stream_ends_the_sampling_and_is_counted
 
         episode = await streamed(engine, read, path)
         assert engine.cancelled == 1 and not episode.forest.replies
-        assert episode.metrics()["requests_abandoned"] == 1 and episode.trouble is None
+        assert episode.metrics()["requests_abandoned"] == 1 and episode.failure is None
 
     asyncio.run(work())
 
@@ -281,7 +281,7 @@ def test_an_engine_that_fails_in_the_middle_of_a_stream_is_told_of(path: str) ->
 
         episode = await streamed(engine, read, path)
         assert heard[-1]["error"]["message"] == "The engine cannot go on."
-        assert isinstance(episode.trouble, EngineFailed) and not episode.forest.replies
+        assert isinstance(episode.failure, EngineFailed) and not episode.forest.replies
 
     asyncio.run(work())
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = 4096
-PATIENCE_S = 2.0  # in place of the endpoint's own: for heads, for bodies, for answers that nobody takes
+ENDPOINT_TIMEOUT_S = 2.0  # in place of the endpoint's own: for heads, for bodies, for answers that nobody takes
 PATH = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 LONG = "at length"  # asked so, the policy says more
@@ -116,12 +116,12 @@ async def main(parser: str) -> None:
     from support.rollout_world import ScriptedEngine, chat_tokenizer
 
     from airloop.engine.base import Sampling
-    from airloop.serve import app, bodies, callers
+    from airloop.serve import app, connections, request_limits
     from airloop.serve.episode import ServedEpisode
     from airloop.serve.server import serving
 
-    assert callers.Connection.__module__ == f"airloop.serve.by_{parser}"
-    callers.PATIENCE_S = bodies.BODY_S = PATIENCE_S
+    assert connections.Connection.__module__ == f"airloop.serve.by_{parser}"
+    connections.TIMEOUT_S = request_limits.BODY_S = ENDPOINT_TIMEOUT_S
     chat, endpoint = chat_tokenizer(), app.Endpoint("tiny")
     engine = ScriptedEngine(chat, lambda prompt, seed: "yes " * (12 if LONG in prompt else 1), context=CONTEXT)
     episodes = {id: ServedEpisode(engine, chat, Sampling(50), seed=1, order=id) for id in ("one", "two")}  # type: ignore[arg-type]

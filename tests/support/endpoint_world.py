@@ -37,9 +37,9 @@ class Recorded(ScriptedEngine):
         super().__init__(tokenizer, speak, **more)
         self.pairs: list[tuple[list[int], list[int]]] = []
 
-    async def generate(self, token_ids: Any, sampling: Any, order: str = "", heard: Any = None) -> Any:
+    async def generate(self, token_ids: Any, sampling: Any, order: str = "", on_tokens: Any = None) -> Any:
         sent = list(token_ids)
-        found = await super().generate(token_ids, sampling, order, heard)
+        found = await super().generate(token_ids, sampling, order, on_tokens)
         self.pairs.append((sent, list(found.token_ids)))
         return found
 

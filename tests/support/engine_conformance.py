@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from airloop.engine.base import ContextFull, Engine, Generation, Sampling
-from airloop.engine.vllm.parity import apart, trainer_logprobs
+from airloop.engine.vllm.parity import logprob_distance, trainer_logprobs
 from airloop.policy import Policy
 
 PROMPT = list(b"Where is it?")
@@ -27,7 +27,7 @@ def change(policy: Policy, seed: int, size: float = 0.2) -> None:
 
 def agrees(policy: Policy, prompt: list[int], reply: Generation, temperature: float = 1.0) -> bool:
     computed = trainer_logprobs(policy, [*prompt, *reply.token_ids], len(prompt), temperature)
-    return apart(reply.logprobs, computed) < AGREES
+    return logprob_distance(reply.logprobs, computed) < AGREES
 
 
 async def check_versions(engine: Engine, policy: Policy) -> None:
@@ -61,9 +61,9 @@ async def check_endings(engine: Engine, policy: Policy) -> None:
     first = free.token_ids.index(stop)
     reply = await engine.generate(PROMPT, Sampling(12, temperature=0.0, stop_ids=(stop,)))
     assert reply.token_ids == free.token_ids[: first + 1] and reply.stop == "stop"
-    context, heard = engine.describe().context, list[int]()
-    cut = await engine.generate([1] * (context - 2), Sampling(100), heard=heard.extend)
-    assert len(cut.token_ids) == 2 and cut.stop == "length" and tuple(heard) == cut.token_ids
+    context, on_tokens = engine.describe().context, list[int]()
+    cut = await engine.generate([1] * (context - 2), Sampling(100), on_tokens=on_tokens.extend)
+    assert len(cut.token_ids) == 2 and cut.stop == "length" and tuple(on_tokens) == cut.token_ids
     with pytest.raises(ContextFull, match=f"{context} tokens, the context {context}"):
         await engine.generate([1] * context, Sampling(1))
 
@@ -72,7 +72,7 @@ async def check_cancelling(engine: Engine, policy: Policy) -> None:
     """Who waits no longer gets nothing more, and disturbs nobody."""
     came = asyncio.Event()
     long = Sampling(engine.describe().context - len(PROMPT) - 1)
-    task = asyncio.ensure_future(engine.generate(PROMPT, long, heard=lambda _: came.set()))
+    task = asyncio.ensure_future(engine.generate(PROMPT, long, on_tokens=lambda _: came.set()))
     other = asyncio.ensure_future(engine.generate([5], Sampling(20, seed=1)))
     await came.wait()
     task.cancel()

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.rank_runs import FLAGS, alive, words
 
 from airloop.config import load_config
-from airloop.launch.base import Handle, Launcher, Order
+from airloop.launch.base import Handle, Launcher, RankSpec
 from airloop.runs.run import Run
 
 WAIT_S = 120.0
@@ -53,21 +53,21 @@ def ended(process: Handle) -> int:
 
 def check_launcher(launcher: Launcher, run: Run) -> None:
     """All of it. Each part has a rank of its own; the last closes the launcher."""
-    orders = launcher.orders(run, False)
-    assert [order.rank for order in orders] == [0, 1, 2, 3] and {order.size for order in orders} == {4}
-    assert len({(order.run, order.folder, order.address, order.device) for order in orders}) == 1
-    assert Path(orders[0].folder).is_dir() and orders[0].run == str(run.path)
-    _refuses(launcher, orders[0])
-    _prints(launcher, orders[1])
-    _is_killed(launcher, orders[2])
-    _does_not_outlive(launcher, orders[3])
-    assert not Path(orders[0].folder).exists()
+    rank_specs = launcher.rank_specs(run, False)
+    assert [spec.rank for spec in rank_specs] == [0, 1, 2, 3] and {spec.size for spec in rank_specs} == {4}
+    assert len({(spec.run, spec.folder, spec.address, spec.device) for spec in rank_specs}) == 1
+    assert Path(rank_specs[0].folder).is_dir() and rank_specs[0].run == str(run.path)
+    _refuses(launcher, rank_specs[0])
+    _prints(launcher, rank_specs[1])
+    _is_killed(launcher, rank_specs[2])
+    _does_not_outlive(launcher, rank_specs[3])
+    assert not Path(rank_specs[0].folder).exists()
 
 
-def _refuses(launcher: Launcher, order: Order) -> None:
+def _refuses(launcher: Launcher, spec: RankSpec) -> None:
     """What a rank refuses is told, before its end is."""
     told = Told()
-    process = launcher.spawn(replace(order, run=str(Path(order.run) / "nothing")), told)
+    process = launcher.spawn(replace(spec, run=str(Path(spec.run) / "nothing")), told)
     assert process.pid > 0 and ended(process) == 1 == process.wait()
     assert not alive(process.pid)
     time.sleep(0.5)  # of this machine's, the end may be seen before the last words
@@ -75,21 +75,21 @@ def _refuses(launcher: Launcher, order: Order) -> None:
     assert (name, noticed, more) == ("error", False, []) and "is not a run" in str(problem)
 
 
-def _prints(launcher: Launcher, order: Order) -> None:
+def _prints(launcher: Launcher, spec: RankSpec) -> None:
     """Whatever a rank prints is told by lines, to the last: here the traceback of what nobody has thought of."""
     told = Told()
-    process = launcher.spawn(replace(order, address="nowhere"), told)
+    process = launcher.spawn(replace(spec, address="nowhere"), told)
     assert ended(process) == 1
     time.sleep(0.5)
     ((name, problem, *_),) = told.events
-    assert name == "error" and f"Rank {order.rank} failed: ValueError" in str(problem)
+    assert name == "error" and f"Rank {spec.rank} failed: ValueError" in str(problem)
     first = next(at for at, line in enumerate(told.lines) if line.startswith("Traceback"))
     assert told.lines[first:][-1].startswith("ValueError: ")
 
 
-def _is_killed(launcher: Launcher, order: Order) -> None:
+def _is_killed(launcher: Launcher, spec: RankSpec) -> None:
     """A rank that waits for one that was never started: killed, it ends as a killed process does."""
-    process = launcher.spawn(order, Told())
+    process = launcher.spawn(spec, Told())
     time.sleep(0.5)
     assert process.poll() is None and alive(process.pid)
     assert not _masks(process.pid)["SigBlk"] & 1 << signal.SIGINT - 1, "it would never hear Ctrl-C"
@@ -101,8 +101,8 @@ def _is_killed(launcher: Launcher, order: Order) -> None:
     process.kill()  # nobody is there
 
 
-def _does_not_outlive(launcher: Launcher, order: Order) -> None:
-    process = launcher.spawn(order, Told())
+def _does_not_outlive(launcher: Launcher, spec: RankSpec) -> None:
+    process = launcher.spawn(spec, Told())
     assert alive(process.pid)
     launcher.close()
     until = time.monotonic() + WAIT_S

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from airloop.engine.base import ContextFull, Generation, Heard, Limits, Sampling
+from airloop.engine.base import ContextFull, Generation, Limits, Sampling, TokenCallback
 from airloop.envs.base import EnvArgs, Environment, Opening, Session
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
@@ -76,7 +76,7 @@ class ScriptedEngine:
         self.tracked = self.most = self.live = 0
 
     async def generate(
-        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", on_tokens: TokenCallback | None = None
     ) -> Generation:
         if len(token_ids) >= self.context:
             raise ContextFull(f"the prompt has {len(token_ids)} tokens, the context {self.context}")
@@ -91,9 +91,9 @@ class ScriptedEngine:
         cut = ids[: sampling.max_tokens]
         dice = random.Random(sampling.seed)
         told, bursts = 0, random.Random(f"bursts {sampling.seed}")
-        while heard is not None and told < len(cut):
+        while on_tokens is not None and told < len(cut):
             burst = bursts.randint(1, self.burst)
-            heard(cut[told : told + burst])
+            on_tokens(cut[told : told + burst])
             told += burst
             await asyncio.sleep(0)
         logprobs = tuple(-dice.random() for _ in cut)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from airloop.cluster.agent import Agent
+from airloop.cluster.agent import NodeAgent
 from airloop.cluster.node import Node, NodeLost
 
 
@@ -15,7 +15,7 @@ class ScriptedNode:
     call is made again. `says`: answers in place of its agent's, by method."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.agent = name, Agent({}, os.getcwd())
+        self.name, self.agent = name, NodeAgent({}, os.getcwd())
         self.lost, self.twice = "", False
         self.says: dict[str, Any] = {}
 

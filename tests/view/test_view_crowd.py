@@ -19,7 +19,7 @@ import pytest
 from asking import ask
 from made_runs import episode, save, start_run
 
-from airloop.serve import callers
+from airloop.serve import connections as server_connections
 from airloop_view.server import Options, Viewer, serving
 
 CROWD = 300
@@ -30,7 +30,9 @@ SOON_S = 2.0
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIR_CACHE", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(callers, "once_a_minute", callers.OnceAMinute())  # each test's own minute
+    monkeypatch.setattr(
+        server_connections, "rate_limited_log", server_connections.RateLimitedLog()
+    )  # each test's own minute
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def answered_within(viewer_port: int, seconds: float) -> bool:
 def test_G16_half_sent_requests_keep_nobody_out(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(Options(runs)) as viewer, crowd(viewer.port):
         assert answered_within(viewer.port, SOON_S)
-        assert connections(viewer) <= callers.most_connections() // 2 + 1  # all are of one address
+        assert connections(viewer) <= server_connections.most_connections() // 2 + 1  # all are of one address
         for _ in range(20):
             assert ask(viewer, "/api/runs").status == 200
     assert len([r for r in caplog.records if "Too many connections" in r.message]) == 1
@@ -89,7 +91,7 @@ def test_G16_half_sent_requests_keep_nobody_out(runs: Path, caplog: pytest.LogCa
 
 
 def test_a_request_that_does_not_come_in_time_is_hung_up_on(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(server_connections, "TIMEOUT_S", 0.5)
     with serving(Options(runs)) as viewer:
         kept = connect(viewer.port, b"GET /api/about HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert kept.recv(12) == b"HTTP/1.1 200"
@@ -150,7 +152,7 @@ def test_callers_that_go_away_leave_no_traceback(runs: Path, caplog: pytest.LogC
 
 
 def test_an_answer_that_nobody_takes_ends_and_a_slow_one_does_not(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(server_connections, "TIMEOUT_S", 0.5)
     asked = b"GET /plotly.js HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
     with serving(Options(runs)) as viewer:
         size = int(ask(viewer, "/plotly.js", "HEAD").headers["content-length"])
@@ -166,7 +168,7 @@ def test_an_answer_that_nobody_takes_ends_and_a_slow_one_does_not(runs: Path, mo
 
 def test_one_address_cannot_take_all_connections(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight pages that are open and stay open: nobody of them can be asked to leave."""
-    monkeypatch.setattr(callers, "most_connections", lambda: 16)
+    monkeypatch.setattr(server_connections, "most_connections", lambda: 16)
     stream = b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with serving(Options(runs)) as viewer, crowd(viewer.port, 8, stream) as pages:
         assert all(page.recv(12) == b"HTTP/1.1 200" for page in pages)
@@ -180,8 +182,8 @@ def test_one_address_cannot_take_all_connections(runs: Path, monkeypatch: pytest
 
 def test_a_sentence_is_said_once_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = 1000.0
-    monkeypatch.setattr(callers.time, "monotonic", lambda: now)
-    quiet, log = callers.OnceAMinute(), logging.getLogger("tests.once_a_minute")
+    monkeypatch.setattr(server_connections.time, "monotonic", lambda: now)
+    quiet, log = server_connections.RateLimitedLog(), logging.getLogger("tests.once_a_minute")
     log.addFilter(quiet)
     for _ in range(5):
         try:

@@ -12,7 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from airloop.effort import Effort
-from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, Unserved, room_after
+from airloop.engine.base import (
+    Counters,
+    EngineFailed,
+    Generation,
+    Limits,
+    Sampling,
+    TokenCallback,
+    Unserved,
+    room_after,
+)
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
@@ -103,7 +112,7 @@ class EmbeddedEngine:
         return Limits(self.context, self._scheduler.max_batch, self._kv.bytes, detail)
 
     async def generate(
-        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", on_tokens: TokenCallback | None = None
     ) -> Generation:
         limit = room_after(token_ids, sampling, self.context)
         loop = asyncio.get_running_loop()
@@ -114,7 +123,7 @@ class EmbeddedEngine:
             sampling,
             order,
             loop.create_future(),
-            heard,
+            on_tokens,
         )
         self._scheduler.add(request)
         self._wake()
@@ -290,8 +299,8 @@ class EmbeddedEngine:
             count, stopped = _until_stop(request, drawn)
             self._scheduler.answered(work, drawn[:count], sure[:count])
             request.first_token = request.first_token or now
-            if request.heard is not None:
-                request.heard(drawn[:count])
+            if request.on_tokens is not None:
+                request.on_tokens(drawn[:count])
             if stopped or request.sampled >= request.limit:
                 self._finish(request, stopped)
 

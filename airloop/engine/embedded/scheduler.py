@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from airloop.engine.base import Generation, Heard, Sampling
+from airloop.engine.base import Generation, Sampling, TokenCallback
 from airloop.engine.embedded.pages import KeyValues, Node, PageTree
 
 
@@ -23,7 +23,7 @@ class Request:
     sampling: Sampling
     order: str
     future: asyncio.Future[Generation]
-    heard: Heard | None = None
+    on_tokens: TokenCallback | None = None
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first_token: float = 0.0

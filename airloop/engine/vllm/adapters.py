@@ -13,21 +13,21 @@ from airloop.policy import Policy
 
 # Versions: what is served, what replies under way were begun with, and one more for a server that is late. Replies are
 # begun with older ones, too, where sampling goes on beside training.
-KEPT = 3
+KEPT_VERSIONS = 3
 
 
 class AdapterStore:
-    """`base` is the model as servers know it, by which they tell whether an adapter is theirs."""
+    """`base` is the model's name on the servers, by which they check that an adapter fits."""
 
     def __init__(self, root: Path, base: str, older: int = 0) -> None:
         self.root = root
         self._base = base
-        self._kept = KEPT + older
+        self._kept = KEPT_VERSIONS + older
         self._owner = secrets.token_hex(4)  # several runs may use one server
         self.names: list[str] = []  # of those that are there, the newest last
 
     def put(self, policy: Policy, version: int) -> str:
-        """The name under which servers know it: of the version and of what is in it."""
+        """Writes an adapter; its name on the servers, of the version and a digest of its content."""
         scratch = self.root / f".{self._owner}-{version}.tmp"
         shutil.rmtree(scratch, ignore_errors=True)
         self._write(policy, scratch)
@@ -36,7 +36,7 @@ class AdapterStore:
             shutil.rmtree(scratch)
         else:
             scratch.rename(self.root / name)
-        self.names = [*(kept for kept in self.names if kept != name), name]
+        self.names = [*(node_managed for node_managed in self.names if node_managed != name), name]
         for old in self.names[: -self._kept]:
             shutil.rmtree(self.root / old, ignore_errors=True)
         self.names = self.names[-self._kept :]

@@ -1,10 +1,9 @@
 """An engine made of vLLM servers: ours, each on its own GPU, or any that are running already.
 
-A request goes to the server that has the conversation's beginning in its cache, unless another has much less to do. A
-server that dies loses no token: its replies go on elsewhere, from where they were. Weights reach servers as adapters,
-one for each version; a version's name is part of every request, so that nothing is sampled, or found in a cache, of
-another one. No server is asked for replies before its log-probs are the trainer's.
-"""
+A request goes to the server that has the conversation's beginning in its cache, unless another has much less load. When
+a server dies no token is lost: its replies continue on another, from where they were. Weights reach servers as
+adapters, one for each version; a version's name is part of every request, so that nothing is sampled, or found in a
+cache, of another one. No server gets requests before its log-probs agree with the trainer's."""
 
 from __future__ import annotations
 
@@ -17,27 +16,36 @@ from pathlib import Path
 from typing import Any
 
 from airloop.config.vllm_rules import HOTTEST
-from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, Unserved, room_after
+from airloop.engine.base import (
+    Counters,
+    EngineFailed,
+    Generation,
+    Limits,
+    Sampling,
+    TokenCallback,
+    Unserved,
+    room_after,
+)
 from airloop.engine.vllm.adapters import AdapterStore
-from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
+from airloop.engine.vllm.parity import logprob_distance, tolerance, trainer_logprobs
 from airloop.engine.vllm.reply import Reply
-from airloop.engine.vllm.server import ANSWER_S, READY_S, Forgotten, Refused, ServerLost, VllmServer
+from airloop.engine.vllm.server import ANSWER_S, READY_S, AdapterMissing, RequestRejected, ServerLost, VllmServer
 from airloop.errors import AirError
 from airloop.policy import Policy
 from airloop.waits import waiting
 
-LEAN = 8  # requests more than another has, before a conversation leaves the server that knows it
-PLACES = 65536  # conversations whose server is remembered
-WATCH_S = 2.0  # between two looks at whether the servers live
-IDLE_S = 60.0  # a server that has been silent for so long, with requests under way, is asked whether it lives
+AFFINITY_SLACK = 8  # requests more than another server has, before a conversation leaves the one that has it cached
+AFFINITY_CACHE = 65536  # conversations whose server is remembered
+WATCH_S = 2.0  # between two checks whether the servers live
+IDLE_S = 60.0  # a server that has sent nothing for so long, with requests under way, is checked
 STARTS = 3  # of one server; after that it stays away
-AWAY_S = 600.0  # a server that is not ours may be gone for so long
-PROBED = 32  # tokens
-# Of the probe. At 1, log-probs before and after the temperature are the same; at 2 they are far apart even where a
-# policy is confident, and what rounding does is halved.
-HEAT = HOTTEST
+RETURN_S = 600.0  # a server that we did not start is waited for so long
+PROBE_TOKENS = 32  # tokens
+# Temperature of the probe. At 1, log-probs before and after the temperature are the same; at 2 they are far apart even
+# where a policy is confident, and what rounding does is halved.
+PROBE_TEMPERATURE = HOTTEST
 FAILURES = 5  # of one reply in a row, at servers that live
-LOOKS = 4  # at a server whose log-probs differ
+PROBES = 4  # of a server whose log-probs differ
 
 
 class VllmEngine:
@@ -62,7 +70,7 @@ class VllmEngine:
         self._batch = batch
         self._version = policy.version
         self._name = ""  # of the adapter that is served
-        self._places: dict[str, VllmServer] = {}
+        self._affinity: dict[str, VllmServer] = {}
         self._ready: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # a server has come back, or has been looked at
@@ -84,16 +92,16 @@ class VllmEngine:
     # --- replies ------------------------------------------------------------------------------------------------
 
     async def generate(
-        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", heard: Heard | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", on_tokens: TokenCallback | None = None
     ) -> Generation:
         limit = room_after(token_ids, sampling, self.context)
         asked = time.perf_counter()
         await self.start()
         began, version = time.perf_counter(), self._version
-        reply = Reply(token_ids, sampling, limit, self._name, heard)
+        reply = Reply(token_ids, sampling, limit, self._name, on_tokens)
         try:
             while not reply.ended:
-                await self._go_on(reply, order)
+                await self._continue(reply, order)
         except asyncio.CancelledError:  # the connection closes with the task, and the server stops
             self.counters.abandoned += len(reply.ids)
             raise
@@ -111,8 +119,8 @@ class VllmEngine:
             *times,
         )
 
-    async def _go_on(self, reply: Reply, order: str) -> None:
-        """At one server, to its end or to that of the server."""
+    async def _continue(self, reply: Reply, order: str) -> None:
+        """Continues a reply at one server, until the reply or the server ends."""
         server = await self._choose(order)
         try:
             async for piece in server.stream(reply.request()):
@@ -120,60 +128,60 @@ class VllmEngine:
             if not reply.ended:
                 raise ServerLost("it ended a reply before its end")
         except ServerLost as error:
-            if isinstance(error, Forgotten) and reply.adapter != self._name:
-                await self._give(server, reply.adapter)  # it was started again, with the newest only
-            elif isinstance(error, Forgotten) or not await self._answers(server):
+            if isinstance(error, AdapterMissing) and reply.adapter != self._name:
+                await self._load_adapter(server, reply.adapter)  # it was started again, with the newest only
+            elif isinstance(error, AdapterMissing) or not await self._is_alive(server):
                 server.lost = server.lost or f"{type(error).__name__}: {error}"
             if reply.failed(FAILURES + len(self.servers)):
                 raise EngineFailed(f"vLLM answers, and not what it was asked: {error}", f"see {server.log}") from error
-        except Refused as error:
+        except RequestRejected as error:
             raise EngineFailed(f"vLLM refuses a request: {error}", f"its log says more: {server.log}") from None
 
     async def _choose(self, order: str) -> VllmServer:
-        """The server that knows this conversation, or the one with the least to do."""
+        """The server that has this conversation cached, or the one with the least load."""
         alive = await self._alive()
-        talk = order.rpartition("-")[0] or order  # what follows is the number of the turn
+        conversation = order.rpartition("-")[0] or order  # what follows is the number of the turn
         least = min(alive, key=lambda server: server.busy)
-        known = self._places.get(talk)
-        chosen = known if known in alive and known.busy <= least.busy + LEAN else least
-        if talk:
-            self._places[talk] = chosen
-            if len(self._places) > PLACES:
-                self._places.pop(next(iter(self._places)))
+        known = self._affinity.get(conversation)
+        chosen = known if known in alive and known.busy <= least.busy + AFFINITY_SLACK else least
+        if conversation:
+            self._affinity[conversation] = chosen
+            if len(self._affinity) > AFFINITY_CACHE:
+                self._affinity.pop(next(iter(self._affinity)))
         return chosen
 
     async def _alive(self) -> list[VllmServer]:
-        """At least one: where all are gone, and one may come back, that is waited for."""
+        """At least one server: where all are lost, and one may come back, that is waited for."""
         until = time.monotonic() + READY_S
         while not (alive := [server for server in self.servers if not server.lost]):
             may = time.monotonic() < until and any(self._may_return(server) for server in self.servers)
             if self._closed or not may:
                 raise self._none_left()
             self._changed.clear()
-            told = waiting("a server of vLLM to come back", "vLLM", READY_S, log=self.servers[0].tail)
-            with told, self.unserved.counted():
+            wait = waiting("a server of vLLM to come back", "vLLM", READY_S, log=self.servers[0].tail)
+            with wait, self.unserved.counted():
                 await self._changed.wait()
         return alive
 
     def _may_return(self, server: VllmServer) -> bool:
-        if server.gone():
+        if server.lost_for_good():
             return False
         if server.command:
             return server.returning or server.ended() is None or server.starts < STARTS
-        return server.returning or time.monotonic() - server.heard < AWAY_S
+        return server.returning or time.monotonic() - server.last_activity < RETURN_S
 
     def _none_left(self) -> EngineFailed:
-        told = "\n".join(f"{server.url}: {server.lost}" for server in self.servers)
+        reasons = "\n".join(f"{server.url}: {server.lost}" for server in self.servers)
         tail = next((tail for server in self.servers if (tail := server.tail())), "")
         return EngineFailed(
-            f"No server of vLLM is left.\n{told}\n{tail}".rstrip(),
+            f"No server of vLLM is left.\n{reasons}\n{tail}".rstrip(),
             "everything sampled is saved: go on with `air train --resume RUN`.",
         )
 
     # --- servers ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Until every server has the policy and agrees with the trainer: whoever comes first waits, once for all."""
+        """Waits until every server has the policy and agrees with the trainer; the first call starts them."""
         if self._ready is None:
             self._ready = asyncio.ensure_future(self._start())
         if not self._ready.done():
@@ -190,40 +198,40 @@ class VllmEngine:
                 async with asyncio.TaskGroup() as group:
                     for server in self.servers:
                         group.create_task(self._admit_first(server))
-        except* (AirError, ServerLost, Refused) as errors:
+        except* (AirError, ServerLost, RequestRejected) as errors:
             first = next(iter(errors.exceptions))
             problem = first.problem if isinstance(first, AirError) else f"vLLM: {first}"
             raise EngineFailed(problem, getattr(first, "fix", "")) from first
         if all(server.lost for server in self.servers):
             raise self._none_left()
-        self._begin(self._look())
+        self._begin(self._watch())
 
     async def _admit_first(self, server: VllmServer) -> None:
-        """One that a node keeps may be started again there while it is waited for, or be gone with its node: then the
-        others do without it."""
+        """A server that a node manages may be restarted there while it is waited for, or be lost with its node: then
+        the run goes on with the others."""
         until = time.monotonic() + READY_S
         while True:
             try:
                 return await self._admit(server)
             except (AirError, ServerLost) as error:
-                if why := server.gone():
+                if why := server.lost_for_good():
                     server.lost = why
                     return
                 again = isinstance(error, ServerLost) or server.ended() is not None
-                if not (server.kept and again and time.monotonic() < until):
+                if not (server.node_managed and again and time.monotonic() < until):
                     raise
             server.start()
             await asyncio.sleep(WATCH_S)
 
     async def _admit(self, server: VllmServer) -> None:
-        """It answers, has the policy and computes what the trainer does; only then it is asked for replies. Between an
-        update and its publication the trainer is ahead of every server: one that differs is asked again."""
+        """Checks that a server answers, has the policy and agrees with the trainer; only then it gets requests. Between
+        an update and its publication the trainer is ahead of every server: one that differs is probed again."""
         await server.ready()
-        for _ in range(LOOKS):
+        for _ in range(PROBES):
             name = self._name
             await server.load(name, self._store.root / name)
             async with self._weights:
-                found = await self._apart(server, name)
+                found = await self._logprob_distance(server, name)
             if found <= tolerance(self.policy) and name == self._name:
                 break
             await asyncio.sleep(WATCH_S)
@@ -236,45 +244,47 @@ class VllmEngine:
         server.lost = ""
         self._changed.set()
 
-    async def _apart(self, server: VllmServer, name: str) -> float:
-        """How far a server's log-probs are from the trainer's, in nats a token."""
-        prompt, most = [1, 2, 3], min(PROBED, self.context - 3)
-        reply = Reply(prompt, Sampling(most, HEAT), most, name, None)
+    async def _logprob_distance(self, server: VllmServer, name: str) -> float:
+        """Mean distance of a server's log-probs from the trainer's, in nats a token."""
+        prompt, most = [1, 2, 3], min(PROBE_TOKENS, self.context - 3)
+        reply = Reply(prompt, Sampling(most, PROBE_TEMPERATURE), most, name, None)
         async for piece in server.stream(reply.request()):
             reply.take(piece)
         if len(reply.ids) != most:
             raise ServerLost(f"it gave {len(reply.ids)} tokens where {most} were asked for")
-        computed = await asyncio.to_thread(trainer_logprobs, self.policy, [*prompt, *reply.ids], len(prompt), HEAT)
-        return apart(reply.logprobs, computed)
+        computed = await asyncio.to_thread(
+            trainer_logprobs, self.policy, [*prompt, *reply.ids], len(prompt), PROBE_TEMPERATURE
+        )
+        return logprob_distance(reply.logprobs, computed)
 
-    async def _look(self) -> None:
-        """Servers that ended are started again; one that says nothing is asked whether it lives."""
+    async def _watch(self) -> None:
+        """Restarts servers that have ended, and checks those that send nothing."""
         while True:
             await asyncio.sleep(WATCH_S)
             for server in self.servers:
                 try:
-                    await self._look_at(server)
-                except Exception as error:  # who watches must not end: nothing would come back any more
+                    await self._check(server)
+                except Exception as error:  # this task must not end: no server would be restarted any more
                     server.lost = f"{type(error).__name__}: {error}"
             self._changed.set()  # who waits for one to come back looks whether one still may
 
-    async def _look_at(self, server: VllmServer) -> None:
-        if why := server.gone():
+    async def _check(self, server: VllmServer) -> None:
+        if why := server.lost_for_good():
             server.lost = why
-            return server.hang_up()
+            return server.cancel_requests()
         if not server.lost and (code := server.ended()) is not None:
             server.lost = f"it ended with exit code {code}"
-        if not server.lost and self._is_asked(server) and time.monotonic() - server.heard > IDLE_S:
-            server.lost = "" if await self._answers(server) else f"no word for {IDLE_S:.0f} s"
+        if not server.lost and self._expects_reply(server) and time.monotonic() - server.last_activity > IDLE_S:
+            server.lost = "" if await self._is_alive(server) else f"no word for {IDLE_S:.0f} s"
             if server.lost:
                 await server.end()
         if server.lost and not server.returning:
-            self._bring_back(server)
+            self._restart(server)
 
-    def _is_asked(self, server: VllmServer) -> bool:
+    def _expects_reply(self, server: VllmServer) -> bool:
         return server.busy > 0
 
-    def _bring_back(self, server: VllmServer) -> None:
+    def _restart(self, server: VllmServer) -> None:
         if server.ended() is not None:
             if server.starts >= STARTS:
                 return
@@ -291,15 +301,16 @@ class VllmEngine:
         finally:
             server.returning = False
 
-    async def _answers(self, server: VllmServer) -> bool:
-        """Whether it gives one token in time. That it is busy, or that a request was bad, is not its end."""
+    async def _is_alive(self, server: VllmServer) -> bool:
+        """Whether it gives one token in time; a server that is busy, or that has rejected a request, may still be
+        alive."""
         if server.ended() is not None:
             return False
         body = {"model": server.model, "token_ids": [1], "sampling_params": {"max_tokens": 1, "detokenize": False}}
         try:
             async with asyncio.timeout(ANSWER_S):
                 return [piece async for piece in server.stream(body)] != []
-        except (ServerLost, Refused, TimeoutError):
+        except (ServerLost, RequestRejected, TimeoutError):
             return False
 
     def _begin(self, work: Any) -> None:
@@ -310,22 +321,22 @@ class VllmEngine:
     # --- weights ------------------------------------------------------------------------------------------------
 
     async def publish(self, version: int) -> None:
-        """Adapters are immutable: replies under way go on with the one they were begun with."""
+        """Adapters are immutable: replies under way continue with the one they were begun with."""
         await self.start()
         name = await asyncio.to_thread(self._store.put, self.policy, version)
-        await asyncio.gather(*(self._give(server, name) for server in self.servers if not server.lost))
+        await asyncio.gather(*(self._load_adapter(server, name) for server in self.servers if not server.lost))
         self._name, self._version = name, version
         await self._alive()
 
-    async def _give(self, server: VllmServer, name: str) -> None:
-        """A second time where the connection broke: what it has already it does not load again."""
-        server.heard = time.monotonic()  # an update may take longer than one may be away: that counts from here
+    async def _load_adapter(self, server: VllmServer, name: str) -> None:
+        """Loads an adapter; a second time where the connection broke: one that the server has is not loaded again."""
+        server.last_activity = time.monotonic()  # an update may take longer than one may be away: that counts from here
         for left in (1, 0):
             try:
                 return await server.load(name, self._store.root / name)
             except ServerLost as error:
                 problem: Exception = error
-            except Refused as error:
+            except RequestRejected as error:
                 problem, left = error, 0
             if not left:
                 server.lost = f"it could not load {name}: {problem}"
@@ -339,8 +350,8 @@ class VllmEngine:
 
     @contextlib.asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Servers have weights and memory of their own: nothing of theirs is in the way. Only who compares theirs with
-        the trainer's waits."""
+        """Servers have weights and memory of their own and go on sampling: only comparisons with the trainer's weights
+        wait."""
         async with self._weights:
             yield
 

@@ -1,8 +1,8 @@
-"""All the weights for servers of vLLM, where every one of them is trained: pause, clear, start, update, finish, resume,
-then a look at whether its log-probs are the trainer's, and the whole once more where they are not.
+"""Full weights for vLLM servers, where all of them are trained: pause, clear the cache, start, update, finish, resume,
+then check that the server's log-probs agree with the trainer's, and repeat all of it where they do not.
 
-Unlike an adapter, weights come in the place of others: nothing is sampled meanwhile, and what is in a server's cache is
-of the weights before, whatever version it is labelled with. So it is cleared, and the version salts it besides.
+Unlike adapters, weights are replaced in place: nothing is sampled meanwhile, and a server's cache is of the weights
+before, whatever version it is labelled with. So it is cleared, and cache keys are salted with the version as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.parity import tolerance
 from airloop.engine.vllm.plugin.weights import FILE, file_digest
-from airloop.engine.vllm.server import ROUTES, Refused, ServerLost, VllmServer
+from airloop.engine.vllm.server import ROUTES, RequestRejected, ServerLost, VllmServer
 from airloop.models.quiet import quiet
 from airloop.policy import Policy
 
@@ -47,14 +47,14 @@ class FullServer(VllmServer):
     }
 
     async def load(self, name: str, path: Path) -> None:
-        """In the place of what it has. An update that fails half-way leaves a server that says it is well, and dies of
-        the next request; as long as it is paused, to do it all again repairs it."""
+        """Replaces its weights. An update that fails half-way leaves a server that reports healthy and crashes with the
+        next request; as long as it is paused, repeating the update repairs it."""
         if name in self._adapters:
             return
         self._adapters.clear()
         try:
             await self._replace(name, path)
-        except (Refused, ServerLost) as error:
+        except (RequestRejected, ServerLost) as error:
             error.fix = f"its log says more: {self.log}"
             raise
         self._adapters = [name]
@@ -63,9 +63,9 @@ class FullServer(VllmServer):
         await self._step("/pause?mode=wait&clear_cache=true")
         try:
             await self._update(name, path)
-        except (Refused, ServerLost):
+        except (RequestRejected, ServerLost):
             # One that it believes to be under way it would not begin a second time.
-            with contextlib.suppress(Refused, ServerLost):
+            with contextlib.suppress(RequestRejected, ServerLost):
                 await self._step("/finish_weight_update", {"weight_version": UNFINISHED})
             await self._update(name, path)
         await self._step("/reset_prefix_cache")
@@ -80,8 +80,8 @@ class FullServer(VllmServer):
         await self._step("/finish_weight_update", {"weight_version": name})
 
     async def _step(self, route: str, body: Mapping[str, Any] | None = None) -> None:
-        if not await self._told(route, body or {}):
-            raise Refused(f"it does not have {route}")
+        if not await self._post(route, body or {}):
+            raise RequestRejected(f"it does not have {route}")
 
     async def _version(self) -> str:
         try:
@@ -90,20 +90,20 @@ class FullServer(VllmServer):
             raise ServerLost(f"{type(error).__name__}: {error}") from error
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Whatever the version, it is called by one name here."""
+        """The served model has the same name for every version."""
         async with contextlib.aclosing(super().stream({**body, "model": self.model})) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 yield piece
 
 
 class FullEngine(VllmEngine):
-    async def _give(self, server: VllmServer, name: str) -> None:
-        """With a look at what came of it: of an update that went well by its own words, nothing else would tell. One
-        that cannot be repaired is ended, and started anew with the model's own weights, to be given these."""
-        server.returning = True  # until this is over, nobody else brings it back
+    async def _load_adapter(self, server: VllmServer, name: str) -> None:
+        """Loads the weights and checks the result: a server may report a failed update as a success. One that cannot be
+        repaired is ended, restarted with the model's own weights, and given these."""
+        server.returning = True  # until this is done, nothing else restarts it
         try:
             for left in (1, 0):
-                await super()._give(server, name)
+                await super()._load_adapter(server, name)
                 if server.lost or await self._agrees(server, name):
                     break
                 server.lost = "" if left else f"its log-probs are not the trainer's, with {name}"
@@ -116,6 +116,6 @@ class FullEngine(VllmEngine):
     async def _agrees(self, server: VllmServer, name: str) -> bool:
         try:
             async with self._weights:
-                return await self._apart(server, name) <= tolerance(self.policy)
-        except (ServerLost, Refused):
+                return await self._logprob_distance(server, name) <= tolerance(self.policy)
+        except (ServerLost, RequestRejected):
             return False

@@ -1,4 +1,4 @@
-"""Whether a server computes what the trainer does: log-probs of some tokens that it sampled, by both."""
+"""Whether server and trainer agree: log-probs of some tokens that the server sampled, computed by both."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def tolerance(policy: Policy) -> float:
     return AGREE.get(policy.dtype, AGREE_ROUNDED)
 
 
-def apart(sampled: Sequence[float], computed: Sequence[float]) -> float:
-    """Mean difference, in nats a token."""
+def logprob_distance(sampled: Sequence[float], computed: Sequence[float]) -> float:
+    """Mean absolute difference, in nats a token."""
     return sum(abs(a - b) for a, b in zip(sampled, computed, strict=True)) / max(len(sampled), 1)

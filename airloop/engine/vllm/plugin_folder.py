@@ -1,4 +1,4 @@
-"""The plugin as a folder that Python finds by PYTHONPATH: its modules, and the few lines by which vLLM finds them."""
+"""Writes the plugin as a folder for PYTHONPATH: its modules, and the entry points by which vLLM finds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reply of servers of vLLM: what has come of it so far, whichever they are, and what is still to be asked for."""
+"""A reply sampled by one or several vLLM servers: the tokens received so far, and the request for the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airloop.engine.base import Heard, Sampling
+from airloop.engine.base import Sampling, TokenCallback
 from airloop.engine.vllm.server import ServerLost
 
 
@@ -17,7 +17,7 @@ class Reply:
     sampling: Sampling
     limit: int
     adapter: str
-    told: Heard | None
+    on_tokens: TokenCallback | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     cached: int = 0
@@ -72,5 +72,5 @@ class Reply:
             self.first = self.first or time.perf_counter()
             self.ids += ids
             self.logprobs += [float(one["logprob"]) for one in content]
-            if ids and self.told is not None:
-                self.told(ids)
+            if ids and self.on_tokens is not None:
+                self.on_tokens(ids)

@@ -1,4 +1,4 @@
-"""One server of vLLM: how it is started, whether it answers, what it said last."""
+"""One vLLM server: starting it, its health, its requests, and the end of its log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airloop.certificates import certificates_for
 from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.errors import AirError
 
-KEEPER = Path(__file__).with_name("keeper.py")
+PROCESS_GUARD = Path(__file__).with_name("process_guard.py")
 MODULE = "vllm.entrypoints.openai.api_server"  # the script `vllm` does not start with the build for CPUs
 BASE = "air-base"  # what servers that we start call the model
 ROUTES = {  # what we ask for, and how a server comes to have it
@@ -33,7 +33,7 @@ PLUGIN_FIX = (
     "start it with the folder that `air vllm plugin --out DIR` writes in its PYTHONPATH, and with this run's "
     f"{KEY} in its environment (VLLM_PLUGINS, if set, names air_adapters)."
 )
-WAY_FIX = (
+ROUTE_FIX = (
     "its machine must reach this one at inference.vllm.adapters_host and adapters_port: name an address that it does, "
     "or keep a tunnel open (docs/vllm.md)."
 )
@@ -41,30 +41,30 @@ LORA_FIX = (
     "start it with --enable-lora, a --max-lora-rank of at least the adapter's and --max-loras 2, and one more for each "
     f"of max_staleness; {FILES_FIX}"
 )
-GONE_FIX = "mend what it names on that node, then go on with `air train --resume RUN`."
+NODE_LOST_FIX = "mend what it names on that node, then go on with `air train --resume RUN`."
 READY_S = 900.0  # for the weights to be read and kernels to be made
 ANSWER_S = 120.0  # for a single token, of a server that lives
 SILENT_S = 300.0  # between two tokens of a reply
 LOOK_S = 0.5
-END_S = 30.0  # for its keeper to end it
-KEPT = 2  # adapters: the newest, and the one that replies under way were begun with
+END_S = 30.0  # for the process guard to end it
+LOADED_ADAPTERS = 2  # adapters: the newest, and the one that replies under way were begun with
 TAIL = 30  # lines of its log that are shown
 
 
 class ServerLost(Exception):
-    """It is not there any more, or does not answer: others may."""
+    """The server has ended or does not answer; other servers may."""
 
     def __init__(self, problem: str, fix: str = LORA_FIX) -> None:
         super().__init__(problem)
         self.fix = fix
 
 
-class Forgotten(ServerLost):
-    """It is there, and has not the adapter that it was given: somebody has started it anew."""
+class AdapterMissing(ServerLost):
+    """The server answers, but does not have the adapter: it was restarted."""
 
 
-class Refused(Exception):
-    """It is there, and does not take the request."""
+class RequestRejected(Exception):
+    """The server answers, and rejects the request."""
 
     def __init__(self, problem: str, fix: str = LORA_FIX) -> None:
         super().__init__(problem)
@@ -73,7 +73,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class VllmServer:
-    """`command` and `env` of one that is ours; none of one that is only named by its address."""
+    """`command` and `env` are set for a server that we start, and empty for one that is given by its address."""
 
     url: str
     key: str = ""
@@ -84,17 +84,17 @@ class VllmServer:
     log: Path | None = None
     model: str = BASE
     busy: int = 0  # requests under way
-    heard: float = 0.0  # when it last said something
+    last_activity: float = 0.0  # when it last sent something
     starts: int = 0
-    returning: bool = False  # it is being looked at again
-    shared: bool = False  # another rank has told us of it, and sees to what it holds
-    pulls: bool = False  # adapters over HTTP, by our plugin: it does not see our files
+    returning: bool = False  # it is being checked before it gets requests again
+    shared: bool = False  # another rank started it, and manages its adapters
+    pulls: bool = False  # it fetches adapters over HTTP, by our plugin: it does not see our files
     older: int = 0  # versions more than KEPT that replies under way may be of
-    lost: str = "it is being started"  # why it is asked for no replies
+    lost: str = "it is being started"  # why it gets no requests; empty: it does
     routes: ClassVar[Mapping[str, str]] = ROUTES
-    kept: ClassVar[bool] = False  # by its node, which starts it again
+    node_managed: ClassVar[bool] = False  # its node restarts it
     _adapters: list[str] = field(default_factory=list, repr=False)  # that it has, the oldest first
-    _waits: set[asyncio.Timeout] = field(default_factory=set, repr=False)  # for what it was asked
+    _waits: set[asyncio.Timeout] = field(default_factory=set, repr=False)  # of requests under way
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _client: httpx.AsyncClient | None = field(default=None, repr=False)
 
@@ -107,7 +107,7 @@ class VllmServer:
         self._adapters.clear()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-IS", str(KEEPER), *self.command],
+                [sys.executable, "-IS", str(PROCESS_GUARD), *self.command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -127,12 +127,12 @@ class VllmServer:
         return self._client
 
     async def ready(self) -> None:
-        """Until it takes requests. AirError with its last words where it ends instead, or lacks what we ask of it."""
+        """Waits until it takes requests. AirError with the end of its log where it ends instead, or lacks a route."""
         deadline = asyncio.get_running_loop().time() + self._ready_s
         while True:
-            if why := self.gone():
-                told = f"The vLLM at {self.url} is gone: {why}.\n{self.tail()}"
-                raise AirError(told.rstrip(), GONE_FIX)
+            if why := self.lost_for_good():
+                problem = f"The vLLM at {self.url} is gone: {why}.\n{self.tail()}"
+                raise AirError(problem.rstrip(), NODE_LOST_FIX)
             if (code := self.ended()) is not None:
                 raise AirError(f"vLLM did not start (exit code {code}):\n{self.tail()}", _start_fix(self.tail()))
             if await self.is_healthy(5.0):
@@ -147,12 +147,12 @@ class VllmServer:
     def _ready_s(self) -> float:
         return READY_S if self.command else ANSWER_S
 
-    def gone(self) -> str:
-        """Why it will never come back, where somebody else keeps it and says so."""
+    def lost_for_good(self) -> str:
+        """Why it will not be restarted, where its node manages it and says so; else empty."""
         return ""
 
-    def hang_up(self) -> None:
-        """Nothing more will come: a machine that is gone closes no connection."""
+    def cancel_requests(self) -> None:
+        """Cancels requests that wait for an answer: a machine that is lost closes no connection."""
         for wait in self._waits:
             wait.reschedule(0.0)
 
@@ -166,7 +166,7 @@ class VllmServer:
                 finally:
                     self._waits.discard(wait)
         except TimeoutError:
-            raise ServerLost(self.gone() or "it is gone") from None
+            raise ServerLost(self.lost_for_good() or "it is gone") from None
 
     async def is_healthy(self, timeout_s: float) -> bool:
         with contextlib.suppress(httpx.HTTPError):
@@ -205,19 +205,19 @@ class VllmServer:
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """A reply's pieces as they come. ServerLost where it stops half-way: what came until then is valid."""
         self.busy += 1
-        self.heard = time.monotonic()
+        self.last_activity = time.monotonic()
         try:
-            asked = self.client.stream("POST", "/inference/v1/generate", json={**body, "stream": True})
-            async with self._awaited(), asked as answer:
+            response = self.client.stream("POST", "/inference/v1/generate", json={**body, "stream": True})
+            async with self._awaited(), response as answer:
                 if answer.status_code != 200:
-                    said = (await answer.aread()).decode(errors="replace")[:500]
+                    text = (await answer.aread()).decode(errors="replace")[:500]
                     if answer.status_code == 404 and body["model"] != self.model:
                         self._adapters = [name for name in self._adapters if name != body["model"]]
-                        raise Forgotten(said)
-                    raise (Refused if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {said}")
+                        raise AdapterMissing(text)
+                    raise (RequestRejected if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {text}")
                 ended = False
                 async for line in answer.aiter_lines():
-                    self.heard = time.monotonic()
+                    self.last_activity = time.monotonic()
                     if line.startswith("data: ") and line != "data: [DONE]":
                         piece = json.loads(line[6:])
                         if "error" in piece:
@@ -237,56 +237,58 @@ class VllmServer:
         if name not in self._adapters:  # else the same weights, and what is cached of them is valid
             await (self._pull(name) if self.pulls else self._read(name, path))
         self._adapters = [*(other for other in self._adapters if other != name), name]
-        while not self.shared and len(self._adapters) > KEPT + self.older:
-            await self._told("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)})
+        while not self.shared and len(self._adapters) > LOADED_ADAPTERS + self.older:
+            await self._post("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)})
 
     async def _read(self, name: str, path: Path) -> None:
-        if not await self._told("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):
-            raise Refused(f"{path} is not there for {self.url}.", FILES_FIX)
+        if not await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):
+            raise RequestRejected(f"{path} is not there for {self.url}.", FILES_FIX)
 
     async def _pull(self, name: str) -> None:
         """Any request for a model that it does not know makes it ask our plugin; this one does not wait for its turn
         among the replies."""
         try:
-            known = await self._told("/tokenize", {"model": name, "prompt": "a"})
-        except Refused as error:
-            raise Refused(f"{self.url} cannot pull the adapter: {error}", PLUGIN_FIX) from None
+            known = await self._post("/tokenize", {"model": name, "prompt": "a"})
+        except RequestRejected as error:
+            raise RequestRejected(f"{self.url} cannot pull the adapter: {error}", PLUGIN_FIX) from None
         except ServerLost as error:
-            raise ServerLost(f"{self.url} cannot pull the adapter: {error}", WAY_FIX) from None
+            raise ServerLost(f"{self.url} cannot pull the adapter: {error}", ROUTE_FIX) from None
         if not known:
-            raise Refused(f"{self.url} has nothing to pull adapters with.", PLUGIN_FIX)
+            raise RequestRejected(f"{self.url} has nothing to pull adapters with.", PLUGIN_FIX)
 
     def forget(self) -> None:
-        """What it has: it is given all anew."""
+        """Forgets which adapters it has: all are loaded again."""
         self._adapters.clear()
 
-    async def _told(self, route: str, body: Mapping[str, Any]) -> bool:
-        """False where what the body names is not there."""
+    async def _post(self, route: str, body: Mapping[str, Any]) -> bool:
+        """Sends a POST request. False where what its body names does not exist (404)."""
         try:
             # A server that fails at it hangs up after its answer, and who comes next would find a line that is dead.
             async with self._awaited():
                 answer = await self.client.post(route, json=dict(body), headers={"Connection": "close"})
         except httpx.HTTPError as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
-        self.heard = time.monotonic()
+        self.last_activity = time.monotonic()
         if answer.status_code == 400 and "already been loaded" in answer.text:
             return True  # the answer of the first time was lost: names say what is in them, so it is the same
         if answer.status_code not in (200, 404):
-            raise (Refused if answer.status_code < 500 else ServerLost)(f"{answer.status_code}: {answer.text[:500]}")
+            raise (RequestRejected if answer.status_code < 500 else ServerLost)(
+                f"{answer.status_code}: {answer.text[:500]}"
+            )
         return answer.status_code == 200
 
     async def end(self) -> None:
-        """One that is ours and does not answer any more."""
-        self.let_go()
+        """Ends the process of a server that we started."""
+        self.close_stdin()
         await asyncio.to_thread(self.wait, END_S)
 
-    def let_go(self) -> None:
-        """Without waiting for its end: the keeper sees to it."""
+    def close_stdin(self) -> None:
+        """Tells the process guard to end the server, without waiting for it."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def wait(self, wait_s: float) -> None:
-        """For the end of one that was let go."""
+        """Waits for the end of the process, after `close_stdin`."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_s)
@@ -294,8 +296,8 @@ class VllmServer:
     async def close(self) -> None:
         if not self.command and not self.shared:  # it goes on without us
             for name in self._adapters:
-                with contextlib.suppress(ServerLost, Refused):
-                    await self._told("/v1/unload_lora_adapter", {"lora_name": name})
+                with contextlib.suppress(ServerLost, RequestRejected):
+                    await self._post("/v1/unload_lora_adapter", {"lora_name": name})
             self._adapters.clear()
         if self._client is not None:
             await self._client.aclose()

@@ -1,7 +1,8 @@
-"""The same servers for several ranks. The first rank starts them, watches and ends them, and publishes; the others are
-told where they are and what they serve. Each asks them for the replies of its own episodes.
+"""The same servers for several ranks. The first rank starts, watches and ends them, and publishes weights; the others
+receive their addresses and the served adapter. Each rank requests the replies of its own episodes.
 
-Ranks meet twice: where servers are there, and where a version is. Both come at the same places of every rank's loop.
+Ranks synchronise twice: when servers are ready, and when a version is published, at the same places of every rank's
+loop.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from airloop.engine.vllm.adapters import AdapterStore
-from airloop.engine.vllm.elsewhere import Board, NodeServer
 from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.remote_servers import NodeServer, ServerStatusFile
 from airloop.engine.vllm.server import ANSWER_S, VllmServer
 from airloop.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class Served:
-    """What the first rank tells the others."""
+class SharedServers:
+    """What the first rank sends to the others."""
 
     servers: tuple[tuple[str, str, str], ...]  # address, key and where that comes from
     adapters: str  # the directory that has them
@@ -40,7 +41,7 @@ class SharedEngine(VllmEngine):
             await super()._start()
         served = await self._ranks.gather(self._served(), "the servers of vLLM, which the first rank starts")
         if not self._ranks.first:
-            self._hear(served[0])
+            self._adopt(served[0])
             await super()._start()
 
     async def publish(self, version: int) -> None:
@@ -51,26 +52,26 @@ class SharedEngine(VllmEngine):
         served = await self._ranks.gather(self._served(), "the new adapter, which the first rank publishes")
         self._name, self._version = served[0].name, version
 
-    def _served(self) -> Served:
+    def _served(self) -> SharedServers:
         servers = tuple((server.url, server.key, server.key_name) for server in self.servers)
         pulls = any(server.pulls for server in self.servers)
-        return Served(servers, str(self._store.root), self._name, pulls)
+        return SharedServers(servers, str(self._store.root), self._name, pulls)
 
-    def _hear(self, served: Served) -> None:
+    def _adopt(self, served: SharedServers) -> None:
         known: dict[str, Any] = {"context": self.context, "shared": True, "pulls": served.pulls}
-        board = Board.given()
-        kind = VllmServer if board is None else functools.partial(NodeServer, board=board)
+        status_file = ServerStatusFile.from_environment()
+        kind = VllmServer if status_file is None else functools.partial(NodeServer, status_file=status_file)
         self.servers = [kind(*where, **known, _adapters=[served.name]) for where in served.servers]
         self._store = AdapterStore(Path(served.adapters), "")
         self._name = served.name
 
-    def _is_asked(self, server: VllmServer) -> bool:
+    def _expects_reply(self, server: VllmServer) -> bool:
         """By other ranks, perhaps: whoever can start it again has to know that it has stopped."""
-        return self._ranks.first or super()._is_asked(server)
+        return self._ranks.first or super()._expects_reply(server)
 
-    async def _answers(self, server: VllmServer) -> bool:
+    async def _is_alive(self, server: VllmServer) -> bool:
         """A token of ours would wait behind all replies of others: where only they ask, it is enough that it speaks."""
-        return await super()._answers(server) if server.busy else await server.is_healthy(ANSWER_S)
+        return await super()._is_alive(server) if server.busy else await server.is_healthy(ANSWER_S)
 
     def _may_return(self, server: VllmServer) -> bool:
         """The first rank knows, and ends the run where none does."""

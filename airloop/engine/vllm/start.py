@@ -1,4 +1,4 @@
-"""The servers that a config asks for: with what they are started."""
+"""The servers that a config asks for: their commands, environments, addresses and keys."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airloop.config import Config
 from airloop.config.vllm_rules import MEMORY, ON_GPUS, SERVED
+from airloop.engine.vllm.adapter_server import HttpAdapterStore
 from airloop.engine.vllm.adapters import AdapterStore
-from airloop.engine.vllm.depot import ServedStore
-from airloop.engine.vllm.elsewhere import API_KEY, BOARD, Board, servers_on
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.full import FullEngine, FullServer, FullStore
 from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
 from airloop.engine.vllm.plugin.weights import BACKEND
 from airloop.engine.vllm.plugin_folder import write_plugin
+from airloop.engine.vllm.remote_servers import API_KEY, STATUS_FILE_VARIABLE, ServerStatusFile, servers_on
 from airloop.engine.vllm.server import BASE, MODULE, VllmServer, free_port
 from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
@@ -39,13 +39,13 @@ SHORTEST = 16  # letters of a key
 
 
 def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Ranks) -> VllmEngine:
-    """Its servers are started by whoever asks for the first reply: a supervised start needs none."""
+    """Its servers are started with the first request: a supervised start needs none."""
     full = policy.peft is None
     size = (config.seq_len, config.inference.max_batch)
     if not ranks.first:
         return SharedEngine(ranks, policy, (), AdapterStore(Path(), ""), *size)
-    board = Board.given()
-    if policy.device.type == "cuda" and not (board or config.inference.vllm.urls or config.inference_gpu_ids):
+    status_file = ServerStatusFile.from_environment()
+    if policy.device.type == "cuda" and not (status_file or config.inference.vllm.urls or config.inference_gpu_ids):
         raise AirError(
             'backend = "vllm" starts a server on each of inference_gpu_ids, and none is named.',
             "name GPUs that do not train: trainer_gpu_ids = [0], inference_gpu_ids = [1].",
@@ -53,46 +53,53 @@ def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Rank
     if policy.device.type == "cuda" and full:
         raise AirError(ON_GPUS, 'set trainer.model.train = "lora", or inference.backend = "embedded".')
     pulled = adapters_key(config) if config.inference.vllm.adapters == "http" else ""
-    place = new_place()
+    place = new_run_folder()
     model = base_directory(loaded, place)
-    servers = _servers(config, policy, model, place, board)
+    servers = _servers(config, policy, model, place, status_file)
     if full:
         return FullEngine(policy, servers, FullStore(place / "weights", ""), *size, place)
-    store = _store(config, place, str(model), servers, pulled, board)
+    store = _store(config, place, str(model), servers, pulled, status_file)
     made = (policy, servers, store, *size, place)
     return VllmEngine(*made) if ranks.size == 1 else SharedEngine(ranks, *made)
 
 
-def _servers(config: Config, policy: Policy, model: Path, place: Path, board: Board | None) -> list[VllmServer]:
+def _servers(
+    config: Config, policy: Policy, model: Path, place: Path, status_file: ServerStatusFile | None
+) -> list[VllmServer]:
     """Those that nodes keep, that are named by their addresses, or that we start."""
-    told = config.inference.vllm
-    if board is not None:
-        return servers_on(board, os.environ.get(API_KEY, ""), config.seq_len)
-    if told.urls:
-        known = (os.environ.get(told.api_key_env, ""), told.api_key_env, config.seq_len)
-        return [VllmServer(url.rstrip("/").removesuffix("/v1"), *known) for url in told.urls]
+    vllm = config.inference.vllm
+    if status_file is not None:
+        return servers_on(status_file, os.environ.get(API_KEY, ""), config.seq_len)
+    if vllm.urls:
+        known = (os.environ.get(vllm.api_key_env, ""), vllm.api_key_env, config.seq_len)
+        return [VllmServer(url.rstrip("/").removesuffix("/v1"), *known) for url in vllm.urls]
     dtype = str(policy.dtype).removeprefix("torch.")
     gpus = [None if gpu is None else _device(gpu) for gpu in _gpus(config)]
-    return [own_server(config, dtype, model, place, Spot(number, gpu)) for number, gpu in enumerate(gpus)]
+    return [own_server(config, dtype, model, place, Location(number, gpu)) for number, gpu in enumerate(gpus)]
 
 
 def _store(
-    config: Config, place: Path, model: str, servers: Sequence[VllmServer], key: str, board: Board | None
+    config: Config,
+    place: Path,
+    model: str,
+    servers: Sequence[VllmServer],
+    key: str,
+    status_file: ServerStatusFile | None,
 ) -> AdapterStore:
     """Where adapters are for these servers, which pull them if there is a key; those of ours are started with what they
     need to."""
-    told, older = config.inference.vllm, config.orchestrator.max_staleness  # versions that replies may be of
+    vllm, older = config.inference.vllm, config.orchestrator.max_staleness  # versions that replies may be of
     for server in servers:
         server.older, server.pulls = older, bool(key)
         if key and server.command:
-            let_pull(server, place, key)
+            enable_adapter_pull(server, place, key)
     where = (place / "adapters", model, older)
     if not key:
         return AdapterStore(*where)
-    return ServedStore(*where, key, board.host if board else told.adapters_host, told.adapters_port)
+    return HttpAdapterStore(*where, key, status_file.host if status_file else vllm.adapters_host, vllm.adapters_port)
 
 
-def let_pull(server: VllmServer, place: Path, key: str) -> None:
+def enable_adapter_pull(server: VllmServer, place: Path, key: str) -> None:
     """One that is about to be started, with a folder of its machine's."""
     server.env = {**server.env, **_with_plugin(place), KEY: key, FOLDER: str(place)}
 
@@ -105,7 +112,7 @@ def _with_plugin(place: Path) -> dict[str, str]:
 
 def adapters_key(config: Config) -> str:
     """That servers and this run know each other by; those that we start get one of their own."""
-    if not config.inference.vllm.urls and not os.environ.get(BOARD):
+    if not config.inference.vllm.urls and not os.environ.get(STATUS_FILE_VARIABLE):
         return secrets.token_urlsafe(24)
     key = os.environ.get(KEY, "")
     if len(key) < SHORTEST:
@@ -117,7 +124,7 @@ def adapters_key(config: Config) -> str:
     return key
 
 
-def new_place() -> Path:
+def new_run_folder() -> Path:
     """For all that servers and their run have as files on one machine."""
     home = cache_directory() / "vllm"
     home.mkdir(parents=True, exist_ok=True)
@@ -129,7 +136,7 @@ def base_directory(loaded: Loaded, place: Path) -> Path:
     return loaded.path if loaded.path is not None else _saved_tiny(loaded.name, place)
 
 
-def base_here(name: str, place: Path) -> Path:
+def base_model_here(name: str, place: Path) -> Path:
     """The same on a machine that only serves it: found, or fetched, as a learner does."""
     from airloop.models.sources import locate
 
@@ -146,7 +153,7 @@ def _gpus(config: Config) -> list[int | None]:
     return [*config.inference_gpu_ids] if config.inference_gpu_ids and config.model.device != "cpu" else [None]
 
 
-class Spot(NamedTuple):
+class Location(NamedTuple):
     """Where a server is to be: by default nobody but this machine reaches it, and its port and key are its own."""
 
     number: int = 0
@@ -156,14 +163,14 @@ class Spot(NamedTuple):
     key: str = ""
 
 
-def own_server(config: Config, dtype: str, model: Path, place: Path, spot: Spot) -> VllmServer:
+def own_server(config: Config, dtype: str, model: Path, place: Path, location: Location) -> VllmServer:
     """To be started on this machine."""
-    port, key, gpu = spot.port or free_port(), spot.key or secrets.token_urlsafe(24), spot.gpu
+    port, key, gpu = location.port or free_port(), location.key or secrets.token_urlsafe(24), location.gpu
     full = config.trainer.model.train == "full"
     options = {
         "--model": str(model),
         "--served-model-name": BASE,
-        "--host": spot.host,
+        "--host": location.host,
         "--port": str(port),
         "--dtype": dtype,
         "--max-model-len": str(config.seq_len),
@@ -187,9 +194,9 @@ def own_server(config: Config, dtype: str, model: Path, place: Path, spot: Spot)
         "VLLM_NO_USAGE_STATS": "1",
         **({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_GIB)}),
     }
-    log = place / f"server-{spot.number}.log"
+    log = place / f"server-{location.number}.log"
     kind = FullServer if full else VllmServer
-    return kind(f"http://{spot.host}:{port}", key, context=config.seq_len, command=command, env=env, log=log)
+    return kind(f"http://{location.host}:{port}", key, context=config.seq_len, command=command, env=env, log=log)
 
 
 def _lora_options(config: Config) -> dict[str, str]:

@@ -1,2 +1,2 @@
-"""What a server of vLLM gets of ours. It lives in vLLM's environment, where air is not installed: nothing in here
-imports anything but Python's own library and vLLM."""
+"""A plugin for vLLM servers. It runs in vLLM's environment, where airloop is not installed: it imports only Python's
+standard library and vLLM."""

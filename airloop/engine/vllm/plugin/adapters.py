@@ -1,7 +1,7 @@
-"""Adapters that a server pulls from the run that trains them: vLLM asks for every model whose name it does not know.
+"""Adapters that a server fetches from the run that trains them: vLLM asks this plugin for every unknown model name.
 
-The name says all of it: `air-RUN-vVERSION-DIGEST@HOST:PORT.MAC`. Only who has this server's key can have signed it, so
-nobody else sends us anywhere; what comes from there has the digest, or is thrown away.
+The name has all that is needed: `air-RUN-vVERSION-DIGEST@HOST:PORT.MAC`. It is signed with this server's key, so nobody
+else can make the server connect to an address; a download without the right digest is discarded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .weights import DIGITS, PIECE, file_digest
 KEY = "AIR_ADAPTERS_KEY"  # in the environment of both sides
 FOLDER = "AIR_ADAPTERS_DIR"  # in the server's: where they lie while it runs; by default the system's temporary folder
 FILES = ("adapter_config.json", "adapter_model.safetensors")
-KEPT = "/kept"  # the names of all that the run still serves
+LIST_ROUTE = "/kept"  # the names of all that the run still serves
 PROOF = "X-Air-Proof"
 NAME = re.compile(r"(?P<run>air-[0-9a-f]{8})-v\d+-(?P<digest>[0-9a-f]{32})@(?P<at>[^@/\s]+:\d+)\.(?P<mac>[0-9a-f]{32})")
 TRIES = 3
@@ -36,11 +36,11 @@ SILENT_S = 60.0
 
 
 class Wrong(ValueError):
-    """To try again would not help. vLLM answers with 400 to a ValueError, and with its words."""
+    """An error that a retry would not change. vLLM answers a ValueError with status 400 and its text."""
 
 
 def digest(folder: Path) -> str:
-    """Of an adapter: of all that vLLM reads of it."""
+    """The digest of an adapter: of all its files that vLLM reads."""
     whole = hashlib.sha256()
     for name in FILES:
         whole.update(file_digest(folder / name).encode())
@@ -52,12 +52,12 @@ def mac(key: str, use: str, text: str) -> str:
 
 
 def signed(key: str, name: str, at: str) -> str:
-    """The name under which servers are asked for an adapter that lies at an address."""
+    """The signed name of an adapter that is served at an address."""
     return f"{name}@{at}.{mac(key, 'name', f'{name}@{at}')}"
 
 
 class Adapters:
-    """See vLLM's LoRAResolver: it is asked for no more than this."""
+    """Implements vLLM's LoRAResolver."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -66,7 +66,7 @@ class Adapters:
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> Any:
         if "@" not in lora_name or not lora_name.startswith("air-"):
-            return None  # somebody else's
+            return None  # not one of ours
         from vllm.lora.request import LoRARequest
 
         path = await asyncio.to_thread(self.pull, lora_name)
@@ -106,19 +106,19 @@ class Adapters:
             time.sleep(PAUSE_S)
 
     def _sweep(self, at: str, folder: Path, run: str) -> None:
-        """Away with those of this run that it serves no longer."""
-        self._get(at, KEPT, folder / f".{run}.json")
-        kept = json.loads((folder / f".{run}.json").read_text(encoding="utf-8"))
+        """Removes adapters of this run that it serves no longer."""
+        self._get(at, LIST_ROUTE, folder / f".{run}.json")
+        node_managed = json.loads((folder / f".{run}.json").read_text(encoding="utf-8"))
         for old in folder.glob(f"{run}-*"):
-            if old.name not in kept:
+            if old.name not in node_managed:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _get(self, at: str, route: str, into: Path) -> None:
         """Without a proxy, whatever the environment says: the address is one of the machines that train."""
-        asked = http.client.HTTPConnection(at, timeout=SILENT_S)
+        connection = http.client.HTTPConnection(at, timeout=SILENT_S)
         try:
-            asked.request("GET", urllib.parse.quote(route), headers={PROOF: mac(self._key, "get", route)})
-            answer = asked.getresponse()
+            connection.request("GET", urllib.parse.quote(route), headers={PROOF: mac(self._key, "get", route)})
+            answer = connection.getresponse()
             if answer.status in (403, 404):
                 raise Wrong(f"the run answers {answer.status} at {at}: {answer.read(500).decode(errors='replace')}")
             if answer.status != 200:
@@ -126,11 +126,11 @@ class Adapters:
             with into.open("wb") as file:
                 shutil.copyfileobj(answer, file, PIECE)
         finally:
-            asked.close()
+            connection.close()
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes."""
+    """The plugin's entry point: vLLM calls it in each of its processes."""
     if key := os.environ.get(KEY):
         from vllm.lora.resolver import LoRAResolverRegistry
 

@@ -1,4 +1,4 @@
-"""All the weights from a file, in the place of those that a server has; see vLLM's WeightTransferEngine."""
+"""Implements vLLM's WeightTransferEngine: replaces all weights of a server by those in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .weights import file_digest
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
-    """There is nobody to connect to."""
+    """No connection is needed."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class FileTransfer(WeightTransferEngine):
         pass
 
     def start_weight_update(self) -> None:
-        """Nothing yet: a file that is not whole is refused before any weight is touched."""
+        """Nothing yet: an incomplete file is refused before any weight is changed."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))  # vLLM's own waits for an accelerator after that

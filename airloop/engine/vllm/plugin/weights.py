@@ -1,4 +1,4 @@
-"""All the weights of a policy, from a file that a server sees: how vLLM is told that there is such a way."""
+"""Weight transfer by a file that the server can read: registers it with vLLM (file_transfer.py implements it)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def file_digest(path: Path) -> str:
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes."""
+    """The plugin's entry point: vLLM calls it in each of its processes."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     with contextlib.suppress(ValueError):  # it is known already

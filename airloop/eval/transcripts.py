@@ -1,4 +1,5 @@
-"""Whole episodes of a scripted agent, to be read: what was shown, said and answered, and what it was worth."""
+"""Transcripts of whole episodes of a scripted agent, for people to read: messages, replies, observations and
+rewards."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def _row(trajectory: Trajectory, agent: str) -> dict[str, Any]:
     }
 
 
-def format_played(rows: Sequence[dict[str, Any]]) -> str:
+def format_transcripts(rows: Sequence[dict[str, Any]]) -> str:
     blocks = []
     for row in rows:
         lines = [f"=== {row['task']} ({row['split']}, curve {row['curve']}), played by {row['agent']}"]

@@ -1,4 +1,4 @@
-"""A process beside ours that is given orders as lines of JSON and answers each when it is done: from any event loop."""
+"""A child process that gets requests as lines of JSON and answers each when it is done; usable from any event loop."""
 
 from __future__ import annotations
 
@@ -17,50 +17,52 @@ from typing import Any
 from airloop.errors import AirError, InfraError
 
 END_S = 10.0  # from being told to end until it is killed
-KEPT = 4096  # characters of what it printed, the last ones
-LOCAL = "127.0.0.1,localhost,::1"
+PRINTED_LIMIT = 4096  # characters of its standard error that are kept, the last ones
+LOCAL_HOSTS = "127.0.0.1,localhost,::1"
 
 
-class OrderedProcess:
-    """Started with the first order, and anew with the next one if it has ended."""
+class JsonLineProcess:
+    """Started with the first request, and again with the next one if it has ended."""
 
     def __init__(self, command: Sequence[str], what: str) -> None:
         self._command, self._what = list(command), what
         self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: dict[str, _Waiting] = {}
+        self._pending: dict[str, _PendingReply] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self.printed = ""  # the end of what it has printed by itself
+        self.printed = ""  # the end of its standard error
 
     def environ(self) -> dict[str, str]:
-        """Its variables."""
+        """The environment variables it is started with."""
         env = dict(os.environ)
         if self._command[0] != sys.executable:  # another environment, with libraries of its own
             env.pop("PYTHONPATH", None)
-        return {**env, **direct()}
+        return {**env, **no_proxy_variables()}
 
-    async def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """What it answers; {"gone": True} with its code where it ended instead. Cancelled, it is told so."""
-        id, waiting = str(next(self._numbers)), _Waiting(asyncio.get_running_loop())
-        self._waiting[id] = waiting
+    async def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer; {"gone": True} and the exit code where the process ended instead. A request that is cancelled
+        here is cancelled in the process as well."""
+        id, pending = str(next(self._numbers)), _PendingReply(asyncio.get_running_loop())
+        self._pending[id] = pending
         try:
-            waiting.process = self._send({**order, "id": id})
-            return await waiting.future
+            pending.process = self._send({**message, "id": id})
+            return await pending.future
         except asyncio.CancelledError:
-            self.tell({"kill": id})
+            self.notify({"kill": id})
             raise
         finally:
-            self._waiting.pop(id, None)
+            self._pending.pop(id, None)
 
-    def tell(self, order: Mapping[str, Any]) -> None:
-        """What needs no answer, and no process where there is none: it knows of nothing that came before it."""
+    def notify(self, message: Mapping[str, Any]) -> None:
+        """Sends a message that needs no answer. Without a running process nothing is sent: a new one would not know
+        what it is about."""
         with contextlib.suppress(InfraError):
-            self._send({**order, "id": str(next(self._numbers))}, start=False)
+            self._send({**message, "id": str(next(self._numbers))}, start=False)
 
-    def ask_now(self, order: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The same where nobody can await; TimeoutError if it takes longer."""
+    def request_blocking(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """As `request`, for callers that cannot await; TimeoutError if it takes longer."""
         with ThreadPoolExecutor(1) as pool:  # this thread may have an event loop that runs
-            return pool.submit(asyncio.run, asyncio.wait_for(self.ask(order), timeout_s)).result()
+            return pool.submit(asyncio.run, asyncio.wait_for(self.request(message), timeout_s)).result()
 
     def close(self) -> None:
         with self._lock:
@@ -76,7 +78,7 @@ class OrderedProcess:
             process.kill()
             process.wait()
 
-    def _send(self, order: Mapping[str, Any], start: bool = True) -> subprocess.Popen[bytes] | None:
+    def _send(self, message: Mapping[str, Any], start: bool = True) -> subprocess.Popen[bytes] | None:
         with self._lock:
             process = self._process
             if process is None or process.poll() is not None:
@@ -85,7 +87,7 @@ class OrderedProcess:
                 process = self._process = self._start()
             assert process.stdin is not None
             try:
-                process.stdin.write(json.dumps(order).encode() + b"\n")
+                process.stdin.write(json.dumps(message).encode() + b"\n")
                 process.stdin.flush()
             except OSError as error:
                 raise InfraError(f"{self._what} is gone: {error}") from error
@@ -108,36 +110,36 @@ class OrderedProcess:
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            said = json.loads(line)
-            if "id" in said and (found := self._waiting.get(said["id"])):
-                found.resolve(said)
+            reply = json.loads(line)
+            if "id" in reply and (pending_reply := self._pending.get(reply["id"])):
+                pending_reply.resolve(reply)
         code = process.wait()
-        for waiting in list(self._waiting.values()):
-            if waiting.process in (None, process):
-                waiting.resolve({"code": code, "result": {}, "printed": "", "gone": True})
+        for pending in list(self._pending.values()):
+            if pending.process in (None, process):
+                pending.resolve({"code": code, "result": {}, "printed": "", "gone": True})
 
     def _keep_printed(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
         while data := os.read(process.stderr.fileno(), 65536):
-            self.printed = (self.printed + data.decode(errors="replace"))[-KEPT:]
+            self.printed = (self.printed + data.decode(errors="replace"))[-PRINTED_LIMIT:]
 
 
-class _Waiting:
-    """For the answer to one order, in an event loop."""
+class _PendingReply:
+    """The future of one request's answer, in the event loop that asked."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.future = loop, loop.create_future()
-        self.process: subprocess.Popen[bytes] | None = None  # that was given the order
+        self.process: subprocess.Popen[bytes] | None = None  # that the request was sent to
 
-    def resolve(self, said: dict[str, Any]) -> None:
+    def resolve(self, reply: dict[str, Any]) -> None:
         def resolve() -> None:
             if not self.future.done():
-                self.future.set_result(said)
+                self.future.set_result(reply)
 
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self.loop.call_soon_threadsafe(resolve)
 
 
-def direct() -> dict[str, str]:
-    """Variables by which this machine is reached without a proxy."""
-    return {name: ",".join(filter(None, [os.environ.get(name), LOCAL])) for name in ("NO_PROXY", "no_proxy")}
+def no_proxy_variables() -> dict[str, str]:
+    """Environment variables that keep requests to this machine from a proxy."""
+    return {name: ",".join(filter(None, [os.environ.get(name), LOCAL_HOSTS])) for name in ("NO_PROXY", "no_proxy")}

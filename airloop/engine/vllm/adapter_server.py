@@ -1,7 +1,7 @@
-"""Adapters over HTTP, for servers that do not see this machine's files: they pull them by our plugin
-(airloop/engine/vllm/plugin), and whoever has not the key gets nothing.
+"""An HTTP server of adapters, for vLLM servers that do not see this machine's files: they fetch adapters by our plugin
+(airloop/engine/vllm/plugin), authenticated by a shared key.
 
-By threads of its own: the run's event loop may be computing for seconds when a server asks.
+It has threads of its own: the run's event loop may be busy for seconds when a server asks.
 """
 
 from __future__ import annotations
@@ -19,48 +19,50 @@ from socketserver import TCPServer
 from typing import Any
 
 from airloop.engine.vllm.adapters import AdapterStore
-from airloop.engine.vllm.plugin.adapters import FILES, KEPT, PROOF, mac, signed
+from airloop.engine.vllm.plugin.adapters import FILES, LIST_ROUTE, PROOF, mac, signed
 from airloop.errors import AirError
 
-MOST = 64  # connections at once
-SILENT_S = 30.0  # of one that says nothing
-LOOK_S = 0.1  # between two looks at whether it is to end
+MOST_CONNECTIONS = 64  # connections at once
+SILENT_S = 30.0  # for a connection that has not shown the key
+LOOK_S = 0.1  # between two checks whether it is to end
 
 
-class ServedStore(AdapterStore):
+class HttpAdapterStore(AdapterStore):
     """It listens from the first adapter on, until all are cleared."""
 
     def __init__(self, root: Path, base: str, older: int, key: str, host: str, port: int) -> None:
         super().__init__(root, base, older)
         self.key = key
         self._host, self._port = host, port
-        self._depot: _Depot | None = None
+        self._http_server: _AdapterHttpServer | None = None
 
     def _called(self, name: str) -> str:
-        if self._depot is None:
-            self._depot = _Depot(self, self._host, self._port)
-            threading.Thread(target=self._depot.serve_forever, args=(LOOK_S,), name="adapters", daemon=True).start()
-        return signed(self.key, name, f"{self._host}:{self._depot.server_address[1]}")
+        if self._http_server is None:
+            self._http_server = _AdapterHttpServer(self, self._host, self._port)
+            threading.Thread(
+                target=self._http_server.serve_forever, args=(LOOK_S,), name="adapters", daemon=True
+            ).start()
+        return signed(self.key, name, f"{self._host}:{self._http_server.server_address[1]}")
 
     def clear(self) -> None:
         super().clear()
-        if self._depot is not None:
-            self._depot.shutdown()
-            self._depot.server_close()
-            self._depot = None
+        if self._http_server is not None:
+            self._http_server.shutdown()
+            self._http_server.server_close()
+            self._http_server = None
 
 
-class _Depot(ThreadingHTTPServer):
+class _AdapterHttpServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, store: ServedStore, host: str, port: int) -> None:
+    def __init__(self, store: HttpAdapterStore, host: str, port: int) -> None:
         self.store = store
-        self._free = threading.BoundedSemaphore(MOST)
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:
             found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
             self.address_family = found[0]
-            super().__init__(found[4][:2], _Answer)  # type: ignore[arg-type]
+            super().__init__(found[4][:2], _AdapterRequest)  # type: ignore[arg-type]
         except OSError as error:
             raise AirError(
                 f"air cannot listen on {host}:{port} for servers that pull adapters: {error}.",
@@ -86,34 +88,34 @@ class _Depot(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who asked has hung up, or was silent for too long: it asks again."""
+        """The client has hung up, or was too slow: it will ask again."""
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _AdapterRequest(BaseHTTPRequestHandler):
     timeout = SILENT_S
-    server: _Depot
+    server: _AdapterHttpServer
 
     def setup(self) -> None:
-        """So long in all, not for each letter, until it has shown the key."""
+        """The timeout is for the whole request, not for each byte, until the key was shown."""
         super().setup()
-        self._patience = threading.Timer(self.timeout, self._hang_up)
-        self._patience.daemon = True
-        self._patience.start()
+        self._timer = threading.Timer(self.timeout, self._hang_up)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
-        self._patience.cancel()
+        self._timer.cancel()
         super().finish()
 
     def do_GET(self) -> None:
         store, route = self.server.store, urllib.parse.unquote(self.path)
         if not hmac.compare_digest(self.headers.get(PROOF, "").encode(), mac(store.key, "get", route).encode()):
             return self._say(403, b"another key")
-        self._patience.cancel()
-        if route == KEPT:
+        self._timer.cancel()
+        if route == LIST_ROUTE:
             return self._say(200, json.dumps(store.names).encode())
         name, _, file = route.removeprefix("/").partition("/")
         if name not in store.names or file not in FILES:

@@ -1,4 +1,4 @@
-"""A server of vLLM that a node's agent keeps: started there, watched, and started again when it has ended."""
+"""A vLLM server that a node's agent supervises: starts, watches, and restarts when it has ended."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 from airloop.config import Config
 from airloop.engine.vllm.engine import STARTS
 from airloop.engine.vllm.server import VllmServer
-from airloop.engine.vllm.start import Spot, base_here, let_pull, own_server
+from airloop.engine.vllm.start import Location, base_model_here, enable_adapter_pull, own_server
 from airloop.errors import AirError
 
-Tell = Callable[[str, str], None]  # kind (event, line, exit), text
-PIECE = 1 << 20  # bytes of its output that are told at once
+OnEvent = Callable[[str, str], None]  # kind (event, line, exit), text
+PIECE = 1 << 20  # bytes of its output that are read at once
 
 
 @dataclass(frozen=True)
-class ServerOrder:
-    """What one is started with. It listens on `host`, an address of its node, and nowhere else."""
+class ServerSpec:
+    """The parameters of a server. It listens only on `host`, an address of its node."""
 
     config: dict[str, Any]  # the run's
     dtype: str
-    number: int  # of all servers of the run
+    number: int  # among all servers of the run
     host: str
     port: int
     gpu: str | None  # as CUDA knows it on that node
@@ -38,20 +38,19 @@ class ServerOrder:
         return f"http://{self.host}:{self.port}"
 
 
-class KeptServer:
-    """What it prints is told by lines; that it is started again, and that it cannot be started, as events; that it has
-    ended for good as its exit."""
+class SupervisedServer:
+    """Reports its output as lines; a restart, or a failed start, as events; and its final end as an exit."""
 
-    def __init__(self, order: ServerOrder, place: Path, finding: threading.Lock, tell: Tell) -> None:
-        """`finding` is held while the model is looked for: servers of one node need it once."""
-        self._order, self._place, self._finding, self._tell = order, place, finding, tell
+    def __init__(self, spec: ServerSpec, place: Path, model_lock: threading.Lock, on_event: OnEvent) -> None:
+        """`model_lock` is held while the model is found or fetched: the servers of one node need it once."""
+        self._spec, self._place, self._model_lock, self._on_event = spec, place, model_lock, on_event
         self._server: VllmServer | None = None
         self._read = 0  # bytes of its log
         self._over = False
-        threading.Thread(target=self._begin, name=f"air-server-{order.number}", daemon=True).start()
+        threading.Thread(target=self._begin, name=f"air-server-{spec.number}", daemon=True).start()
 
     def look(self) -> None:
-        """What it has printed, and whether it has ended."""
+        """Reads its new output, and checks whether it has ended."""
         if self._server is None or self._over:
             return
         code = self._server.ended()
@@ -60,45 +59,45 @@ class KeptServer:
             return
         if self._server.starts >= STARTS:
             self._over = True
-            self._tell("exit", str(code))
+            self._on_event("exit", str(code))
             return
         self._server.start()
-        self._tell("event", json.dumps(["started", self._server.starts, code]))
+        self._on_event("event", json.dumps(["started", self._server.starts, code]))
 
     def replace(self, starts: int) -> None:
         """End the process of that start, to be started again; another one is left alone."""
         if self._server is not None and self._server.starts == starts:
-            self._server.let_go()
+            self._server.close_stdin()
 
     def end(self) -> None:
-        """Its keeper sees to it; `wait` waits for that."""
+        """Tells its process guard to end it; `wait` waits for that."""
         self._over = True
         if self._server is not None:
-            self._server.let_go()
+            self._server.close_stdin()
 
     def wait(self, wait_s: float) -> None:
         if self._server is not None:
             self._server.wait(wait_s)
 
     def _begin(self) -> None:
-        order = self._order
+        spec = self._spec
         try:
-            with self._finding:
-                config = Config.model_validate(order.config)
-                model = base_here(config.model.name, self._place)
-                spot = Spot(order.number, order.gpu, order.host, order.port, order.key)
-                server = own_server(config, order.dtype, model, self._place, spot)
-                let_pull(server, self._place, order.adapters_key)
+            with self._model_lock:
+                config = Config.model_validate(spec.config)
+                model = base_model_here(config.model.name, self._place)
+                location = Location(spec.number, spec.gpu, spec.host, spec.port, spec.key)
+                server = own_server(config, spec.dtype, model, self._place, location)
+                enable_adapter_pull(server, self._place, spec.adapters_key)
             server.start()
         except AirError as error:
-            self._tell("event", json.dumps(["failed", f"{error.problem} ({error.fix})"]))
+            self._on_event("event", json.dumps(["failed", f"{error.problem} ({error.fix})"]))
             return
         except Exception as error:
-            self._tell("event", json.dumps(["failed", f"{type(error).__name__}: {error}"]))
+            self._on_event("event", json.dumps(["failed", f"{type(error).__name__}: {error}"]))
             return
         self._server = server
         if self._over:  # it was ended meanwhile
-            server.let_go()
+            server.close_stdin()
 
     def _follow(self, whole: bool) -> None:
         """`whole`: nothing more will come, so that its last line needs no end."""
@@ -108,7 +107,7 @@ class KeptServer:
             while piece := log.read(PIECE):
                 used = piece if whole else piece[: piece.rfind(b"\n") + 1]
                 for line in used.decode(errors="replace").splitlines():
-                    self._tell("line", line)
+                    self._on_event("line", line)
                 self._read += len(used)
                 if len(used) < len(piece):
                     return

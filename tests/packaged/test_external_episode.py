@@ -13,7 +13,7 @@ from airloop.engine.base import ContextFull
 from airloop.envs.base import Environment, Opening, Session, load_environment
 from airloop.errors import InfraError
 from airloop.files import read_object
-from airloop.packaged.played import Played, Said
+from airloop.packaged.external_episode import ExternalEpisode, ExternalReply
 from airloop.rollout.deadline import OutOfTime
 from airloop.rollout.episode import EpisodeDefect
 from airloop.runs.trajectory_file import from_json
@@ -68,32 +68,32 @@ class CountingEnv(Environment):
         return self.sessions[-1]
 
 
-def begun(env: Environment) -> Played:
-    return Played(env, env.tasks("train")[0])
+def begin_episode(env: Environment) -> ExternalEpisode:
+    return ExternalEpisode(env, env.tasks("train")[0])
 
 
 def test_replies_from_outside_are_acted_on() -> None:
     async def play() -> None:
         env = CountingEnv()
-        played = begun(env)
-        shown = await played.begin()
-        assert shown is not None and shown.messages[-1]["content"] == "Count."
-        shown = await played.answer(Said("one", sampled=Sampled((5, 6), (0.0, 0.0), "stop", 0)))
-        assert shown is not None and [m["content"] for m in shown.messages] == ["Count.", "one", "1 so far"]
-        assert await played.answer(Said("stop")) is None
-        assert (played.trajectory.ending, played.trajectory.reward) == ("done", 2.0)
-        assert played.trajectory.metrics["ids"] == 2.0 and env.sessions[0].closed
+        episode = begin_episode(env)
+        prompt = await episode.begin()
+        assert prompt is not None and prompt.messages[-1]["content"] == "Count."
+        prompt = await episode.answer(ExternalReply("one", sampled=Sampled((5, 6), (0.0, 0.0), "stop", 0)))
+        assert prompt is not None and [m["content"] for m in prompt.messages] == ["Count.", "one", "1 so far"]
+        assert await episode.answer(ExternalReply("stop")) is None
+        assert (episode.trajectory.ending, episode.trajectory.reward) == ("done", 2.0)
+        assert episode.trajectory.metrics["ids"] == 2.0 and env.sessions[0].closed
 
     asyncio.run(play())
 
 
 def test_the_environments_own_limit_of_turns_holds() -> None:
     async def play() -> int:
-        played, turns = begun(CountingEnv()), 0
-        shown = await played.begin()
-        while shown is not None:
-            shown, turns = await played.answer(Said("more")), turns + 1
-        assert played.trajectory.ending == "max_turns"
+        episode, turns = begin_episode(CountingEnv()), 0
+        prompt = await episode.begin()
+        while prompt is not None:
+            prompt, turns = await episode.answer(ExternalReply("more")), turns + 1
+        assert episode.trajectory.ending == "max_turns"
         return turns
 
     assert asyncio.run(play()) == 4
@@ -103,14 +103,14 @@ def test_the_environments_own_limit_of_turns_holds() -> None:
 def test_an_episode_that_is_stopped_is_scored(why: Exception, ending: str) -> None:
     async def play() -> None:
         env = CountingEnv()
-        played = begun(env)
-        await played.begin()
-        waiting = asyncio.ensure_future(played.answer(Said("slow")))
+        episode = begin_episode(env)
+        await episode.begin()
+        waiting = asyncio.ensure_future(episode.answer(ExternalReply("slow")))
         await asyncio.sleep(0.05)
         waiting.cancel()  # as a deadline of verifiers' does, in the middle of an action
-        over = await played.stop(why)
+        over = await episode.stop(why)
         assert (over.ending, over.reward, env.sessions[0].closed) == (ending, 1.0, True)
-        assert await played.stop(why) is over
+        assert await episode.stop(why) is over
 
     asyncio.run(play())
 
@@ -118,27 +118,27 @@ def test_an_episode_that_is_stopped_is_scored(why: Exception, ending: str) -> No
 def test_trouble_is_no_score_and_a_defect_is_raised() -> None:
     async def play() -> None:
         env = CountingEnv()
-        played = begun(env)
-        await played.begin()
-        assert await played.answer(Said("lost")) is None
-        assert played.trajectory.ending == "infra_error" and "the sandbox is gone" in played.trajectory.error
-        played = begun(env)
-        await played.begin()
+        episode = begin_episode(env)
+        await episode.begin()
+        assert await episode.answer(ExternalReply("lost")) is None
+        assert episode.trajectory.ending == "infra_error" and "the sandbox is gone" in episode.trajectory.error
+        episode = begin_episode(env)
+        await episode.begin()
         with pytest.raises(EpisodeDefect, match="a defect"):
-            await played.answer(Said("broken"))
-        played = begun(env)
-        await played.begin()
-        await played.abandon()
-        assert played.over and all(session.closed for session in env.sessions)
+            await episode.answer(ExternalReply("broken"))
+        episode = begin_episode(env)
+        await episode.begin()
+        await episode.abandon()
+        assert episode.done and all(session.closed for session in env.sessions)
 
     asyncio.run(play())
 
 
 def test_trajectories_are_kept_where_asked(tmp_path: Path) -> None:
     async def play() -> None:
-        played = Played(CountingEnv(), Task("counting", "a/b+c", "train"), str(tmp_path / "kept"))
-        await played.begin()
-        await played.answer(Said("stop"))
+        episode = ExternalEpisode(CountingEnv(), Task("counting", "a/b+c", "train"), str(tmp_path / "kept"))
+        await episode.begin()
+        await episode.answer(ExternalReply("stop"))
 
     asyncio.run(play())
     (file,) = (tmp_path / "kept").iterdir()
@@ -150,9 +150,9 @@ def test_each_episode_of_a_task_has_a_seed_of_its_own() -> None:
     async def play() -> list[int]:
         seeds = []
         for _ in range(2):
-            played = Played(CountingEnv(), Task("counting", "seeds", "train"))
-            await played.begin()
-            seeds.append((await played.stop(ContextFull())).seed)
+            episode = ExternalEpisode(CountingEnv(), Task("counting", "seeds", "train"))
+            await episode.begin()
+            seeds.append((await episode.stop(ContextFull())).seed)
         return seeds
 
     first, second = asyncio.run(play())
@@ -165,14 +165,14 @@ def test_calls_and_their_answers_keep_their_ids() -> None:
     message = {"role": "assistant", "content": "I add.", "tool_calls": [call], "reasoning_content": "hm"}
     text = replies.hear(message)
     assert text == 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    said = [Message(role="user", content="?"), Message(role="assistant", content=text)]
+    reply = [Message(role="user", content="?"), Message(role="assistant", content=text)]
     answer = Message(role="tool", content="2", tool_call_id="call_0")
-    assert replies.conversation([*said, answer]) == [
+    assert replies.conversation([*reply, answer]) == [
         {"role": "user", "content": "?"},
         message,
         {"role": "tool", "tool_call_id": "x7", "content": "2"},
     ]
-    assert replies.conversation([said[0], answer])[1] == {"role": "user", "content": "2"}
+    assert replies.conversation([reply[0], answer])[1] == {"role": "user", "content": "2"}
 
 
 def test_the_environments_of_air_are_played_alike() -> None:
@@ -181,11 +181,11 @@ def test_the_environments_of_air_are_played_alike() -> None:
     async def play(script: str) -> float:
         env = load_environment("gsm8k-calculator")
         task = env.tasks("eval")[0]
-        agent, played = env.scripted(script, task, 0), Played(env, task)
-        shown = await played.begin()
-        while shown is not None:
-            reply = await agent.reply(shown.messages, shown.tools)
-            shown = await played.answer(Said(reply["content"]))
-        return played.trajectory.reward
+        agent, episode = env.scripted(script, task, 0), ExternalEpisode(env, task)
+        prompt = await episode.begin()
+        while prompt is not None:
+            reply = await agent.reply(prompt.messages, prompt.tools)
+            prompt = await episode.answer(ExternalReply(reply["content"]))
+        return episode.trajectory.reward
 
     assert asyncio.run(play("oracle")) == 1.0 and asyncio.run(play("noop")) == 0.0

@@ -10,9 +10,9 @@ import pytest
 from support.endpoint_world import CHAT, Recorded, episode_of, user
 
 from airloop.serve.app import Endpoint
+from airloop.serve.cancellation import Stoppable
 from airloop.serve.server import serving
 from airloop.serve.stream import WholeAnswer
-from airloop.serve.waiting import Stoppable
 
 
 def enough() -> Exception:

@@ -1,6 +1,6 @@
-"""What of a reply is certain while it is still being sampled, so that a stream never takes a word back.
+"""The part of a reply that will not change while it is still being sampled: what a stream may send already.
 
-Not certain are: half a character; what may become a text that ends the reply; a thought before its end, which without
+Not stable are: half a character; what may become a text that ends the reply; a thought before its end, which without
 one is content; and, where there are tools, whatever may be the beginning of a call, and the white space before it.
 """
 
@@ -15,14 +15,14 @@ from airloop.chat.forest import Tokenizer
 from airloop.serve.chat_form import CALL_SIGNS, LINE_SIGNS, find_call, without_thought
 from airloop.types import Sampled
 
-# A reply is looked at again when it has grown by this part: so all looks together cost as much as that many last ones.
+# A reply is decoded again when it has grown by this part: so all decoding costs as much as that many times the last.
 GROWTH = 64
-Piece = tuple[int, str, str]  # which reply of the answer, and what is certain anew: of its thought, of its content
+Piece = tuple[int, str, str]  # which reply of the answer; what is newly stable of its thought, and of its content
 
 
 @dataclass
-class Unfolding:
-    """One reply, as its tokens come."""
+class StablePrefix:
+    """One reply, decoded as its tokens are sampled."""
 
     tokenizer: Tokenizer
     stops: Sequence[str] = ()
@@ -31,56 +31,58 @@ class Unfolding:
     thought: str = ""  # what was given of both
     content: str = ""
     _ids: list[int] = field(default_factory=list)
-    _looked: int = 0
+    _decoded: int = 0
 
-    def hear(self, token_ids: Sequence[int]) -> tuple[str, str]:
-        """What these tokens make certain of the thought, and of the content."""
+    def add_tokens(self, token_ids: Sequence[int]) -> tuple[str, str]:
+        """The text that these tokens make stable: of the thought, and of the content."""
         self._ids += token_ids
-        grown = len(self._ids) - self._looked
-        if grown < max(1, self._looked // GROWTH) or self._ids[-1] in self.tokenizer.stop_ids:
+        grown = len(self._ids) - self._decoded
+        if grown < max(1, self._decoded // GROWTH) or self._ids[-1] in self.tokenizer.stop_ids:
             return "", ""  # at its end all of it is known
-        self._looked = len(self._ids)
-        text = certain_text(self.tokenizer.decode(self._ids), self.stops)
-        thought, content = certain_parts(text, tools=self.tools, thinking=self.thinking)
+        self._decoded = len(self._ids)
+        text = stable_text(self.tokenizer.decode(self._ids), self.stops)
+        thought, content = stable_parts(text, tools=self.tools, thinking=self.thinking)
         new = thought[len(self.thought) :], content[len(self.content) :]
         self.thought, self.content = self.thought + new[0], self.content + new[1]
         return new
 
 
-class Live:
-    """An answer while it is being made: what is certain of it."""
+class StreamListener:
+    """An answer while it is being sampled: collects the stable pieces of its replies for the stream."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
-        self.news = asyncio.Event()  # there may be something to take, or it has ended
+        self.changed = asyncio.Event()  # there may be new pieces, or it has ended
         self._pieces: list[Piece] = []
 
-    def listen(self, prompt_tokens: int, replies: Sequence[Unfolding]) -> list[Callable[[Sequence[int]], None]]:
-        """For each reply, what is to be told of its tokens as they come."""
+    def token_callbacks(
+        self, prompt_tokens: int, replies: Sequence[StablePrefix]
+    ) -> list[Callable[[Sequence[int]], None]]:
+        """For each reply, the callback for its tokens."""
         self.prompt_tokens = prompt_tokens
-        return [lambda ids, i=i, reply=reply: self._hear(i, reply, ids) for i, reply in enumerate(replies)]  # type: ignore[misc]
+        return [lambda ids, i=i, reply=reply: self._add_tokens(i, reply, ids) for i, reply in enumerate(replies)]  # type: ignore[misc]
 
-    def _hear(self, i: int, reply: Unfolding, token_ids: Sequence[int]) -> None:
-        thought, content = reply.hear(token_ids)
+    def _add_tokens(self, i: int, reply: StablePrefix, token_ids: Sequence[int]) -> None:
+        thought, content = reply.add_tokens(token_ids)
         if thought or content:
             self._pieces.append((i, thought, content))
-            self.news.set()
+            self.changed.set()
 
-    def take(self) -> list[Piece]:
+    def take_pieces(self) -> list[Piece]:
         taken, self._pieces = self._pieces, []
-        self.news.clear()
+        self.changed.clear()
         return taken
 
 
-def certain_text(text: str, stops: Sequence[str]) -> str:
-    """Of what was sampled so far, that which stays as it is and is part of the reply."""
+def stable_text(text: str, stops: Sequence[str]) -> str:
+    """The part of the text so far that is part of the reply and will not change."""
     found = [place for stop in stops if (place := text.find(stop)) >= 0]
     if found:
         return text[: min(found)]
     return without_beginning(text.rstrip("\ufffd"), stops)
 
 
-def certain_parts(text: str, *, tools: bool, thinking: bool) -> tuple[str, str]:
+def stable_parts(text: str, *, tools: bool, thinking: bool) -> tuple[str, str]:
     """Of a reply that goes on after `text`: its thought, which is known as a whole or not at all, and its content."""
     start = text.lstrip()
     if thinking or start.startswith("<think>"):

@@ -1,4 +1,4 @@
-"""Agents that live elsewhere: they ask the run for episodes, play them at its address and say what they were worth.
+"""Remote agents: they request episodes of the run, play them against its endpoint and report their rewards.
 
 args = { remote = true, tasks = "tasks.jsonl" }            # the admin's key: AIR_REMOTE_KEY, or key_file
 """
@@ -20,10 +20,10 @@ from pydantic import Field
 from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, existing
 from airloop.errors import AirError, InfraError, Lack
-from airloop.programs.desk import Desk, Offered, Said
-from airloop.programs.remote_door import RemoteDoor
-from airloop.programs.workers import masked
-from airloop.rollout.program import Address, Played, ProgramCrashed
+from airloop.programs.episode_queue import EpisodeQueue, EpisodeResult, PendingEpisode
+from airloop.programs.remote_api import RemoteServer
+from airloop.programs.workers import mask_secrets
+from airloop.rollout.program import Address, ProgramCrashed, ProgramOutcome
 from airloop.types import Task
 
 KEY = "AIR_REMOTE_KEY"
@@ -47,38 +47,40 @@ def check_remote(args: RemoteArgs) -> None:
         raise ValueError(f"{given[0]} is for agents that live elsewhere: add remote = true")
 
 
-class Elsewhere:
-    """Plays episodes with whoever asks for them."""
+class RemoteAgents:
+    """Runs each episode with a remote agent that requests it."""
 
-    who = "A remote agent"
+    scorer_name = "A remote agent"
 
     def __init__(self, args: RemoteArgs) -> None:
         self.args = args
-        self.desk = Desk()
-        self._door: RemoteDoor | None = None
+        self.queue = EpisodeQueue()
+        self._server: RemoteServer | None = None
         self._opening = threading.Lock()
 
-    async def play(self, task: Task, seed: int, address: Address) -> tuple[float | dict[str, float], Played]:
+    async def play(self, task: Task, seed: int, address: Address) -> tuple[float | dict[str, float], ProgramOutcome]:
         await asyncio.to_thread(self._open)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
-        episode = Offered(task.id, task.payload, seed, address, lambda: _tell(loop, changed))
-        self.desk.offer(episode)
+        episode = PendingEpisode(task.id, task.payload, seed, address, lambda: _set_event(loop, changed))
+        self.queue.add(episode)
         try:
             await _within(self.args.patience_s, changed, lambda: episode.taken)
             if episode.taken:
-                await _within(address.seconds, changed, lambda: episode.said is not None)
+                await _within(address.seconds, changed, lambda: episode.result is not None)
         finally:
-            said = self.desk.close(episode)
-        if said is not None and said.error:
-            said = replace(said, error=masked(said.error, {**address.variables(), KEY: read_key(self.args)}))
-        return _result(said, episode, self.args.patience_s)
+            result = self.queue.close(episode)
+        if result is not None and result.error:
+            result = replace(
+                result, error=mask_secrets(result.error, {**address.variables(), KEY: read_key(self.args)})
+            )
+        return _score(result, episode, self.args.patience_s)
 
     def _open(self) -> None:
         with self._opening:
-            if self._door is None:
-                door = RemoteDoor(self.desk, read_key(self.args), self.args.host, self.args.port)
-                door.start()
-                self._door = door
+            if self._server is None:
+                server = RemoteServer(self.queue, read_key(self.args), self.args.host, self.args.port)
+                server.start()
+                self._server = server
 
     def lacks(self) -> Sequence[Lack]:
         try:
@@ -91,28 +93,30 @@ class Elsewhere:
         return ()
 
     def abandon(self) -> None:
-        door, self._door = self._door, None
-        if door is not None:
-            door.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
 
     async def close(self) -> None:
         await asyncio.to_thread(self.abandon)
 
 
-def _result(said: Said | None, episode: Offered, patience_s: float) -> tuple[float | dict[str, float], Played]:
-    if said is None:
+def _score(
+    result: EpisodeResult | None, episode: PendingEpisode, patience_s: float
+) -> tuple[float | dict[str, float], ProgramOutcome]:
+    if result is None:
         seconds = episode.address.seconds if episode.taken else patience_s
         lost = "its agent did not finish it" if episode.taken else "no remote agent asked for the episode"
         raise InfraError(f"{lost} within {seconds:.0f} s")
-    if said.abandoned:
-        raise InfraError(f"its agent gave it up: {said.error or 'it did not say why'}")
-    if said.rewards is None:
-        raise ProgramCrashed(said.error)
-    return said.rewards, Played({}, crash=said.error)
+    if result.abandoned:
+        raise InfraError(f"its agent gave it up: {result.error or 'it did not say why'}")
+    if result.rewards is None:
+        raise ProgramCrashed(result.error)
+    return result.rewards, ProgramOutcome({}, crash=result.error)
 
 
 def read_key(args: RemoteArgs) -> str:
-    """The admin's, from where nobody else reads it."""
+    """The admin's key, from a variable or a file that only the user can read."""
     if not args.key_file:
         key, place = os.environ.get(KEY, "").strip(), KEY
         if not key:
@@ -132,13 +136,13 @@ def read_key(args: RemoteArgs) -> str:
     return key
 
 
-def _tell(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+def _set_event(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(changed.set)
 
 
 async def _within(seconds: float, changed: asyncio.Event, reached: Callable[[], bool]) -> None:
-    """Until it is so, or the time is over."""
+    """Waits until `reached`, or until the time is over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not reached():

@@ -1,4 +1,4 @@
-"""Bodies of requests: bounded each and together, in size and in time."""
+"""Limits on the bodies of requests: in size, each and together, and in time."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airloop.serve.cancellation import client_disconnected
 from airloop.serve.chat_form import BadRequest
-from airloop.serve.waiting import client_gone
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
 LARGEST_BODY = 16 << 20  # bytes: some four million tokens
 MOST_HELD = 256 << 20  # bytes of all bodies that are being read
-BODY_S = 60.0  # for a body to come, from its request's head on
+BODY_S = 60.0  # for a body to arrive, from its request's head on
 TWO_LENGTHS = "invalid_framing"
 
 
 @dataclass
-class Bodies:
-    """Those that are being read at one address."""
+class RequestBodies:
+    """Reads the bodies of the requests to one server, within limits."""
 
     held: int = 0  # bytes
 
     async def read(self, request: Request) -> bytes:
-        """What is too large is refused by its announced length, before any of it is read."""
+        """A body that is too large is refused by its announced length, before any of it is read."""
         _check_framing(request)
         held = bytearray()
         try:
@@ -34,7 +34,7 @@ class Bodies:
                 while more:
                     message = await request.receive()
                     if message["type"] == "http.disconnect":
-                        raise client_gone()
+                        raise client_disconnected()
                     chunk, more = message.get("body", b""), message.get("more_body", False)
                     held += chunk
                     self.held += len(chunk)
@@ -49,7 +49,7 @@ class Bodies:
 
 
 def _check_framing(request: Request) -> None:
-    """One length, and not two of which a proxy may have believed the other."""
+    """Refuses requests with two lengths: a proxy may have used the other one."""
     announced = request.headers.get("content-length")
     if announced is not None and "transfer-encoding" in request.headers:
         raise BadRequest("Content-Length and Transfer-Encoding exclude each other.", code=TWO_LENGTHS)

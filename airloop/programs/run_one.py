@@ -1,5 +1,5 @@
-"""One episode of an agent's function, in a process of its own that worker.py has forked: what the function is given,
-what it says of the episode, and what became of it. It stands alone, as worker.py does."""
+"""Runs one episode of an agent's function, in a process that worker.py has forked: builds the function's arguments,
+calls it, and reports its score or its error. Imports nothing of airloop, as worker.py does."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 DEPTH = 64  # of errors that were raised from errors
 TEMPORARY = 75  # the exit code of a program that says: not my fault, try again (sysexits.h)
-# Trouble on the way to the policy: no ending of the agent's, whatever it was wrapped into.
-NOT_THE_AGENTS = (ConnectionError,)
-NAMES_OF_SUCH = {"APIConnectionError", "APITimeoutError", "InternalServerError", "InfraError"}
+# Failures between the agent and the policy: not the agent's fault, whatever they were wrapped into.
+INFRA_ERRORS = (ConnectionError,)
+INFRA_ERROR_NAMES = {"APIConnectionError", "APITimeoutError", "InternalServerError", "InfraError"}
 
 
-def episode(path: str, name: str, order: dict[str, Any], told: int) -> NoReturn:
+def run_episode(path: str, name: str, order: dict[str, Any], result_fd: int) -> NoReturn:
     os.environ.update(order["env"])
     reseed(int(order["env"].get("AIR_SEED", 0)))
     result = outcome(path, name, order["task"], order.get("given"))
@@ -32,23 +32,23 @@ def episode(path: str, name: str, order: dict[str, Any], told: int) -> NoReturn:
     sys.stderr.flush()
     data = json.dumps(result).encode()
     while data:
-        data = data[os.write(told, data) :]
+        data = data[os.write(result_fd, data) :]
     os._exit(0)
 
 
 def outcome(path: str, name: str, task: dict[str, Any], given: list[str] | None = None) -> dict[str, Any]:
-    """What the function said of the episode, or what became of it. `given`: of a scorer, where the agent's files are
-    and what it printed."""
+    """The function's score, or why there is none. `given`: for a scorer, the folder of the agent's files and what the
+    agent printed."""
     try:
         function = load(path, name)
     except BaseException as error:
-        return {"defect": f"{path} cannot be imported: {told_of(error, path)}"}
+        return {"defect": f"{path} cannot be imported: {describe_error(error, path)}"}
     if function is None:
         return {"defect": f"{path} has no function {name!r}"}
     try:
-        places, names = scorers_arguments(function, task, given) if given else arguments(function, task)
-        said = function(*places, **names)
-        value = asyncio.run(_awaited(said)) if inspect.isawaitable(said) else said
+        places, names = scorer_arguments(function, task, given) if given else arguments(function, task)
+        returned = function(*places, **names)
+        value = asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
         return {"score": as_score(value)}
     except SystemExit as error:
         kind = "infra" if error.code == TEMPORARY else "crash"
@@ -57,15 +57,15 @@ def outcome(path: str, name: str, task: dict[str, Any], given: list[str] | None 
         return {"defect": str(error)}
     except BaseException as error:
         traceback.print_exc()
-        return {"infra" if is_infra(error) else "crash": told_of(error, path)}
+        return {"infra" if is_infra(error) else "crash": describe_error(error, path)}
 
 
 def is_infra(error: BaseException | None) -> bool:
-    """Of it, or of what it was raised from."""
+    """Whether the error, or one that it was raised from, is a failure of the infrastructure."""
     for _ in range(DEPTH):
         if error is None:
             return False
-        if isinstance(error, NOT_THE_AGENTS) or {k.__name__ for k in type(error).__mro__} & NAMES_OF_SUCH:
+        if isinstance(error, INFRA_ERRORS) or {k.__name__ for k in type(error).__mro__} & INFRA_ERROR_NAMES:
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -99,7 +99,7 @@ def arguments(function: Any, task: dict[str, Any]) -> tuple[tuple[Any, ...], dic
     by_name = any(p.name == "client" and p not in by_place for p in taken)
     if len(by_place) < 2 and not by_name:
         return (task,), {}
-    library, later = the_client(), inspect.iscoroutinefunction(inspect.unwrap(function))
+    library, later = client_library(), inspect.iscoroutinefunction(inspect.unwrap(function))
     if library.__name__ != "openai":
         client = library.AsyncClient() if later else library.Client()
     else:
@@ -116,14 +116,14 @@ def openai_client(library: Any, later: bool) -> Any:
     return library.OpenAI(http_client=library.DefaultHttpxClient(verify=none))
 
 
-def scorers_arguments(function: Any, task: dict[str, Any], given: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def scorer_arguments(function: Any, task: dict[str, Any], given: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """As many as it takes of the task, the folder with the agent's files, and what the agent printed."""
     taken = inspect.signature(function).parameters.values()
     by_place = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return (task, pathlib.Path(given[0]), given[1])[: len(by_place)], {}
 
 
-def the_client() -> Any:
+def client_library() -> Any:
     """OpenAI's library where it is installed, else the file beside this one."""
     with contextlib.suppress(ImportError):
         return importlib.import_module("openai")
@@ -156,6 +156,6 @@ def as_number(value: Any, what: str) -> float:
     return number
 
 
-def told_of(error: BaseException, path: str) -> str:
+def describe_error(error: BaseException, path: str) -> str:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     return f"{type(error).__name__}: {error}" + (f" (line {lines[-1]})" if lines else "")

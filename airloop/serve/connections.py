@@ -1,0 +1,252 @@
+"""Connections with limits: how many there may be, how long one may take, and how often refusals are logged.
+
+uvicorn waits for ever for the end of a request's head, and accepts connections until the process has no file descriptor
+left; then its loop logs a traceback for every one that it cannot accept. So a connection has a timeout, there is a
+limit for all and one for each address, and an idle connection is closed for a new one: idle connections cannot keep
+others out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import h11
+
+from airloop.serve.cancellation import CONNECTION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from airloop.serve.by_h11 import Connection
+else:
+    try:
+        from airloop.serve.by_httptools import Connection
+    except ImportError:
+        from airloop.serve.by_h11 import Connection
+
+TIMEOUT_S = 10.0  # for a request's head to arrive, and for the client to read any byte of an answer
+MAX_CONNECTIONS = 256  # connections, fewer where the system gives a process few files
+MAX_AGENT_CONNECTIONS = 4096  # likewise, of agents
+BACKLOG = 32  # connections that the system queues, and that are accepted in one go before any is served
+UNREAD_LIMIT = 64 << 20  # bytes skipped of a request that was answered before its end: so the client reads the answer
+MINUTE_S = 60.0
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+# Errors of a connection that either side has closed.
+DISCONNECT_ERRORS = (OSError, EOFError, h11.ProtocolError, asyncio.CancelledError)
+
+logger = logging.getLogger("airloop.serve")
+
+
+def most_connections(limit: int = MAX_CONNECTIONS) -> int:
+    """At most a quarter of the files that this process may have open: the rest is for its own files, and for bursts."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return limit
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit if soft == resource.RLIM_INFINITY else max(16, min(limit, soft // 4))
+
+
+class BufferedTransport:
+    """A transport that joins writes of one turn of the event loop: uvicorn writes the head of an answer and its body
+    one after the other, and each would cost a system call and a packet."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._buffer: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if data and not self._buffer:
+            self._loop.call_soon(self.flush)  # of a stream, whose end comes later
+        if data:
+            self._buffer.append(data)
+
+    def flush(self) -> None:
+        if self._buffer:
+            buffer, self._buffer = self._buffer, []
+            self._transport.write(b"".join(buffer))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._buffer = []
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + sum(map(len, self._buffer))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class LimitedConnection(Connection):
+    """One connection, with a timeout, within the limits on their number."""
+
+    transport: BufferedTransport  # type: ignore[assignment]
+
+    _began = 0.0
+    _unsent = 0  # bytes of an answer that were not sent yet at the last check
+    _check_timer: asyncio.TimerHandle | None = None
+    _check_at = 0.0  # time of the next check
+    _refused = False
+    _unread = 0  # bytes
+    lost = False
+    share = 0.5  # of all connections, that one address may have
+
+    def limit(self) -> int:
+        return most_connections()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.transport = BufferedTransport(transport, self.loop)
+        self.disconnect_callbacks: set[Callable[[], object]] = set()  # of answers that end where this connection does
+        self.app_state = {**self.app_state, CONNECTION: self}
+        self._began = self.loop.time()
+        if self._make_room():
+            self._schedule_check()
+            return
+        self._refused = True
+        self.connections.discard(self)
+        transport.write(BUSY)
+        transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if self.cycle is not None and self.cycle.response_complete and self.half_read:
+            self._unread += len(data)
+            if self._unread > UNREAD_LIMIT:
+                self.drop()
+                return
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self.transport.flush()
+        super().on_response_complete()
+        self._schedule_check()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        for callback in tuple(self.disconnect_callbacks):
+            callback()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+        super().connection_lost(exc)
+
+    def on_disconnect(self, callback: Callable[[], object]) -> None:
+        """Calls back when the client disconnects, until removed from `disconnect_callbacks`. A large body has paused
+        reading, and a disconnect is only noticed while the connection is read."""
+        self.disconnect_callbacks.add(callback)
+        self.flow.resume_reading()
+        if self.lost:
+            callback()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request: then closing it loses nothing."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and not self.transport.get_write_buffer_size()
+
+    def _make_room(self) -> bool:
+        """False if this one is too many, and no idle one can be closed for it."""
+        limit = self.limit()
+        here = self.client and self.client[0]
+        all_connections = [c for c in self.connections if isinstance(c, LimitedConnection)]
+        same_address = [c for c in all_connections if (c.client and c.client[0]) == here]
+        for group, bound in ((same_address, max(int(limit * self.share), 8)), (all_connections, limit)):
+            if sum(c in self.connections for c in group) > bound and not self._drop_oldest_idle(group):
+                return False
+        return True
+
+    def _drop_oldest_idle(self, group: Iterable[LimitedConnection]) -> bool:
+        """Closes the connection that has been idle longest."""
+        waiting = [c for c in group if c is not self and c in self.connections and c.is_idle]
+        rate_limited_log.say("Too many connections: those that ask for nothing are closed, and others may be refused.")
+        if not waiting:
+            return False
+        min(waiting, key=lambda connection: connection._began).drop()
+        return True
+
+    def drop(self) -> None:
+        self.connections.discard(self)  # at once: the next connection counts those that are left
+        self.transport.abort()
+
+    def _schedule_check(self) -> None:
+        """One timer for all answers of a connection: it is postponed when it fires, not made anew for each."""
+        self._unsent = self.transport.get_write_buffer_size()
+        self._check_at = self.loop.time() + TIMEOUT_S
+        if self._check_timer is None:
+            self._check_timer = self.loop.call_at(self._check_at, self._check)
+
+    def _check(self) -> None:
+        """Closes the connection after half a request, or when the client reads nothing of its answer; an answer that is
+        being made, or read slowly, goes on."""
+        self._check_timer = None
+        if self.loop.time() < self._check_at:
+            self._check_timer = self.loop.call_at(self._check_at, self._check)
+            return
+        unsent = self.transport.get_write_buffer_size()
+        if self.is_idle or (unsent and unsent >= self._unsent > 0):
+            self.drop()
+        else:
+            self._schedule_check()
+
+
+class AgentConnection(LimitedConnection):
+    """A connection of an agent: hundreds come from one address, and all of them are trusted."""
+
+    share = 1.0
+
+    def limit(self) -> int:
+        return most_connections(MAX_AGENT_CONNECTIONS)
+
+
+class RateLimitedLog(logging.Filter):
+    """Logs each sentence once a minute, and no traceback about clients that disconnected: clients could otherwise fill
+    the disk with log lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last_logged: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, DISCONNECT_ERRORS):
+            record.exc_info = record.exc_text = None
+            record.msg, record.args = f"{str(record.msg).splitlines()[0]}: {error!r}"[:300], ()
+        return self._is_new(f"{str(record.msg).partition(chr(10))[0]} {type(error).__name__}")
+
+    def say(self, sentence: str) -> None:
+        if self._is_new(sentence):
+            logger.warning(sentence)
+
+    def _is_new(self, sentence: str) -> bool:
+        now = time.monotonic()
+        if now - self._last_logged.get(sentence, -MINUTE_S) < MINUTE_S:
+            return False
+        if len(self._last_logged) >= 100:
+            self._last_logged.clear()
+        self._last_logged[sentence] = now
+        return True
+
+
+rate_limited_log = RateLimitedLog()
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Limits the logs while a server runs: asyncio logs each connection that it could not accept."""
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
+    for each in loggers:
+        each.addFilter(rate_limited_log)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(rate_limited_log)
