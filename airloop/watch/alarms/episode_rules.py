@@ -1,4 +1,4 @@
-"""What is looked at in every step: episodes, rewards, time. (watches_learner.py: the update.)
+"""What is looked at in every step: episodes, rewards, time. (learner_rules.py: the update.)
 
 Each is a function of the step's line of metrics and of the lines before. A key that a line does not have (written by
 an older version, or of a step without episodes) says nothing. The reason for a threshold stands beside it; all are
