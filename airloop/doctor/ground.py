@@ -20,9 +20,9 @@ from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row
 from airloop.learn.checkpoints import random_states, set_random_states
 from airloop.learn.optimiser import assign
+from airloop.text.figures import duration
 from airloop.text.prefix import common_prefix
 from airloop.waits import waiting
-from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
@@ -93,7 +93,7 @@ async def in_time(asked: Coroutine[Any, Any, T]) -> T:
                 return await asked
         except TimeoutError:
             raise NotJudged(
-                f"the engine did not answer prompts of a few tokens within {span(LONGEST_S)}",
+                f"the engine did not answer prompts of a few tokens within {duration(LONGEST_S)}",
                 f"see whether it hangs (`air doctor --only G9`); {SLOWER}",
             ) from None
 

@@ -27,8 +27,8 @@ from airloop.errors import AirError
 from airloop.events import Watcher
 from airloop.files import write_json
 from airloop.runs.run import Run
+from airloop.text.figures import duration
 from airloop.waits import waiting
-from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
@@ -75,7 +75,7 @@ def prove_apart(run: Run, watcher: Watcher) -> None:
     watcher.phase("probing and proving in one process, before the others start")
     report = _examined_apart(_for_one(config), run, config.ranks)
     if report is None:
-        why = f"not judged: the process that makes them did not end within {span(APART_S)}"
+        why = f"not judged: the process that makes them did not end within {duration(APART_S)}"
         run.note(proofs=why)
         watcher.say(f"doctor: probes and proofs were {why}; the run goes on")
         return
