@@ -150,8 +150,8 @@ def _train(parts: Components, rng: random.Random, tokens: int) -> float:
     rows = []
     for i in range(-(-tokens // length)):
         ids = tuple(rng.choices(range(parts.loaded.tokenizer.vocab_size), k=length))
-        train = (False,) * (length - length // 2) + (True,) * (length // 2)
-        rows.append(Row(f"speed-{i}#0", ids, train, (0.0,) * length, 1.0, 1.0))
+        half = length - length // 2
+        rows.append(Row.of_reply(f"speed-{i}#0", ids[:half], ids[half:]))
     began = time.perf_counter()
     parts.learner.rehearse(rows)
     seconds = time.perf_counter() - began

@@ -56,15 +56,8 @@ class Answer:
     generation: Generation
 
     def row(self, number: int, advantage: float = 1.0, weight: float = 1.0) -> Row:
-        tokens, n = self.generation.token_ids, len(self.prompt)
-        return Row(
-            f"proof-{number}#0",
-            self.prompt + tokens,
-            (False,) * n + (True,) * len(tokens),
-            (0.0,) * n + self.generation.logprobs,
-            advantage,
-            weight,
-        )
+        reply = self.generation
+        return Row.of_reply(f"proof-{number}#0", self.prompt, reply.token_ids, reply.logprobs, advantage, weight)
 
 
 def serve(case: Case, prompts: Sequence[Sequence[int]], tokens: int = REPLY_TOKENS, seed: int = 0) -> list[Answer]:

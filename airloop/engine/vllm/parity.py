@@ -21,8 +21,7 @@ AGREE_ROUNDED = 0.25
 
 def trainer_logprobs(policy: Policy, tokens: Sequence[int], first: int, temperature: float = 1.0) -> list[float]:
     """Of the tokens from `first` on."""
-    train = tuple(place >= first for place in range(len(tokens)))
-    row = Row("probe", tuple(tokens), train, (0.0,) * len(tokens), 0.0, 1.0)
+    row = Row.of_reply("probe", tokens[:first], tokens[first:], advantage=0.0)
     with torch.no_grad():
         (part,) = micro_batches([row], len(tokens))
         plan = PackedPlan(part, policy.device)
