@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from airloop.assemble import Components
 from airloop.budget import Budget, plan_steps
 from airloop.clocks import SimulatedClock
-from airloop.engine.base import start_engine, update_served
+from airloop.engine.base import update_served
 from airloop.events import Watcher
 from airloop.learn.advantages import Batch
 from airloop.learn.optimiser import NotFinite
@@ -39,7 +39,7 @@ async def train(parts: Components, run: Run, watcher: Watcher, budget: Budget | 
     async with monitored(parts, run, watcher, budget) as training:
         before = await evaluate_before(parts, run, watcher, budget)
         await plan_steps(budget, parts, run, watcher)
-        await start_engine(parts.engine)  # where ranks meet: not among the groups that are sampled beside
+        await parts.engine.start()  # where ranks meet: not among the groups that are sampled beside
         supply = make_supply(parts, run)
         try:
             await supply.start()

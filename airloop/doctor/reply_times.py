@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airloop.doctor.refusals import SLOWER, Unanswered
-from airloop.engine.base import Sampling, start_engine
+from airloop.engine.base import Sampling
 from airloop.speed import warm_up
 from airloop.text.figures import duration
 from airloop.waits import waiting
@@ -37,7 +37,7 @@ class ReplyTimes:
 
 async def time_replies(parts: Components, plan: Sequence[Task], at_once: int, longest_s: float) -> ReplyTimes | None:
     """None where a task cannot be opened or does not fit: the probe's episodes will say so."""
-    await start_engine(parts.engine)
+    await parts.engine.start()
     try:
         async with asyncio.timeout(longest_s):
             began = time.monotonic()

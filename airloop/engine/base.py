@@ -121,6 +121,7 @@ class Engine(Protocol):
 
     counters: Counters
     unserved: Unserved  # how long it could serve nobody
+    in_place: bool = False  # it samples from the trainer's own weights
 
     @property
     def version(self) -> int:
@@ -152,6 +153,14 @@ class Engine(Protocol):
 
     def describe(self) -> Limits: ...
 
+    async def start(self) -> None:
+        """Of an engine that has servers to start: starts them, before any deadline of an episode runs."""
+        return None
+
+    def answering(self) -> tuple[int, int]:
+        """How many of its servers answer, and how many it has: none, if it is not made of servers."""
+        return 0, 0
+
     async def close(self) -> None:
         """Whoever waits for a reply is told; nothing is sampled any more."""
         ...
@@ -173,14 +182,8 @@ async def update_served(engine: Engine, update: Callable[[], Awaitable[T]], vers
     version. Servers have weights of their own, and are told afterwards."""
     async with engine.paused():
         result = await update()
-        if getattr(engine, "in_place", False):
+        if engine.in_place:
             await engine.publish(version())
-    if not getattr(engine, "in_place", False):
+    if not engine.in_place:
         await engine.publish(version())
     return result
-
-
-async def start_engine(engine: Engine | None) -> None:
-    """An engine that has servers to start starts them, before any deadline of an episode runs."""
-    if (start := getattr(engine, "start", None)) is not None:
-        await start()

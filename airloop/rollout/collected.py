@@ -112,5 +112,5 @@ def counted(ended: Collection[Trajectory], dropped: Iterable[Dropped], totals: M
 
 
 def abandoned(engine: Engine | None) -> int:
-    """Tokens that the engine sampled for replies it could not return, if it counts them."""
-    return getattr(getattr(engine, "counters", None), "abandoned", 0)
+    """Tokens that the engine sampled for replies it could not return."""
+    return engine.counters.abandoned if engine else 0

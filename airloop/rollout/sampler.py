@@ -17,7 +17,7 @@ from typing import Any
 
 from airloop.chat.forest import Tokenizer
 from airloop.chat.session import ChatSession
-from airloop.engine.base import Engine, start_engine
+from airloop.engine.base import Engine
 from airloop.envs.base import Environment
 from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
@@ -96,7 +96,7 @@ class Sampler:
         needed begin at once with the others, since whoever waits for a group to end waits for its longest episode; if
         more than planned then have signal, all are kept.
         """
-        await start_engine(self._engine)
+        await self.policy[0].start()
         settings = self._settings
         spares: list[Task] = []
         begun = len(plan)
@@ -130,7 +130,7 @@ class Sampler:
     ) -> Collected:
         """One group of a step's plan by itself. Groups are numbered over all steps, so that each keeps its name
         whichever step it is trained in. An episode waits for its `seat` before it begins."""
-        await start_engine(self._engine)
+        await self.policy[0].start()
         first = step * len(plan)
         seeds = seeds_of(plan, self._settings, step, first=first)
         round = _Collection(self, self._settings, step, version, plan, finished or {}, seeds, first=first, seat=seat)
@@ -154,7 +154,7 @@ class Sampler:
         """`rollouts` episodes of each task by the policy, or by the agents that `agent` makes. `step` only
         goes to `save`: the episodes' seeds are the same in every evaluation with the same `seed`."""
         if agent is None:
-            await start_engine(self._engine)
+            await self.policy[0].start()
         temperature = self._settings.sampling.temperature if temperature is None else temperature
         sampling = replace(self._settings.sampling, temperature=temperature)
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
@@ -333,7 +333,7 @@ class _Collection:
             "seed": self._seeds[place],
             "version": self._version,
             "deadline_s": settings.deadline_s,
-            "unserved": None if self._agent else getattr(self._sampler._engine, "unserved", None),
+            "unserved": self._sampler._engine.unserved if self._sampler._engine and not self._agent else None,
         }
         try:
             if isinstance(env, ProgramEnvironment):

@@ -39,7 +39,9 @@ class PlainLlama:
         for name in [name for name in parts if name.endswith("lora_A.weight")]:
             own = name.removeprefix(HEAD).replace("lora_A.", "")
             second = parts[name.replace("lora_A", "lora_B")]
-            self.weights[own] = self.weights[own] + np.float32(asked["lora_alpha"] / asked["r"]) * (second @ parts[name])
+            self.weights[own] = self.weights[own] + np.float32(asked["lora_alpha"] / asked["r"]) * (
+                second @ parts[name]
+            )
 
     async def generate(self, ids: list[int], sampling: Sampling) -> Reply:
         logits = self.logits(np.array(ids))[-1] / np.float32(sampling.temperature)

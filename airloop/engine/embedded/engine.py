@@ -12,7 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from airloop.effort import Effort
-from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, Unserved, room_after
+from airloop.engine.base import (
+    Counters,
+    Engine,
+    EngineFailed,
+    Generation,
+    Heard,
+    Limits,
+    Sampling,
+    Unserved,
+    room_after,
+)
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
@@ -34,7 +44,7 @@ DRAIN_S = 900.0
 Answer = tuple[EngineStep, "np.ndarray", "np.ndarray"]
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Engine):
     """Samples from a Policy's own weights. One engine per event loop.
 
     eager: no CUDA graphs. own_forward: our own forward pass instead of transformers' layers (None: on CUDA, where the

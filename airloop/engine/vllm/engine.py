@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from airloop.config.vllm_rules import HOTTEST
-from airloop.engine.base import Counters, EngineFailed, Generation, Heard, Limits, Sampling, Unserved, room_after
+from airloop.engine.base import (
+    Counters,
+    Engine,
+    EngineFailed,
+    Generation,
+    Heard,
+    Limits,
+    Sampling,
+    Unserved,
+    room_after,
+)
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.parity import apart, tolerance, trainer_logprobs
 from airloop.engine.vllm.reply import Reply
@@ -40,7 +50,7 @@ FAILURES = 5  # of one reply in a row, at servers that live
 LOOKS = 4  # at a server whose log-probs differ
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """See Engine."""
 
     def __init__(
@@ -80,6 +90,9 @@ class VllmEngine:
     def describe(self) -> Limits:
         detail = {"backend": "vllm", "servers": str(len(self.servers))}
         return Limits(self.context, self._batch * len(self.servers), 0, detail, HOTTEST)
+
+    def answering(self) -> tuple[int, int]:
+        return sum(not server.lost for server in self.servers), len(self.servers)
 
     # --- replies ------------------------------------------------------------------------------------------------
 

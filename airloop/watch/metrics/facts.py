@@ -60,8 +60,8 @@ def step_facts(parts: Components, collected: Collected, report: Report) -> dict[
 
 def _servers(engine: Engine) -> dict[str, dict[str, int]]:
     """Of an engine that is made of servers: one that has died, or whose node is lost, is missed here."""
-    found = getattr(engine, "servers", ())
-    return {"servers": {"answering": sum(not one.lost for one in found), "all": len(found)}} if found else {}
+    answering, servers = engine.answering()
+    return {"servers": {"answering": answering, "all": servers}} if servers else {}
 
 
 def commonest_crash(collected: Collected) -> dict[str, str]:
