@@ -217,9 +217,9 @@ def examine_config(
     """Say, before the first GPU hour, whether a run will learn, and why not: air doctor @ config.toml."""
     if asks_for_help(context.args):
         print_help(DOCTOR_HELP, context.args)
+    from airloop.doctor.checks.tokens import coloured
     from airloop.doctor.report import as_json as report_json
     from airloop.doctor.report import exit_code, format_report
-    from airloop.doctor.tokens import coloured
     from airloop.doctor.visit import visit
     from airloop.watch.display.display import Display
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.config import ClusterConfig, Config, to_toml
 from airloop.doctor.case import Case
+from airloop.doctor.checks.signal import RANKS
 from airloop.doctor.examine import examine
 from airloop.doctor.report import as_json, exit_code, refusal, summary, unjudged, warnings
-from airloop.doctor.signal import RANKS
 from airloop.effort import Patience
 from airloop.errors import AirError
 from airloop.events import Watcher

@@ -13,11 +13,11 @@ import pytest
 import torch
 from support.probe_cases import ARITH, ask, case_of
 
-from airloop.doctor import arrival
-from airloop.doctor.arrival import ENOUGH, TOO_MUCH, _add_noise, perturb
 from airloop.doctor.case import Case
+from airloop.doctor.checks import arrival
+from airloop.doctor.checks.arrival import ENOUGH, TOO_MUCH, _add_noise, perturb
+from airloop.doctor.checks.proofs import _same
 from airloop.doctor.ground import Answer, first_prompts, gap, heated, learner_state, serve, undone
-from airloop.doctor.proofs import _same
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
 from airloop.learn.report import Report

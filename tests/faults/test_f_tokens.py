@@ -19,9 +19,9 @@ from airloop.chat.forest import Forest
 from airloop.config import load_config
 from airloop.doctor.base import checks
 from airloop.doctor.case import Case
+from airloop.doctor.checks.proofs import _same
+from airloop.doctor.checks.tokens import CLOSE, OPEN, coloured, marked
 from airloop.doctor.ground import learner_state
-from airloop.doctor.proofs import _same
-from airloop.doctor.tokens import CLOSE, OPEN, coloured, marked
 from airloop.engine.base import Generation, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
