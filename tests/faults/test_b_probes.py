@@ -12,8 +12,8 @@ from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_o
 from airloop.assemble import rollout_settings
 from airloop.chat import forest
 from airloop.doctor.case import Case
-from airloop.doctor.ground import update
 from airloop.doctor.probe import Probe
+from airloop.doctor.proof_tools import update
 from airloop.envs.script import Script
 from airloop.envs.tune.env import TuneEnv
 from airloop.learn.batches import Row

@@ -21,7 +21,7 @@ from airloop.doctor.base import checks
 from airloop.doctor.case import Case
 from airloop.doctor.checks.proofs import _same
 from airloop.doctor.checks.tokens import CLOSE, OPEN, coloured, marked
-from airloop.doctor.ground import learner_state
+from airloop.doctor.proof_tools import learner_state
 from airloop.engine.base import Generation, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward

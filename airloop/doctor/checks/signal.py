@@ -357,7 +357,7 @@ def time_per_turn(case: Case) -> Finding:
 
 def _estimate(case: Case) -> str:
     from airloop.doctor.forecast import forecast
-    from airloop.doctor.ground import in_time
+    from airloop.doctor.proof_tools import in_time
     from airloop.speed import measure_speed
 
     probe = case.probe

@@ -13,8 +13,8 @@ from airloop.policy import Policy
 
 # Largest mean difference, in nats a token, at the probe's temperature. In fp32 two programs differ by 1e-6, with TF32
 # products by up to 1e-3. In bf16, where each rounds in places of its own, by 0.01 to 0.05 at temperature 1, and by 0.5
-# in a network that amplifies rounding (airloop/doctor/ground.py): half of that at 2. What is smaller and still wrong is
-# for the doctor's proofs and the alarm of every step, which measure rounding and do not guess it.
+# in a network that amplifies rounding (airloop/doctor/proof_tools.py): half of that at 2. What is smaller and still
+# wrong is for the doctor's proofs and the alarm of every step, which measure rounding and do not guess it.
 AGREE = {torch.float32: 1e-3}
 AGREE_ROUNDED = 0.25
 
