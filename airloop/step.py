@@ -33,8 +33,8 @@ from airloop.success import NAME, success_in
 from airloop.types import Alarm, Trajectory
 from airloop.waits import waiting
 from airloop.watch.alarms.gap import judge_gap
-from airloop.watch.alarms.likeness import Likeness
 from airloop.watch.alarms.monitor import Alarms, Found, Halted, set_aside
+from airloop.watch.alarms.script_similarity import ScriptSimilarity
 from airloop.watch.display.summary import base_gain, worse_start
 from airloop.watch.metrics.ages import age_facts, fresh_gap
 from airloop.watch.metrics.facts import step_facts, step_ledger
@@ -68,7 +68,7 @@ class Training:
     watcher: Watcher
     budget: Budget | None
     alarms: Alarms
-    likeness: Likeness
+    similarity: ScriptSimilarity
 
     def phase(self, step: int, text: str, total: int = 0) -> None:
         self.watcher.phase(f"step {step + 1}/{self.run.config.max_steps}: {text}", total)
@@ -99,7 +99,7 @@ class Training:
         that a step's time cannot be split by its episodes."""
         ledger = step_ledger(self.parts, collected, batch, report)
         times = clock.times(() if beside else collected.groups)
-        facts = step_facts(self.parts, collected, report) | self.likeness.facts(collected)
+        facts = step_facts(self.parts, collected, report) | self.similarity.facts(collected)
         if beside:
             facts |= age_facts(self.parts, collected, report, step)
             facts |= await judge_gap(self.parts, batch.rows or batch.silent, report, fresh_gap(facts["ages"]))
@@ -148,7 +148,7 @@ class Training:
         self.run.accept(step, made)
         heard(made.metrics)
         self.watcher.step(made.metrics)
-        self.likeness.suspect(made.metrics)
+        self.similarity.suspect(made.metrics)
         self.alarms.tell(found)
 
     async def finish(self, step: int, found: Found, replayed: bool, changed: Callable[[], None] = _nothing) -> None:
@@ -178,12 +178,12 @@ async def monitored(
     parts: Components, run: Run, watcher: Watcher, budget: Budget | None = None
 ) -> AsyncIterator[Training]:
     """While a run trains."""
-    training = Training(parts, run, watcher, budget, Alarms(run, watcher), Likeness(parts.envs, run))
+    training = Training(parts, run, watcher, budget, Alarms(run, watcher), ScriptSimilarity(parts.envs, run))
     with training.alarms.monitoring():
         try:
             yield training
         finally:
-            await training.likeness.close()
+            await training.similarity.close()
 
 
 def lr_of(config: Config, step: int, steps: int) -> float:
