@@ -10,7 +10,7 @@ from airloop.assemble import Components, training_schedule
 from airloop.budget import Budget, plan_steps
 from airloop.events import Watcher
 from airloop.learn.optimiser import NotFinite
-from airloop.rollout.together import torn
+from airloop.rollout.group_scoring import incomplete_groups
 from airloop.runs.run import Run
 from airloop.step import Outcome, Training, evaluate_before, lr_of, monitored
 from airloop.types import Trajectory
@@ -76,7 +76,7 @@ async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, i
         await parts.ranks.meet("what a killed run left is set aside, before new episodes are saved")
         return {}
     left = run.finished(step)
-    found = set(torn(left, parts.envs, parts.config.orchestrator.rollouts_per_example))
+    found = set(incomplete_groups(left, parts.envs, parts.config.orchestrator.rollouts_per_example))
     # Every rank has read before any samples: what a quicker one saves of this step is not left by a killed run.
     lost = (await parts.ranks.gather(found, "what a killed run has left of a step"))[0]
     if lost and parts.ranks.first:

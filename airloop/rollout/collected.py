@@ -71,7 +71,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has sampled of some groups; its counts are of the whole round so far."""
+    """What one rank has sampled of some groups; its counts are of the whole collection so far."""
 
     ended: Mapping[Place, Trajectory]
     groups: Mapping[int, Group]
