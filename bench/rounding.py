@@ -105,7 +105,7 @@ def distances(case: Case, rows: Sequence[Row]) -> list[Distance]:
 
 def ways(case: Case) -> dict[str, Callable[[], Any]]:
     policy = case.parts.policy
-    no_kernels = lambda: mock.patch("airloop.learn.pieces.fused", lambda x: False)  # noqa: E731
+    no_kernels = lambda: mock.patch("airloop.learn.block_ops.fused", lambda x: False)  # noqa: E731
     no_flash = lambda: mock.patch("airloop.learn.batches.flash_kernel", lambda *_: None)  # noqa: E731
     return {
         "plain, attention by matrices": lambda: sdpa_kernel(SDPBackend.MATH),
@@ -113,7 +113,7 @@ def ways(case: Case) -> dict[str, Callable[[], Any]]:
         "trainer, torch's pieces": no_kernels,
         "trainer, masks": no_flash,
         "trainer, both": lambda: _all(no_kernels(), no_flash()),
-        "trainer, two sums": lambda: mock.patch("airloop.learn.pieces.products", _two_sums),
+        "trainer, two sums": lambda: mock.patch("airloop.learn.block_ops.products", _two_sums),
         'trainer, impl = "hf"': lambda: mock.patch.object(policy, "impl", "hf"),
     }
 

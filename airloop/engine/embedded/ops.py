@@ -71,7 +71,7 @@ def add_product(out: Tensor, low: Tensor, up: Tensor) -> None:
     if out.is_cuda:
         _kernels("adapter").add_product(out, low, up)
     else:
-        out.addmm_(low, up)  # (with `out=` it would be another operator, which is not widened: models/wide_products.py)
+        out.addmm_(low, up)  # (with `out=` it would be another operator, which is not widened: models/fp32_matmul.py)
 
 
 def gated(both: Tensor, width: int) -> Tensor:
