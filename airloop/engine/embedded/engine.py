@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from airloop.effort import Effort
+from airloop.cpu_progress import CpuProgress
 from airloop.engine.base import (
     Counters,
     Engine,
@@ -185,15 +185,15 @@ class EmbeddedEngine(Engine):
             self._changed.set()
 
     async def _until_idle(self) -> None:
-        effort = Effort()
+        cpu = CpuProgress()
         while not self._idle.is_set():
             try:
                 async with asyncio.timeout(STEP_S):  # wait_for loses a Ctrl-C that comes as the event is set
                     await self._idle.wait()
             except TimeoutError:
-                if not effort.computing:
+                if not cpu.computing:
                     raise
-                effort.restart()
+                cpu.restart()
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:

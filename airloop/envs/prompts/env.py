@@ -19,7 +19,7 @@ from airloop.envs.prompts.functions import Reply, check_parameters, load_functio
 from airloop.envs.prompts.prompts import Prompt, Prompts, load_prompts
 from airloop.envs.rows import anchored_source
 from airloop.envs.script import Script
-from airloop.errors import AirError, InfraError, Trouble
+from airloop.errors import AirError, InfraError, TaskProblem
 from airloop.text.spelling import misspelt
 from airloop.types import Action, Agent, Message, Observation, Score, Task
 
@@ -184,11 +184,11 @@ class PromptsEnv(Environment[PromptsArgs]):
     def count(self, split: str) -> int:
         return len(self._prompts.splits.get(split, ()))
 
-    def check_tasks(self) -> Iterator[Trouble]:
+    def check_tasks(self) -> Iterator[TaskProblem]:
         try:
             self.count("train")
         except AirError as error:
-            yield Trouble("fail", error.problem, "no episode could be opened or scored", error.fix)
+            yield TaskProblem("fail", error.problem, "no episode could be opened or scored", error.fix)
 
     # --- episodes -------------------------------------------------------------------------------------------
 
