@@ -85,7 +85,7 @@ class Counters:
         return self.prefill_s, self.decode_s
 
 
-class Unserved:
+class EngineDowntime:
     """Seconds in which an engine began no reply, whoever asked: it trained, or had no server left. No deadline of an
     episode counts them."""
 
@@ -120,7 +120,7 @@ class Engine(Protocol):
     """
 
     counters: Counters
-    unserved: Unserved  # how long it could serve nobody
+    downtime: EngineDowntime  # how long it could serve nobody
     in_place: bool = False  # it samples from the trainer's own weights
 
     @property

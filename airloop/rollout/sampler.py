@@ -333,7 +333,7 @@ class _Collection:
             "seed": self._seeds[place],
             "version": self._version,
             "deadline_s": settings.deadline_s,
-            "unserved": self._sampler._engine.unserved if self._sampler._engine and not self._agent else None,
+            "downtime": self._sampler._engine.downtime if self._sampler._engine and not self._agent else None,
         }
         try:
             if isinstance(env, ProgramEnvironment):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from airloop.engine.base import ContextFull, Counters, Generation, Limits, Sampling, Unserved
+from airloop.engine.base import ContextFull, Counters, EngineDowntime, Generation, Limits, Sampling
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.types import Agent, Message, Task
@@ -46,7 +46,7 @@ class ScriptedEngine:
         self._agents: dict[str, Agent] = {}
         self._all_here = asyncio.Event()
         self.version = 0
-        self.counters, self.unserved = Counters(), Unserved()
+        self.counters, self.downtime = Counters(), EngineDowntime()
         self.most_waiting = 0  # first replies that were waited for at once
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, order: str = "") -> Generation:

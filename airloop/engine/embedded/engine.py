@@ -15,12 +15,12 @@ from airloop.cpu_progress import CpuProgress
 from airloop.engine.base import (
     Counters,
     Engine,
+    EngineDowntime,
     EngineFailed,
     Generation,
     Heard,
     Limits,
     Sampling,
-    Unserved,
     room_after,
 )
 from airloop.engine.embedded.pages import KeyValues, PageTree
@@ -76,7 +76,7 @@ class EmbeddedEngine(Engine):
             )
         self.policy = policy
         self.context = context
-        self.counters, self.unserved = Counters(), Unserved()
+        self.counters, self.downtime = Counters(), EngineDowntime()
         self._kv = KeyValues(
             layers, -(-kv_tokens // page_size), page_size, heads, dim, policy.dtype, policy.device, lend
         )
@@ -153,7 +153,7 @@ class EmbeddedEngine(Engine):
         was cancelled is dropped, and what the device still does for it is waited for."""
         self._scheduler.draining += 1
         try:
-            with self.unserved.counted():
+            with self.downtime.counted():
                 await self._until_drained()
                 async with self._between_steps("training may begin"):
                     self._scheduler.drop_cancelled()

@@ -20,12 +20,12 @@ from airloop.config.vllm_rules import HOTTEST
 from airloop.engine.base import (
     Counters,
     Engine,
+    EngineDowntime,
     EngineFailed,
     Generation,
     Heard,
     Limits,
     Sampling,
-    Unserved,
     room_after,
 )
 from airloop.engine.vllm.adapters import AdapterStore
@@ -67,7 +67,7 @@ class VllmEngine(Engine):
         self.place = place
         self.servers = list(servers)
         self.context = context
-        self.counters, self.unserved = Counters(), Unserved()
+        self.counters, self.downtime = Counters(), EngineDowntime()
         self._store = store
         self._batch = batch
         self._version = policy.version
@@ -164,7 +164,7 @@ class VllmEngine(Engine):
                 raise self._none_left()
             self._changed.clear()
             told = waiting("a server of vLLM to come back", "vLLM", READY_S, log=self.servers[0].tail)
-            with told, self.unserved.counted():
+            with told, self.downtime.counted():
                 await self._changed.wait()
         return alive
 
@@ -190,7 +190,7 @@ class VllmEngine(Engine):
         if self._ready is None:
             self._ready = asyncio.ensure_future(self._start())
         if not self._ready.done():
-            with self.unserved.counted():
+            with self.downtime.counted():
                 await asyncio.shield(self._ready)
         await self._ready
 
