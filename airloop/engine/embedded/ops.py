@@ -35,7 +35,7 @@ def rotary_write(
     keys: Tensor,
     values: Tensor,
     table: Tensor,
-    seats: Tensor,
+    slots: Tensor,
     positions: Tensor,
     angles: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None,
@@ -44,18 +44,18 @@ def rotary_write(
 ) -> Tensor:
     """Queries [T, heads, d], normed and turned; the same tokens' keys and values go into their pages.
 
-    qkv [T, ≥ (heads + 2 kv_heads) d]; keys and values [pages, slots, kv_heads, d]; table [seats, pages of a seat];
+    qkv [T, ≥ (heads + 2 kv_heads) d]; keys and values [pages, cells, kv_heads, d]; table [slots, pages of a slot];
     angles: cos and sin [context, d/2] in float32.
     """
     if qkv.is_cuda:
-        return _kernels("rows").rotary_write(qkv, keys, values, table, seats, positions, angles, norms, eps, heads)
+        return _kernels("rows").rotary_write(qkv, keys, values, table, slots, positions, angles, norms, eps, heads)
     page, kv_heads, dim = keys.shape[1:]
     q, k, v = qkv[:, : (heads + 2 * kv_heads) * dim].split([heads * dim, kv_heads * dim, kv_heads * dim], 1)
     cos, sin = (a[positions][:, None] for a in angles)
     q, k = q.unflatten(1, (heads, dim)), k.unflatten(1, (kv_heads, dim))
     if norms is not None:
         q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
-    pages = table[seats, positions // page].long()
+    pages = table[slots, positions // page].long()
     keys[pages, positions % page] = _turn(k, cos, sin)
     values[pages, positions % page] = v.unflatten(1, (kv_heads, dim))
     return _turn(q, cos, sin)
@@ -82,14 +82,14 @@ def gated(both: Tensor, width: int) -> Tensor:
 
 
 def attend_decode(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, seats: Tensor, positions: Tensor, scale: float
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, slots: Tensor, positions: Tensor, scale: float
 ) -> Tensor:
-    """query [B, heads, d], one token per sequence at its position, over the pages of its seat."""
+    """query [B, heads, d], one token per sequence at its position, over the pages of its slot."""
     if query.is_cuda:
-        return _kernels("attention").decode(query, keys, values, table, seats, positions, scale)
+        return _kernels("attention").decode(query, keys, values, table, slots, positions, scale)
     rows = [
-        _attend(query[i : i + 1], keys, values, table[int(seat)], int(place), scale)
-        for i, (seat, place) in enumerate(zip(seats.tolist(), positions.tolist(), strict=True))
+        _attend(query[i : i + 1], keys, values, table[int(slot)], int(place), scale)
+        for i, (slot, place) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True))
     ]
     return torch.cat(rows)
 
@@ -105,12 +105,12 @@ def attend_prefill(
 ) -> None:
     """Causal attention of chunks over everything before them and themselves, into `out` (both [T, heads, d]).
 
-    blocks: for at most `block_tokens` tokens of one chunk each: first row, tokens, position, seat.
+    blocks: for at most `block_tokens` tokens of one chunk each: first row, tokens, position, slot.
     """
     if query.is_cuda:
         return _kernels("attention").prefill(query, keys, values, table, blocks, out, scale)
-    for start, count, place, seat in zip(*(b.tolist() for b in blocks), strict=True):
-        out[start : start + count] = _attend(query[start : start + count], keys, values, table[seat], place, scale)
+    for start, count, place, slot in zip(*(b.tolist() for b in blocks), strict=True):
+        out[start : start + count] = _attend(query[start : start + count], keys, values, table[slot], place, scale)
     return None
 
 
@@ -131,7 +131,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, listed: Tensor, place: 
 
 def draw(
     logits: Tensor,
-    seats: Tensor,
+    slots: Tensor,
     heat: Tensor,
     seeds: Tensor,
     drawn: Tensor,
@@ -142,34 +142,34 @@ def draw(
     out: tuple[Tensor, Tensor],
     counter: Tensor,
 ) -> None:
-    """One token for each row of logits [B, vocabulary] of the seats [B]; writes each seat's token, moves it on by one
+    """One token for each row of logits [B, vocabulary] of the slots [B]; writes each slot's token, moves it on by one
     position, and puts token and log-prob into row `counter` of out ([steps, most rows]). `floors` [B]: tokens with a
     logit below it cannot be drawn; the log-prob is that of the whole softmax all the same."""
     if logits.is_cuda:
-        return _kernels("draw").draw(logits, seats, heat, seeds, drawn, floors, tokens, positions, caps, out, counter)
-    scaled = logits.float() / torch.where(heat[seats] > 0, heat[seats], 1.0)[:, None]
+        return _kernels("draw").draw(logits, slots, heat, seeds, drawn, floors, tokens, positions, caps, out, counter)
+    scaled = logits.float() / torch.where(heat[slots] > 0, heat[slots], 1.0)[:, None]
     total = scaled.logsumexp(-1)  # torch's log_softmax adds up in a row: 3e-5 off on ARM
     allowed = scaled if floors is None else scaled.masked_fill(logits.float() < floors[:, None], float("-inf"))
     race = torch.empty_like(allowed)
-    for row, (seed, at) in enumerate(zip(seeds[seats].tolist(), drawn[seats].tolist(), strict=True)):
+    for row, (seed, at) in enumerate(zip(seeds[slots].tolist(), drawn[slots].tolist(), strict=True)):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + at) % (1 << 63))
         race[row].exponential_(generator=generator)
-    noisy = torch.where(heat[seats, None] > 0, allowed - race.log(), allowed)
+    noisy = torch.where(heat[slots, None] > 0, allowed - race.log(), allowed)
     token = noisy.argmax(-1)
     step = int(counter)
     out[0][step, : len(token)] = token.to(out[0].dtype)
     out[1][step, : len(token)] = scaled.gather(1, token[:, None])[:, 0] - total
-    tokens[seats] = token.to(tokens.dtype)
-    drawn[seats] += 1
-    positions[seats] = torch.minimum(positions[seats] + 1, caps[seats])
+    tokens[slots] = token.to(tokens.dtype)
+    drawn[slots] += 1
+    positions[slots] = torch.minimum(positions[slots] + 1, caps[slots])
     return None
 
 
-def floors(logits: Tensor, seats: Tensor, heat: Tensor, limits: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """The smallest logit [B] that each seat's top-k, top-p and min-p (`limits`, by seat) leave in the draw; never more
+def floors(logits: Tensor, slots: Tensor, heat: Tensor, limits: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The smallest logit [B] that each slot's top-k, top-p and min-p (`limits`, by slot) leave in the draw; never more
     than the row's largest. Tokens exactly as likely as the last one stay too."""
-    top_k, top_p, min_p = (limit[seats] for limit in limits)
-    temperature = torch.where(heat[seats] > 0, heat[seats], 1.0)
+    top_k, top_p, min_p = (limit[slots] for limit in limits)
+    temperature = torch.where(heat[slots] > 0, heat[slots], 1.0)
     ranked = logits.float().sort(-1, descending=True).values
     share = (ranked / temperature[:, None]).softmax(-1)
     before = share.cumsum(-1) - share
