@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import support.plain_ops
 import support.triton_interpreter  # noqa: F401
 import torch
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import support.plain_ops  # noqa: F401 - our own forward pass on a CPU
 import torch
 from support.probe_cases import ARITH, ask, case_of
 

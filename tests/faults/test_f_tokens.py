@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support.plain_ops  # noqa: F401 - our own forward pass on a CPU
 import torch
 from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 

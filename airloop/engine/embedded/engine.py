@@ -23,6 +23,7 @@ from airloop.engine.base import (
     Sampling,
     room_after,
 )
+from airloop.engine.embedded import ops
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
@@ -360,6 +361,8 @@ def _why_plain(policy: Policy, kv: KeyValues) -> str:
     """What the kernels cannot do with this model and these pages; empty when they can do everything."""
     if (why := why_unknown(policy.model)) is not None:
         return why
+    if policy.device.type != "cuda" and ops.off_cuda is None:
+        return "its operations are kernels for CUDA"
     dim = policy.kv_shape[2]
     if policy.device.type == "cuda" and (dim < 16 or dim & (dim - 1)):
         return f"its heads have {dim} numbers, and the kernels want 16, 32, 64, 128 or 256"
