@@ -153,8 +153,8 @@ def make_policy(config: Config, loaded: Loaded) -> Policy:
     from airloop.determinism import pin
     from airloop.learn.lora import attach_lora, load_lora, use_fp32_adapters
     from airloop.models.dtypes import choose_kernels
+    from airloop.models.fp32_matmul import are_slow, widen_products
     from airloop.models.head import check_head, logits_head
-    from airloop.models.wide_products import are_slow, widen_products
     from airloop.policy import Policy
 
     torch.manual_seed(config.seed)

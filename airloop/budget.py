@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from airloop.config import with_changes
 from airloop.config.defaults import MOST_STEPS
 from airloop.speed import Speed, measure_speed
+from airloop.text.figures import duration
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
@@ -276,17 +277,18 @@ class Budget:
         start = ""
         if chosen.warmstart_steps:
             steps = _of(chosen.warmstart_steps, asked.warmstart_steps)
-            start = f"supervised start of {steps} steps ({_span(costs.warmstart(chosen))}), "
+            start = f"supervised start of {steps} steps ({duration(costs.warmstart(chosen))}), "
         late = costs.total(chosen) - self.left_s
         kept = "corrected as they are measured"
         if late > 0:
-            kept = f"at the pace measured now the run ends {_span(late)} late: this is the least that can show anything"
+            kept = f"at the pace measured now the run ends {duration(late)} late: "
+            kept += "this is the least that can show anything"
         return [
-            f"budget: {self.minutes:g} min, {_span(spent)} spent; this machine computes {speed} (measured in "
+            f"budget: {self.minutes:g} min, {duration(spent)} spent; this machine computes {speed} (measured in "
             f"{speed.seconds:.0f} s)",
-            f"  {start}{evaluation} ({_span(count * costs.evaluation(chosen))})",
+            f"  {start}{evaluation} ({duration(count * costs.evaluation(chosen))})",
             f"  {_of(chosen.steps, most)} steps of {_of(chosen.batch_size, asked.batch_size)} episodes, about "
-            f"{_span(costs.step(chosen))} each; {kept}",
+            f"{duration(costs.step(chosen))} each; {kept}",
         ]
 
     def evaluated(self, seconds: float, tasks: int) -> None:
@@ -335,8 +337,8 @@ async def plan_steps(budget: Budget | None, parts: Components, run: Run, watcher
         run.change(planned)
         steps, episodes = planned["max_steps"], planned["orchestrator.batch_size"]
         watcher.say(
-            f"        budget: {_span(max(0.0, budget.left_s))} left; by the pace of that evaluation {steps} steps of "
-            f"{episodes} episodes fit, not {before[0]} of {before[1]}"
+            f"        budget: {duration(max(0.0, budget.left_s))} left; by the pace of that evaluation {steps} steps "
+            f"of {episodes} episodes fit, not {before[0]} of {before[1]}"
         )
 
 
@@ -356,7 +358,7 @@ async def keep_to_budget(
         run.change({"max_steps": steps})
     if abs(steps - before) > 1 or steps == finished < before:
         watcher.say(
-            f"        budget: {_span(max(0.0, budget.left_s))} left, so {steps} steps in all instead of {before}"
+            f"        budget: {duration(max(0.0, budget.left_s))} left, so {steps} steps in all instead of {before}"
         )
     if run.writes:
         run.note(budget=budget.facts())
@@ -364,7 +366,3 @@ async def keep_to_budget(
 
 def _of(chosen: int, asked: int) -> str:
     return str(chosen) if chosen == asked else f"{chosen} of {asked}"
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"

@@ -217,15 +217,15 @@ def examine_config(
     """Say, before the first GPU hour, whether a run will learn, and why not: air doctor @ config.toml."""
     if asks_for_help(context.args):
         print_help(DOCTOR_HELP, context.args)
+    from airloop.doctor.checks.tokens import coloured
     from airloop.doctor.report import as_json as report_json
     from airloop.doctor.report import exit_code, format_report
-    from airloop.doctor.tokens import coloured
-    from airloop.doctor.visit import visit
+    from airloop.doctor.run_doctor import run_doctor
     from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
         begin(display, f"air doctor {' '.join(context.args)}".rstrip())
-        results = visit(context.args, display, [id for id in only.split(",") if id], skip_proofs, gpu_memory)
+        results = run_doctor(context.args, display, [id for id in only.split(",") if id], skip_proofs, gpu_memory)
     if as_json:
         print_json(report_json(results))
     else:

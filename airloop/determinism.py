@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from airloop.events import Say
     from airloop.runs.run import Run
 
 
@@ -28,7 +28,7 @@ def pin() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def pin_run(run: Run, say: Callable[[str], None]) -> None:
+def pin_run(run: Run, say: Say) -> None:
     """Everything, and the number of threads, into which long sums are cut: as it was when the run began. status.json
     keeps it for whoever resumes, here or on a machine with more cores."""
     import torch

@@ -17,9 +17,9 @@ from typing import Any
 from airloop.config import BudgetConfig, ClusterConfig, Config, LogbookConfig, with_changes
 from airloop.config.schema import VllmConfig
 from airloop.models.tiny import save_tiny
+from airloop.text.figures import duration
 from airloop.training import start
 from airloop.watch.display.display import Display
-from airloop.watch.display.pace import span
 
 STEPS, GROUP, TASKS = 2, 2, 2
 REPLY = 24  # tokens, each a byte
@@ -123,7 +123,7 @@ def _told(config: Config, small: Config, facts: dict[str, Any]) -> str:
     lost = f", {facts['infra_errors']} of them at first spoilt by the machinery" if facts["infra_errors"] else ""
     return (
         f"dry run: {facts['steps']} steps with {facts['episodes']} episodes of {small.task}{lost} and "
-        f"{facts['tokens_trained']:,.0f} tokens trained, in {span(facts['seconds'])}: "
+        f"{facts['tokens_trained']:,.0f} tokens trained, in {duration(facts['seconds'])}: "
         "every part works with every other.\n"
         f"Not tried: {config.model.name}, {_machines(config)}GPUs and their memory (`air plan`), and whether it learns "
         "(`air doctor`)."

@@ -27,7 +27,7 @@ class InfraError(Exception):
 
 
 @dataclass(frozen=True)
-class Lack:
+class MissingRequirement:
     """Something that episodes need and that is not there: what was seen, as a sentence, and the line that mends it."""
 
     what: str
@@ -35,7 +35,7 @@ class Lack:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class TaskProblem:
     """What an environment finds wrong with its own tasks, as the doctor tells it. "note": said, not wrong."""
 
     severity: Literal["fail", "warn", "note"]

@@ -15,7 +15,7 @@ STRETCH = 1 << 26
 CUDA_ROWS = 2048
 CUDA_CHUNK_BYTES = 640 << 20
 # A block's attention is kept for the backward pass when it costs more than this share of the block's matrix products.
-DEAR = 0.1
+RECOMPUTE_RATIO = 0.1
 # Up to so many tokens an MLP is computed at once; beyond, in parts of about so many, large enough for its products.
 MLP_WHOLE = 16384
 MLP_PART = 8192

@@ -6,54 +6,26 @@ the rows; the updates add up, so all ranks keep the same policy.
 
 from __future__ import annotations
 
-import asyncio
-
 from airloop.assemble import Components, training_schedule
-from airloop.budget import Budget, keep_to_budget, plan_steps
+from airloop.budget import Budget, plan_steps
 from airloop.events import Watcher
 from airloop.learn.optimiser import NotFinite
-from airloop.rollout.together import torn
+from airloop.rollout.group_scoring import incomplete_groups
 from airloop.runs.run import Run
-from airloop.runs.step_record import StepRecord
-from airloop.step import (
-    UPDATE_S,
-    Outcome,
-    advantages,
-    best_step,
-    check_refusal,
-    checkpoint,
-    enough_memory,
-    evaluate,
-    evaluate_before,
-    lr_of,
-    shaped,
-)
+from airloop.step import Outcome, Training, evaluate_before, lr_of, monitored
 from airloop.types import Trajectory
-from airloop.waits import waiting
-from airloop.watch.alarms.gap import judge_gap
-from airloop.watch.alarms.likeness import Likeness
-from airloop.watch.alarms.monitor import Alarms, Halted
-from airloop.watch.metrics.facts import step_facts, step_ledger
 from airloop.watch.metrics.latency import StepClock
-from airloop.watch.metrics.step_metrics import step_record
 
 
 async def train(parts: Components, run: Run, watcher: Watcher, budget: Budget | None = None) -> Outcome:
-    alarms = Alarms(run, watcher)
-    likeness = Likeness(parts.envs, run)
-    with alarms.monitoring():
-        try:
-            return await _train(parts, run, watcher, alarms, likeness, budget)
-        finally:
-            await likeness.close()
+    async with monitored(parts, run, watcher, budget) as training:
+        return await _train(training, parts, run, watcher, budget)
 
 
-async def _train(
-    parts: Components, run: Run, watcher: Watcher, alarms: Alarms, likeness: Likeness, budget: Budget | None
-) -> Outcome:
+async def _train(training: Training, parts: Components, run: Run, watcher: Watcher, budget: Budget | None) -> Outcome:
     """sample → advantages → update → publish → accept, with held-out evaluation before, during and after. A step that
     is refused comes again, with other seeds."""
-    policy, learner, engine, evaluation = parts.policy, parts.learner, parts.engine, parts.config.orchestrator.eval
+    policy, learner, engine = parts.policy, parts.learner, parts.engine
     schedule = training_schedule(parts.config, parts.envs)
     for line in run.metrics("train"):
         if line["step"] < run.first_step:
@@ -65,58 +37,34 @@ async def _train(
 
     sampler = parts.sampler(save, schedule)
     before = await evaluate_before(parts, run, watcher, budget)
+    await plan_steps(budget, parts, run, watcher)
     if budget:
-        await plan_steps(budget, parts, run, watcher)
         budget.begin_steps()
-    config = parts.config
-    groups = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+    episodes = parts.config.orchestrator.batch_size
+    groups = episodes // parts.config.orchestrator.rollouts_per_example
     for step in run.remaining_steps():
-        clock = StepClock(engine.counters)
-        replayed = run.recorded(step)
-        watcher.phase(f"step {step + 1}/{run.config.max_steps}: sampling", config.orchestrator.batch_size)
+        clock, replayed = StepClock(engine.counters), run.recorded(step)
+        training.phase(step, "sampling", episodes)
         left = await _finished(parts, run, step)
         collected = await sampler.collect(step, schedule.batch(step, groups), policy.version, left, run.refusals(step))
         clock.sampled()
-        collected = shaped(parts, collected)
-        batch = advantages(parts, collected)
-        watcher.phase(f"step {step + 1}/{run.config.max_steps}: training")
-        await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
+        collected, batch = await training.prepare(step, collected)
         try:
             async with engine.paused():
-                with waiting("the update", "the learner", UPDATE_S, here=True), enough_memory(parts, run):
-                    report = learner.update(batch, lr_of(config, step, run.config.max_steps))
+                with training.updating():
+                    report = learner.update(batch, lr_of(parts.config, step, run.config.max_steps))
         except NotFinite as error:
-            await _sample_anew(parts, run, alarms, step, error)
-            if budget:
-                budget.begin_steps()
+            await training.sample_anew(step, error)
             continue
         clock.trained()
         await engine.publish(policy.version)
-        ledger = step_ledger(parts, collected, batch, report)
-        times = clock.times(collected.groups)
-        facts = step_facts(parts, collected, report) | likeness.facts(collected)
-        facts |= await judge_gap(parts, batch.rows, report)
-        made = step_record(step, collected, batch, report, times, ledger, facts)
-        found = await alarms.look(made.metrics, parts.ranks)
-        if found.worst and found.refuses:  # this update may be at fault: no checkpoint, and the step comes anew
-            refusals = await _refuse(parts, run, step, found.worst.seen, made)
-            alarms.tell(found)
-            raise Halted(found.worst, run.path, refusals)
-        run.accept(step, made)
-        schedule.heard(made.metrics)
-        watcher.step(made.metrics)
-        likeness.suspect(made.metrics)
-        alarms.tell(found)
-        finished = step + 1
-        if evaluation.interval and finished % evaluation.interval == 0:
-            await evaluate(parts, run, watcher, finished, f"step_{finished:04d}", evaluation.split)
-        await keep_to_budget(budget, parts, run, watcher, finished, replayed)
-        if found.worst or finished % config.ckpt.interval == 0 or finished in (run.config.max_steps, best_step(run)):
-            checkpoint(parts, run, finished)
-        if found.worst and finished < run.config.max_steps:
-            raise Halted(found.worst, run.path)
-    after = await evaluate(parts, run, watcher, run.config.max_steps, "after", evaluation.test_split)
-    return Outcome(before, after)
+        made = await training.record(step, collected, batch, report, clock)
+        found = await training.alarms.look(made.metrics, parts.ranks)
+        if found.worst and found.refuses:
+            await training.halt(step, found.worst, found, made)
+        training.accept(step, made, found, schedule.heard)
+        await training.finish(step, found, replayed)
+    return await training.outcome(before)
 
 
 async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, int], Trajectory]:
@@ -128,24 +76,9 @@ async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, i
         await parts.ranks.meet("what a killed run left is set aside, before new episodes are saved")
         return {}
     left = run.finished(step)
-    found = set(torn(left, parts.envs, parts.config.orchestrator.rollouts_per_example))
+    found = set(incomplete_groups(left, parts.envs, parts.config.orchestrator.rollouts_per_example))
     # Every rank has read before any samples: what a quicker one saves of this step is not left by a killed run.
     lost = (await parts.ranks.gather(found, "what a killed run has left of a step"))[0]
     if lost and parts.ranks.first:
         run.move_episodes([left[place].id for place in lost], step, f"aside_{step:04d}_groups")
     return {place: t for place, t in left.items() if place not in lost}
-
-
-async def _refuse(parts: Components, run: Run, step: int, why: str, made: StepRecord | None = None) -> int:
-    """Set the step aside; how often that has been done by now, on every rank."""
-    run.refuse(step, why, made)
-    await parts.ranks.meet("a step that was refused is set aside, before it is sampled anew")
-    return run.refusals(step)
-
-
-async def _sample_anew(parts: Components, run: Run, alarms: Alarms, step: int, error: NotFinite) -> None:
-    """After an update that could not be made. It ends the run where that would not help, or not be the same run."""
-    refusals = await _refuse(parts, run, step, error.problem)
-    check_refusal(run, step, refusals, error)
-    if parts.ranks.first:
-        alarms.refused(step, error.problem, refusals)

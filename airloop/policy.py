@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airloop.models import lean  # noqa: F401
+from airloop.models import import_speedups  # noqa: F401
 
 # isort: split
 import torch

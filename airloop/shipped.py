@@ -70,8 +70,12 @@ def about(name: str) -> str:
 
 def _files() -> dict[str, Path]:
     """By name."""
-    others = (point.value for _, point in sorted(plugins("configs").items()))
-    return dict(_found((OWN, *others), tuple(sys.path)))
+    return dict(_found(packages(), tuple(sys.path)))
+
+
+def packages() -> tuple[str, ...]:
+    """This one, and those that add configs."""
+    return OWN, *(point.value for _, point in sorted(plugins("configs").items()))
 
 
 @cache
@@ -79,17 +83,18 @@ def _found(packages: tuple[str, ...], _: tuple[str, ...]) -> dict[str, Path]:
     """No other package's takes the place of one of ours. Folders are gone through once for a path of imports."""
     found: dict[str, Path] = {}
     for package in packages:
-        for folder in _folders(package):
+        for folder in (place / "configs" for place in folder_of(package)):
             here = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.toml")}
             found = here | found
     return found
 
 
-def _folders(package: str) -> list[Path]:
-    """Of a package's configs; none where it is not there. Nothing of it is imported."""
+def folder_of(package: str) -> list[Path]:
+    """Where a package lies, in several places if it is made of several; none where it is not there. Nothing of it is
+    imported."""
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):
         return []
     places = spec.submodule_search_locations if spec is not None else None
-    return [Path(place).resolve() / "configs" for place in places or ()]
+    return [Path(place).resolve() for place in places or ()]

@@ -150,10 +150,10 @@ def _train(parts: Components, rng: random.Random, tokens: int) -> float:
     rows = []
     for i in range(-(-tokens // length)):
         ids = tuple(rng.choices(range(parts.loaded.tokenizer.vocab_size), k=length))
-        train = (False,) * (length - length // 2) + (True,) * (length // 2)
-        rows.append(Row(f"speed-{i}#0", ids, train, (0.0,) * length, 1.0, 1.0))
+        half = length - length // 2
+        rows.append(Row.of_reply(f"speed-{i}#0", ids[:half], ids[half:]))
     began = time.perf_counter()
-    parts.learner.rehearse(rows)
+    parts.learner.measure_pass(rows)
     seconds = time.perf_counter() - began
     if parts.learner.shards:  # all ranks make every pass together, so all decide alike whether there is another
         seconds = max(parts.ranks.gather_now(seconds, "how long a pass took"))

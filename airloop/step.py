@@ -1,15 +1,20 @@
-"""What sampling and training have in common whether they take turns (loop.py) or go side by side (stream.py)."""
+"""What sampling and training have in common whether they take turns (loop.py) or go side by side (stream.py).
+
+`Training` holds what every step needs of a run. In both loops a step is prepared, its update made and recorded, looked
+at by the alarms, and then accepted or refused: accepted first, before anything is made of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from airloop.assemble import Components
-from airloop.budget import Budget
+from airloop.budget import Budget, keep_to_budget
 from airloop.config import Config
 from airloop.errors import AirError
 from airloop.evaluation import evaluate_policy
@@ -19,13 +24,22 @@ from airloop.learn.checkpoints import prune, save_checkpoint
 from airloop.learn.memory import memory_told
 from airloop.learn.optimiser import NotFinite
 from airloop.learn.overlong import Overlong, shape_overlong
+from airloop.learn.report import Report
 from airloop.learn.schedules import scheduled_lr
 from airloop.rollout.collected import Collected
 from airloop.runs.run import Run
+from airloop.runs.step_record import StepRecord
 from airloop.success import NAME, success_in
-from airloop.types import Trajectory
-from airloop.watch.alarms.monitor import set_aside
+from airloop.types import Alarm, Trajectory
+from airloop.waits import waiting
+from airloop.watch.alarms.gap import judge_gap
+from airloop.watch.alarms.monitor import Alarms, Found, Halted, set_aside
+from airloop.watch.alarms.script_similarity import ScriptSimilarity
 from airloop.watch.display.summary import base_gain, worse_start
+from airloop.watch.metrics.ages import age_facts, fresh_gap
+from airloop.watch.metrics.facts import step_facts, step_ledger
+from airloop.watch.metrics.latency import StepClock
+from airloop.watch.metrics.step_metrics import step_record
 
 # For one part of an update, a forward and backward pass: minutes at most, on the slowest CPU that we have measured.
 UPDATE_S = 1800.0
@@ -41,9 +55,135 @@ class Outcome:
     after: list[Trajectory]
 
 
-def enough_memory(parts: Components, run: Run) -> AbstractContextManager[None]:
-    how = f"write it into {run.path / 'config.toml'}, then `air train --resume {run.path}`"
-    return memory_told(parts.policy.device, parts.config.trainer.token_budget, how)
+def _nothing(*_: object) -> None:
+    """For a loop that has nothing of its own to do at this point."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that is being trained, with what looks on: alarms, and the comparison with scripts."""
+
+    parts: Components
+    run: Run
+    watcher: Watcher
+    budget: Budget | None
+    alarms: Alarms
+    similarity: ScriptSimilarity
+
+    def phase(self, step: int, text: str, total: int = 0) -> None:
+        self.watcher.phase(f"step {step + 1}/{self.run.config.max_steps}: {text}", total)
+
+    async def prepare(self, step: int, collected: Collected) -> tuple[Collected, Batch]:
+        """What is trained on: rewards as they are shaped, and advantages."""
+        collected = shaped(self.parts, collected)
+        batch = advantages(self.parts, collected)
+        self.phase(step, "training")
+        await asyncio.sleep(0)  # Ctrl-C is heard here: an update, once begun, is finished
+        return collected, batch
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around an update: it has a deadline, and memory that was not enough is told with what to change."""
+        config = self.run.path / "config.toml"
+        how = f"write it into {config}, then `air train --resume {self.run.path}`"
+        with (
+            waiting("the update", "the learner", UPDATE_S, here=True),
+            memory_told(self.parts.policy.device, self.parts.config.trainer.token_budget, how),
+        ):
+            yield
+
+    async def record(
+        self, step: int, collected: Collected, batch: Batch, report: Report, clock: StepClock, beside: bool = False
+    ) -> StepRecord:
+        """After the update is published. `beside`: sampling went on beside training, so that tokens differ in age, and
+        that a step's time cannot be split by its episodes."""
+        ledger = step_ledger(self.parts, collected, batch, report)
+        times = clock.times(() if beside else collected.groups)
+        facts = step_facts(self.parts, collected, report) | self.similarity.facts(collected)
+        if beside:
+            facts |= age_facts(self.parts, collected, report, step)
+            facts |= await judge_gap(self.parts, batch.rows or batch.silent, report, fresh_gap(facts["ages"]))
+        else:
+            facts |= await judge_gap(self.parts, batch.rows, report)
+        return step_record(step, collected, batch, report, times, ledger, facts)
+
+    async def refuse(
+        self,
+        step: int,
+        why: str,
+        made: StepRecord | None = None,
+        also: Callable[[], None] = _nothing,
+        later: bool = True,
+    ) -> int:
+        """Sets the step aside, and what the loop has of it besides (`also`); how often that has been done by now, on
+        every rank. `later`: so are episodes of later steps."""
+        self.run.refuse(step, why, made, later)
+        also()
+        await self.parts.ranks.meet("a step that was refused is set aside, before it is sampled anew")
+        return self.run.refusals(step)
+
+    async def sample_anew(
+        self, step: int, error: NotFinite, also: Callable[[], None] = _nothing, later: bool = True
+    ) -> None:
+        """After an update that could not be made. It ends the run where that would not help, or not be the same run."""
+        refusals = await self.refuse(step, error.problem, also=also, later=later)
+        check_refusal(self.run, step, refusals, error)
+        if self.parts.ranks.first:
+            self.alarms.refused(step, error.problem, refusals)
+        if self.budget:
+            self.budget.begin_steps()
+
+    async def halt(
+        self, step: int, worst: Alarm, found: Found, made: StepRecord, also: Callable[[], None] = _nothing
+    ) -> NoReturn:
+        """This update may be at fault: no checkpoint, and the step comes anew when the run is resumed."""
+        refusals = await self.refuse(step, worst.seen, made, also)
+        self.alarms.tell(found)
+        raise Halted(worst, self.run.path, refusals)
+
+    def accept(
+        self, step: int, made: StepRecord, found: Found, heard: Callable[[dict[str, Any]], None] = _nothing
+    ) -> None:
+        """Written down first: whoever hears of the step hears of one that counts. `heard`: the schedule of the loop."""
+        self.run.accept(step, made)
+        heard(made.metrics)
+        self.watcher.step(made.metrics)
+        self.similarity.suspect(made.metrics)
+        self.alarms.tell(found)
+
+    async def finish(self, step: int, found: Found, replayed: bool, changed: Callable[[], None] = _nothing) -> None:
+        """What is due after an accepted step: evaluation, budget, checkpoint. Ends the run where an alarm does.
+        `changed`: the run may have another number of steps."""
+        parts, run, finished = self.parts, self.run, step + 1
+        evaluation = parts.config.orchestrator.eval
+        if evaluation.interval and finished % evaluation.interval == 0:
+            await evaluate(parts, run, self.watcher, finished, f"step_{finished:04d}", evaluation.split)
+        await keep_to_budget(self.budget, parts, run, self.watcher, finished, replayed)
+        changed()
+        marked = finished in (run.config.max_steps, best_step(run))
+        if found.worst or marked or finished % parts.config.ckpt.interval == 0:
+            checkpoint(parts, run, finished)
+        if found.worst and finished < run.config.max_steps:
+            raise Halted(found.worst, run.path)
+
+    async def outcome(self, before: list[Trajectory]) -> Outcome:
+        """After the last step: the evaluation that the one before the first is compared with."""
+        split = self.parts.config.orchestrator.eval.test_split
+        after = await evaluate(self.parts, self.run, self.watcher, self.run.config.max_steps, "after", split)
+        return Outcome(before, after)
+
+
+@asynccontextmanager
+async def monitored(
+    parts: Components, run: Run, watcher: Watcher, budget: Budget | None = None
+) -> AsyncIterator[Training]:
+    """While a run trains."""
+    training = Training(parts, run, watcher, budget, Alarms(run, watcher), ScriptSimilarity(parts.envs, run))
+    with training.alarms.monitoring():
+        try:
+            yield training
+        finally:
+            await training.similarity.close()
 
 
 def lr_of(config: Config, step: int, steps: int) -> float:

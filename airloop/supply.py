@@ -11,11 +11,11 @@ from dataclasses import replace
 from airloop.assemble import Components, training_schedule
 from airloop.clocks import Clock, SimulatedClock, WallClock
 from airloop.ranks import MEET_S, Ranks
+from airloop.rollout.admission_queue import AdmissionQueue, Admitted
 from airloop.rollout.collected import Collected, Place
-from airloop.rollout.feed import Admitted, Feed
+from airloop.rollout.group_scoring import incomplete_groups
 from airloop.rollout.producer import Producer
-from airloop.rollout.together import torn
-from airloop.runs.admissions import Admissions, Taken
+from airloop.runs.admissions import Admissions, UpdateGroups
 from airloop.runs.run import Run
 from airloop.seeds import stable_hash
 from airloop.types import Group, Trajectory
@@ -40,13 +40,13 @@ class Supply:
         self._schedule = training_schedule(config, parts.envs)
         self._sampler = parts.sampler(run.save_trajectory, self._schedule)
         self._admissions = Admissions(run.path)
-        self._past = self._admissions.resume(run.first_step)
-        self._left = _finished(run, self._past.lost)
+        self._replay = self._admissions.resume(run.first_step)
+        self._left = _finished(run, self._replay.lost)
         self.clock: Clock = SimulatedClock() if config.deterministic else WallClock()
         factor = o.oversampling_factor if o.buffer.online_difficulty_filtering else 1.0
-        feed = Feed(self._groups, int(factor * self._groups), o.max_staleness)
+        queue = AdmissionQueue(self._groups, int(factor * self._groups), o.max_staleness)
         self._producer = Producer(
-            feed,
+            queue,
             self._sample,
             self.clock,
             seats=o.max_concurrent,
@@ -58,33 +58,33 @@ class Supply:
     async def start(self) -> None:
         """Where the run was when its checkpoint was made. On the simulated clock all that has happened is passed over
         again, without the work, so that the hands stand as they did."""
-        feed, past = self._producer.feed, self._past
+        queue, replay = self._producer.queue, self._replay
         if not isinstance(self.clock, SimulatedClock):
-            feed.version, feed.next = self._run.first_step, max(past.versions, default=-1) + 1
-            for number, version in past.open:
-                feed.admit_again(number, version)
+            queue.version, queue.next = self._run.first_step, max(replay.versions, default=-1) + 1
+            for number, version in replay.open:
+                queue.admit_again(number, version)
             self._producer.start()
             return
         self._producer.start()
-        for taken in past.before(self._run.first_step):
+        for taken in replay.before(self._run.first_step):
             await self._producer.take()
             await self.clock.spend(UPDATE)
             self._over(taken.refused)
 
-    async def take(self, step: int) -> tuple[Taken, Collected]:
+    async def take(self, step: int) -> tuple[UpdateGroups, Collected]:
         """The groups of the next update. One that was refused before the run was resumed is so again."""
         while True:
             began = time.perf_counter()
             with waiting(f"the groups of step {step + 1}", "the sampler", self._longest_s):
                 groups = await self._producer.take()
             await self.clock.spend(UPDATE)
-            taken = Taken(
+            taken = UpdateGroups(
                 step, tuple(g.number for g in groups), frozenset(g.number for g in groups if g.dropped), False
             )
-            if taken.numbers not in self._past.refused:
+            if taken.numbers not in self._replay.refused:
                 break
             self._over(refused=True)
-        self._bring_home(step, groups)
+        self._move_to_step(step, groups)
         ended = [group.ended for group in groups if group.ended is not None]
         return taken, Collected.joined(ended, seconds=time.perf_counter() - began)
 
@@ -96,10 +96,10 @@ class Supply:
         """The run has another number of steps, perhaps: whoever waited for its end looks again."""
         self.clock.tell()
 
-    def accepted(self, taken: Taken) -> None:
+    def accepted(self, taken: UpdateGroups) -> None:
         self._note(taken)
 
-    def refused(self, taken: Taken) -> None:
+    def refused(self, taken: UpdateGroups) -> None:
         """What it sampled and made has been set aside."""
         self._note(taken, refused=True)
         self._over(refused=True)
@@ -107,7 +107,7 @@ class Supply:
     async def close(self) -> None:
         await self._producer.close()
 
-    def _note(self, taken: Taken, refused: bool = False) -> None:
+    def _note(self, taken: UpdateGroups, refused: bool = False) -> None:
         kept = [number for number in taken.numbers if number not in taken.dropped]
         self._admissions.taken(taken.step, kept, sorted(taken.dropped), refused=refused)
 
@@ -125,26 +125,26 @@ class Supply:
 
     async def _sampled(self, producer: Producer, admitted: Admitted) -> Collected:
         number, version = admitted.number, admitted.version
-        home = number // self._groups  # the step that it is planned for: where groups are dropped, it comes sooner
-        plan = self._schedule.batch(home, self._groups)
+        planned = number // self._groups  # the step that it is planned for: where groups are dropped, it comes sooner
+        plan = self._schedule.batch(planned, self._groups)
         left = self._left.pop(number, {})
-        sample = functools.partial(self._sampler.group, home, plan, number, version)
+        sample = functools.partial(self._sampler.group, planned, plan, number, version)
         if not isinstance(self.clock, SimulatedClock):
-            left = self._whole(home, left) if torn(left, self._envs, self._rollouts) else left
+            left = self._whole(planned, left) if incomplete_groups(left, self._envs, self._rollouts) else left
             return await sample(left, functools.partial(producer.seat, number))
-        if (taken := self._past.spent.get(number)) is not None:  # its episodes are not needed any more
+        if (taken := self._replay.spent.get(number)) is not None:  # its episodes are not needed any more
             group = Group(plan[number % self._groups], version, ())
             collected = Collected(() if number in taken.dropped else (group,), (), {})
         else:
-            collected = await sample(self._whole(home, left))
+            collected = await sample(self._whole(planned, left))
         await producer.play(number, self._durations(number))
         return collected
 
-    def _whole(self, home: int, left: dict[Place, Trajectory]) -> dict[Place, Trajectory]:
+    def _whole(self, planned: int, left: dict[Place, Trajectory]) -> dict[Place, Trajectory]:
         """All of a group or nothing: in lock-step the batch around an episode must be the same as in a run that was
         never killed, and a group that is scored together has no members by themselves."""
-        if left and (len(left) < self._rollouts or torn(left, self._envs, self._rollouts)):
-            self._run.move_episodes([t.id for t in left.values()], home, f"aside_{home:04d}_groups")
+        if left and (len(left) < self._rollouts or incomplete_groups(left, self._envs, self._rollouts)):
+            self._run.move_episodes([t.id for t in left.values()], planned, f"aside_{planned:04d}_groups")
             return {}
         return left
 
@@ -153,14 +153,14 @@ class Supply:
         seeds = [stable_hash("duration", self._seed, number, sample) for sample in range(self._rollouts)]
         return [random.Random(seed).lognormvariate(-(SPREAD**2) / 2, SPREAD) for seed in seeds]
 
-    def _bring_home(self, step: int, groups: Sequence[Admitted]) -> None:
+    def _move_to_step(self, step: int, groups: Sequence[Admitted]) -> None:
         """A step's episodes are in its folder, also those of groups that were planned for a later one."""
         for admitted in groups:
-            home, ended = admitted.number // self._groups, admitted.ended
-            if home != step and ended is not None:
+            planned, ended = admitted.number // self._groups, admitted.ended
+            if planned != step and ended is not None:
                 found = [*ended.groups, *(dropped.group for dropped in ended.dropped)]
                 episodes = [t for group in found for t in group.trajectories] + list(ended.spoilt)
-                self._run.move_episodes([t.id for t in episodes], home, f"step_{step:04d}")
+                self._run.move_episodes([t.id for t in episodes], planned, f"step_{step:04d}")
 
 
 class SharedSupply:
@@ -178,7 +178,7 @@ class SharedSupply:
         if self._first:
             await self._first.start()
 
-    async def take(self, step: int) -> tuple[Taken, Collected]:
+    async def take(self, step: int) -> tuple[UpdateGroups, Collected]:
         own = await self._first.take(step) if self._first else None
         found = (await self._ranks.gather(own, f"the groups of step {step + 1}", self._longest_s))[0]
         assert found is not None
@@ -192,11 +192,11 @@ class SharedSupply:
         if self._first:
             self._first.steps_changed()
 
-    def accepted(self, taken: Taken) -> None:
+    def accepted(self, taken: UpdateGroups) -> None:
         if self._first:
             self._first.accepted(taken)
 
-    def refused(self, taken: Taken) -> None:
+    def refused(self, taken: UpdateGroups) -> None:
         if self._first:
             self._first.refused(taken)
 

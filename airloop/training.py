@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from airloop.config import Config, with_changes
 from airloop.determinism import pin_run
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped
-from airloop.events import Watcher
+from airloop.events import Say, Watcher
 from airloop.extras import check_extra, install_line, missing
 from airloop.launch.base import Launcher
 from airloop.launch.local import LocalLauncher
@@ -158,7 +157,7 @@ def keep_own_code(run: Run, display: Watcher) -> None:
 
 
 class _ToDisplay(logging.Handler):
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Say) -> None:
         super().__init__()
         self._say = say
 
@@ -169,7 +168,7 @@ class _ToDisplay(logging.Handler):
             self.handleError(record)
 
 
-def send_logs_to(say: Callable[[str], None], config: Config) -> None:
+def send_logs_to(say: Say, config: Config) -> None:
     """What any part of air logs, worker processes' last words included, is seen where the run is watched (G1)."""
     logger = logging.getLogger("airloop")
     logger.handlers = [_ToDisplay(say)]

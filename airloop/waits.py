@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
-from airloop.effort import Effort
+from airloop.cpu_progress import CpuProgress
 
 # Seconds between two looks: a stall is minutes long, and a look costs microseconds.
 EVERY_S = 5.0
@@ -41,14 +41,14 @@ class Wait:
     told_s: float = 0.0  # how long it had been still when it was told of last
     moved: float = 0.0  # when it began, or last made progress
     so_far: str = ""  # how far it is
-    effort: Effort = field(default_factory=Effort)  # since it moved
+    cpu: CpuProgress = field(default_factory=CpuProgress)  # since it moved
 
     def __post_init__(self) -> None:
         self.moved = self.began
 
     def progress(self, so_far: str = "") -> None:
         self.moved, self.told_s, self.so_far = time.monotonic(), 0.0, so_far
-        self.effort.restart()
+        self.cpu.restart()
 
     def still(self, now: float) -> float:
         """Seconds without progress."""
@@ -164,7 +164,7 @@ class Watchdog:
 
 
 def _longer(wait: Wait) -> int:
-    return COMPUTING if wait.effort.computing else 1
+    return COMPUTING if wait.cpu.computing else 1
 
 
 def _stall(wait: Wait, waits: list[Wait], now: float) -> Stall:

@@ -27,11 +27,11 @@ from airloop.files import read_object, write_json
 from airloop.runs.damaged import is_held
 from airloop.runs.run import Run
 from airloop.stats.looks import Looks
+from airloop.text.figures import duration
 from airloop.text.visible import one_line
 from airloop.version import __version__
 from airloop.waits import Wait, waiting
 from airloop.watch.display.display import Display
-from airloop.watch.display.pace import span
 from airloop_lab.factors import BASE, Variant
 from airloop_lab.gpu_shares import GpuShares, check_spread, gpus_of, visible_gpus, worker_environment
 from airloop_lab.hypothesis import Hypothesis, make_hypothesis
@@ -279,7 +279,7 @@ class _Runs:
         self._taken[process] = gpus
         done, total = sum(m.finished for m in self._lab.members()), len(self._lab.members())
         now = "; ".join(f"{m.label}{_on(self._taken[p])}" for p, (m, _) in self._under_way.items())
-        left = f"; about {span(self._left(total - done))} left" if self._took else ""
+        left = f"; about {duration(self._left(total - done))} left" if self._took else ""
         self._display.phase(f"{done} of {total} runs complete{left}; under way: {now}")
 
     def _left(self, runs: int) -> float:

@@ -32,14 +32,7 @@ async def turn(engine: EmbeddedEngine, learner: Learner, rng: random.Random, voc
     prompts = [[rng.randrange(2, vocabulary) for _ in range(length)] for _ in range(EPISODES)]
     jobs = [engine.generate(p, Sampling(new, seed=i)) for i, p in enumerate(prompts)]
     rows = [
-        Row(
-            f"{i}#0",
-            (*p, *g.token_ids),
-            (False,) * len(p) + (True,) * len(g.token_ids),
-            (0.0,) * len(p) + g.logprobs,
-            1.0 if i % 2 else -1.0,
-            1e-3,
-        )
+        Row.of_reply(f"{i}#0", p, g.token_ids, g.logprobs, 1.0 if i % 2 else -1.0, 1e-3)
         for i, (p, g) in enumerate(zip(prompts, await asyncio.gather(*jobs), strict=True))
     ]
     async with engine.paused():

@@ -29,7 +29,7 @@ from airloop.engine.base import Sampling
 from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.learn.advantages import demonstration_batch
 from airloop.learn.batches import Row, micro_batches
-from airloop.models.wide_products import widen_products
+from airloop.models.fp32_matmul import widen_products
 from airloop.speed import measure_speed
 from airloop.types import Trajectory
 from airloop.warmstart import as_transcript, collect_demonstrations, demonstration_order
@@ -74,8 +74,8 @@ async def look(config: Config, demonstrations: Sequence[Trajectory], layers: int
         budget = config.trainer.token_budget
         computed = sum(part.computed_tokens for part in micro_batches(rows, budget))
         async with parts.engine.paused():
-            shared = best(lambda: parts.learner.rehearse(rows), 2)
-            apart = best(lambda: [parts.learner.rehearse([row]) for row in rows], 1)
+            shared = best(lambda: parts.learner.measure_pass(rows), 2)
+            apart = best(lambda: [parts.learner.measure_pass([row]) for row in rows], 1)
     finally:
         await parts.close()
     whole = sum(len(row.tokens) for row in rows)
@@ -126,7 +126,7 @@ async def kernels(config: Config, demonstrations: Sequence[Trajectory]) -> None:
                 decoded = await seconds_of(parts, [[5] * 32 for _ in range(32)], 24, f"d{mark}")
                 read = await seconds_of(parts, [[100 * mark + i, *[5] * 400] for i in range(4)], 1, f"p{mark}")
                 async with parts.engine.paused():
-                    step = best(lambda: parts.learner.rehearse(rows), 1)
+                    step = best(lambda: parts.learner.measure_pass(rows), 1)
                 name = "oneDNN" if onednn else "BLAS"
                 print(f"| {name} | {32 * 24 / decoded:.1f} | {4 * 401 / read:.0f} | {step:.1f} s |", flush=True)
     finally:

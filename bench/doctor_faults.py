@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ from airloop.learn.batches import MicroBatch, Row
 from airloop.learn.learner import Learner
 from airloop.types import Action, Branch, Observation, Score
 from airloop_lab.faults import blindfold, frozen_copy, replaced
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 Put = Callable[[Case], AbstractContextManager[None]]
 
@@ -124,6 +128,8 @@ def _served(change: Callable[[str, torch.Tensor], Any]) -> Put:
 
     @contextmanager
     def put_in(case: Case) -> Iterator[None]:
+        import support.plain_ops  # noqa: F401 - our own forward pass on a CPU
+
         from airloop.engine.embedded.forward import Forward
 
         policy, original = case.parts.policy, Forward.refresh

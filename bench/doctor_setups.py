@@ -281,8 +281,7 @@ def _gaps(shelf: Shelf, case: Case) -> tuple[float, float]:
     for number, prompt in enumerate(prompts):
         reply = case.wait(parts.engine.generate(prompt, Sampling(REPLY_TOKENS, 1.0, seed=number), f"{number:03d}"))
         tokens = (*prompt, *reply.token_ids)
-        train = (False,) * len(prompt) + (True,) * len(reply.token_ids)
-        rows.append(Row(f"{number}#0", tokens, train, (0.0,) * len(prompt) + reply.logprobs, 1.0, 1.0))
+        rows.append(Row.of_reply(f"{number}#0", prompt, reply.token_ids, reply.logprobs))
         ids = torch.tensor([tokens], device=parts.policy.device)
         logits = plain(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
         own += logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()

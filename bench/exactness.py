@@ -68,14 +68,7 @@ def main() -> None:
         found = asyncio.run(sampled(policy, prompts, options.new, batch))
         engine = torch.tensor([x for g in found for x in g.logprobs], device=device)
         rows = [
-            Row(
-                str(i),
-                (*p, *g.token_ids),
-                (False,) * len(p) + (True,) * len(g.token_ids),
-                (0.0,) * len(p) + g.logprobs,
-                0.0,
-                0.0,
-            )
+            Row.of_reply(str(i), p, g.token_ids, g.logprobs, 0.0, 0.0)
             for i, (p, g) in enumerate(zip(prompts, found, strict=True))
         ]
         by_row = Learner(policy, LearnerSettings(token_budget=8192)).logprobs(rows)

@@ -50,7 +50,7 @@ def engine_agrees(kind: str) -> tuple[int, float]:
         greedy = await asyncio.gather(*[engine.generate(p, Sampling(12, temperature=0)) for p in prompts])
         drawn = await asyncio.gather(*[engine.generate(p, Sampling(12, seed=i)) for i, p in enumerate(prompts)])
         rows = [
-            Row(str(i), (*p, *g.token_ids), (False,) * len(p) + (True,) * 12, (0.0,) * len(p) + g.logprobs, 1.0, 1.0)
+            Row.of_reply(str(i), p, g.token_ids, g.logprobs)
             for i, (p, g) in enumerate(zip(prompts, drawn, strict=True))
         ]
         await engine.close()

@@ -69,9 +69,7 @@ def rows_of(case: Case, vocabulary: int, scale: int) -> list[Row]:
     found = []
     for i in range(case.sequences):
         reply = [rng.randrange(vocabulary) for _ in range(case.reply // scale)]
-        train = (False,) * len(prompt) + (True,) * len(reply)
-        logprobs = tuple(-12.0 if t else 0.0 for t in train)
-        found.append(Row(str(i), tuple(prompt + reply), train, logprobs, rng.uniform(-1, 1), 1 / 8))
+        found.append(Row.of_reply(str(i), prompt, reply, (-12.0,) * len(reply), rng.uniform(-1, 1), 1 / 8))
     return found
 
 

@@ -59,10 +59,10 @@ def make_config(options: argparse.Namespace) -> Config:
 def long_batch(tokens: int, vocabulary: int, ranks: int) -> Batch:
     """One row of full length for each rank, three quarters of it trained."""
     rng = random.Random(0)
-    train = tuple(i >= tokens // 4 for i in range(tokens))
+    begun = tokens // 4
     texts = [tuple(rng.choices(range(vocabulary), k=tokens)) for _ in range(ranks)]
     weight = 1 / (ranks * tokens)
-    rows = [Row(f"{i}#0", text, train, (0.0,) * tokens, 1.0, weight) for i, text in enumerate(texts)]
+    rows = [Row.of_reply(f"{i}#0", text[:begun], text[begun:], weight=weight) for i, text in enumerate(texts)]
     return Batch(tuple(rows), {row.key: row.advantage for row in rows}, ranks)
 
 

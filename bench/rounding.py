@@ -24,7 +24,7 @@ import torch
 from doctor_setups import Setup, Shelf
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from airloop.doctor import ground
+from airloop.doctor import proof_tools
 from airloop.doctor.case import Case
 from airloop.learn.batches import Row
 from airloop.learn.rounding import TIMES, exact, other_beginnings, reference
@@ -76,16 +76,16 @@ def main() -> None:
 
 
 def measure(case: Case, count: int, updates: int) -> list[Distance]:
-    learner, prompts = case.parts.learner, ground.first_prompts(case)
-    with ground.undone(case), ground.heated(case.parts):
+    learner, prompts = case.parts.learner, proof_tools.first_prompts(case)
+    with proof_tools.restored_after(case), proof_tools.at_high_temperature(case.parts):
         learner.updates = learner.settings.warmup_steps
         for _ in range(updates):
-            answers = ground.serve(case, prompts)
+            answers = proof_tools.sample_replies(case, prompts)
             tokens = sum(len(a.generation.token_ids) for a in answers)
-            ground.update(case, [a.row(i, advantage=1.0, weight=1 / tokens) for i, a in enumerate(answers)])
-        answers = ground.serve(case, other_beginnings(prompts, count), seed=100)
+            proof_tools.update(case, [a.row(i, advantage=1.0, weight=1 / tokens) for i, a in enumerate(answers)])
+        answers = proof_tools.sample_replies(case, other_beginnings(prompts, count), seed=100)
         rows = [answer.row(i) for i, answer in enumerate(answers)]
-        return ground.while_paused(case, lambda: distances(case, rows))
+        return proof_tools.while_paused(case, lambda: distances(case, rows))
 
 
 def distances(case: Case, rows: Sequence[Row]) -> list[Distance]:
@@ -105,7 +105,7 @@ def distances(case: Case, rows: Sequence[Row]) -> list[Distance]:
 
 def ways(case: Case) -> dict[str, Callable[[], Any]]:
     policy = case.parts.policy
-    no_kernels = lambda: mock.patch("airloop.learn.pieces.fused", lambda x: False)  # noqa: E731
+    no_kernels = lambda: mock.patch("airloop.learn.block_ops.fused", lambda x: False)  # noqa: E731
     no_flash = lambda: mock.patch("airloop.learn.batches.flash_kernel", lambda *_: None)  # noqa: E731
     return {
         "plain, attention by matrices": lambda: sdpa_kernel(SDPBackend.MATH),
@@ -113,7 +113,7 @@ def ways(case: Case) -> dict[str, Callable[[], Any]]:
         "trainer, torch's pieces": no_kernels,
         "trainer, masks": no_flash,
         "trainer, both": lambda: _all(no_kernels(), no_flash()),
-        "trainer, two sums": lambda: mock.patch("airloop.learn.pieces.products", _two_sums),
+        "trainer, two sums": lambda: mock.patch("airloop.learn.block_ops.products", _two_sums),
         'trainer, impl = "hf"': lambda: mock.patch.object(policy, "impl", "hf"),
     }
 

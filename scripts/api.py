@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[str, dict[str, list[str]]]] = {
             ]
         },
     ),
-    "Errors": ("", {"airloop.errors": ["AirError", "InfraError", "Stopped", "Lack"]}),
+    "Errors": ("", {"airloop.errors": ["AirError", "InfraError", "Stopped", "MissingRequirement"]}),
     "Engine": (
         "Token ids in, token ids out.",
         {"airloop.engine.base": ["Engine", "Sampling", "Generation", "Limits", "ContextFull"]},

@@ -75,7 +75,7 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_default_dtype(dtype)
     torch.set_flush_denormal(False)
     torch.backends.mkldnn.set_flags(*onednn)
-    if products := sys.modules.get("airloop.models.wide_products"):
+    if products := sys.modules.get("airloop.models.fp32_matmul"):
         products.widen_products(False)
 
 

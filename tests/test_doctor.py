@@ -124,8 +124,8 @@ def test_fast_checks_of_the_default_config_take_less_than_five_seconds() -> None
     locate(DEFAULT_MODEL)
     script = (
         "import time, torch; imported = time.process_time()\n"
-        "from airloop.doctor.visit import visit; from airloop.watch.display.display import Display\n"
-        "found = visit([], Display(quiet=True), skip_proofs=True)\n"
+        "from airloop.doctor.run_doctor import run_doctor; from airloop.watch.display.display import Display\n"
+        "found = run_doctor([], Display(quiet=True), skip_proofs=True)\n"
         "assert all(r.verdict == 'pass' for r in found), found\nprint(imported, time.process_time() - imported)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

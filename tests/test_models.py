@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from airloop.errors import AirError
-from airloop.models import dtypes, head, lean, listing, loading, tokenizer_checks
+from airloop.models import dtypes, head, import_speedups, listing, loading, tokenizer_checks
 from airloop.models import sources as model_sources
 from airloop.models.chat import PROBE_TOOL, ChatTokenizer
 from airloop.models.chat_forms import CHATML
@@ -538,8 +538,8 @@ def test_a_command_starts_without_what_transformers_needs_for_other_things() -> 
 def test_what_transformers_offers_is_read_once_and_is_what_it_finds_itself() -> None:
     from transformers.utils import import_utils
 
-    models = lean._MODELS / "__init__.py"
-    assert import_utils.define_import_structure is not lean.read_once, "only while it is imported"
-    assert lean.read_once(str(models)) == import_utils.define_import_structure.__wrapped__(str(models))
+    models = import_speedups._MODELS / "__init__.py"
+    assert import_utils.define_import_structure is not import_speedups.read_once, "only while it is imported"
+    assert import_speedups.read_once(str(models)) == import_utils.define_import_structure.__wrapped__(str(models))
     asked = Path(import_utils.__file__).parents[1] / "models" / "llama" / "__init__.py"
-    assert lean.read_once(str(asked)) == import_utils.define_import_structure(str(asked))
+    assert import_speedups.read_once(str(asked)) == import_utils.define_import_structure(str(asked))

@@ -21,9 +21,9 @@ from airloop.learn.advantages import Batch
 from airloop.learn.batches import PackedPlan, Row, micro_batches
 from airloop.learn.learner import Learner
 from airloop.learn.lora import attach_lora, use_fp32_adapters
+from airloop.models.fp32_matmul import are_slow, widen_products
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_config, tiny_model
-from airloop.models.wide_products import are_slow, widen_products
 from airloop.plan import MOMENTS, Memory, MemoryPlan, Shape, find_shape, memory, plan, read_shape, shape_of
 from airloop.plan.advice import advise, advise_gpus, apply
 from airloop.plan.counted import count

@@ -16,7 +16,7 @@ FLOORS = (
         "types",
         "certificates",
         "errors",
-        "effort",
+        "cpu_progress",
         "forkserver",
         "interrupts",
         "limits",

@@ -1,7 +1,6 @@
 """One conversation with the policy: messages in, a sampled reply out, and every token kept for training.
 
-What episodes speak to now, and an endpoint's callers later: nothing here knows of tasks, turns of an environment or
-rewards.
+Episodes speak to it. Nothing here knows of tasks, turns of an environment or rewards.
 """
 
 from __future__ import annotations

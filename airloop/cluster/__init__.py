@@ -2,4 +2,4 @@
 
 `launcher` is a Launcher of airloop/launch for nodes; `node` is the contract of a node, `agent` runs on each of them,
 `network` finds the route between two machines, `ray_nodes` implements nodes with Ray. Ray places, starts and watches;
-episodes go through the file system that all machines share, gradients over torch.distributed. """
+episodes go through the file system that all machines share, gradients over torch.distributed."""

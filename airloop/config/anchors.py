@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from airloop.config.orchestrator import ENV_SYNONYMS
+from airloop.config.env_aliases import env_synonyms
 from airloop.envs.base import find_args
 from airloop.envs.files import VERIFIERS
 from airloop.envs.paths import anchored_args, existing
@@ -33,7 +33,7 @@ def anchor_paths(tree: dict[str, Any], folders: list[Path], *, environments: boo
     for entry in _entries(tree) if environments else ():
         env_id, args = entry.get("id"), entry.get("args")
         if isinstance(env_id, str) and isinstance(args, dict) and args:
-            model = find_args(ENV_SYNONYMS.get(env_id, env_id))
+            model = find_args(env_synonyms().get(env_id, env_id))
             entry["args"] = anchored_args(args, model, folders) if model else args
 
 

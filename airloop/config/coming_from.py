@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airloop.config.env_aliases import env_synonyms
 from airloop.config.foreign import ALIASES, FOREIGN_KEYS, FOREIGN_VALUES, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.foreign_prime import PRIME
 from airloop.config.foreign_verl import VERL
 from airloop.config.lengths import ENGINE, SAMPLED, TRAINED
-from airloop.config.orchestrator import ENV_SYNONYMS
 from airloop.config.sources import leaves
 from airloop.config.toml import toml_value
 
@@ -205,7 +205,7 @@ ART is a library: the loop is a program of yours, and there are no keys to trans
 
 
 def page() -> str:
-    known = [_line(f"`{theirs}`", f"`{ours}`") for theirs, ours in ENV_SYNONYMS.items()]
+    known = [_line(f"`{theirs}`", f"`{ours}`") for theirs, ours in env_synonyms().items()]
     parts = [
         HEAD,
         TRL,

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from airloop.config import keys
+from airloop.config.env_aliases import env_synonyms
 from airloop.config.mistakes import correction, head
-from airloop.config.orchestrator import ENV_SYNONYMS
 from airloop.config.sources import KeyPath, Mistake, Settings
 from airloop.envs.base import find_args
 from airloop.envs.files import VERIFIERS
@@ -25,7 +25,7 @@ _OWN = (
 
 def known_id(name: str) -> str | None:
     """The id here of an environment, by its own name or one that others have for the same tasks."""
-    ours = ENV_SYNONYMS.get(name, name)
+    ours = env_synonyms().get(name, name)
     return ours if ours in plugins("envs") or is_file_id(ours) or ours.startswith(VERIFIERS) else None
 
 

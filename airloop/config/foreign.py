@@ -344,13 +344,6 @@ FOREIGN_KEYS: dict[str, Alias] = {
     "gradient_checkpointing": Alias("trainer.model.ac.freq", "activation checkpointing is a table here", 1),
 }
 
-# Settings of the environments that are often written one level too high.
-ENV_ARGS = {
-    *("max_turns", "task_configs", "num_examples_per_task", "env_gpu", "save_trajectories", "trajectory_dir"),
-    *("mlgym_root", "mode", "difficulty", "executor_backend", "network_access", "timeout_s"),
-    *("datasets", "noise_rate", "retriever"),
-}
-
 _TYPES = f"see docs/losses.md for the {len(POLICY_LOSSES)} there are"
 _OWN_LOSS = 'write type = "./my_loss.py:loss" (docs/losses.md has what such a function takes and gives)'
 _PARSER = "auto reads hermes, json, mistral and qwen3_coder, and `air doctor` shows whether the model's are read"

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
+from airloop.config.env_aliases import env_of_flag
 from airloop.config.foreign import ALIASES, FOREIGN_VALUES
 from airloop.config.mistakes import correction, fitting, indented, toml_lines
 from airloop.config.sources import Mistake, Origin, Settings, leaves
@@ -26,8 +27,8 @@ def foreign_flags(settings: Settings) -> Iterable[Mistake]:
             flag = " ".join(_as_written(*size) for size in sizes.items())
         elif name == "gradient_accumulation_steps" and batch:
             continue  # said together with --batch-size
-        if name == "datasets":
-            answer = replace(answer, changes={"orchestrator.env.0.id": "musique", **answer.changes})
+        if (env := env_of_flag(name)) is not None:
+            answer = replace(answer, changes={"orchestrator.env.0.id": env, **answer.changes})
         if name == "loss_type" and (known := FOREIGN_VALUES["trainer.loss.type"].get(text or "")):
             answer = known
         answer = fitting(answer)

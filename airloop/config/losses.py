@@ -30,7 +30,7 @@ def check_losses(settings: Settings) -> Iterator[Mistake]:
         yield _refused("type", loss["type"], error, settings)
     try:
         if _is_file(loss.get("advantage")):
-            from airloop.learn.own import load_advantage
+            from airloop.learn.custom_losses import load_advantage
 
             load_advantage(loss["advantage"])
     except AirError as error:

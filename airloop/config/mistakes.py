@@ -15,7 +15,8 @@ from pydantic_core import ErrorDetails
 
 from airloop.config import keys
 from airloop.config.conflict import Conflict
-from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, SETTLED, Alias, Answer
+from airloop.config.env_aliases import env_args
+from airloop.config.foreign import ALIASES, AMBIGUOUS, FOREIGN_KEYS, FOREIGN_VALUES, SETTLED, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.rules import NOT_YET
 from airloop.config.sources import KeyPath, Mistake, Origin, Settings, at, leaves, parse_path
@@ -196,7 +197,7 @@ def _right_place(path: KeyPath, value: Any, settings: Settings, *, as_flags: boo
     section, leaf = path[:-1], str(path[-1]).replace("-", "_")
     if answer := by_name(path, value, settings.tree):
         return answer
-    if leaf in ENV_ARGS:
+    if leaf in env_args():
         return _env_arg(section, leaf, value, settings, as_flags=as_flags)
     homes = _homes(leaf, section, value)
     if homes:
@@ -224,7 +225,7 @@ def by_name(path: KeyPath, value: Any, tree: Mapping[str, Any]) -> Answer | None
         changes = answer.changes if value is not False else {}
         return replace(answer, why=f"not supported here: {answer.why}", changes=changes)
     mine = keys.section_at(section)
-    if leaf not in ALIASES or leaf in ENV_ARGS or (mine and misspelt(leaf, mine.model_fields)):
+    if leaf not in ALIASES or leaf in env_args() or (mine and misspelt(leaf, mine.model_fields)):
         return None
     if leaf in AMBIGUOUS and section not in ((), ("trainer",), ("trainer", "loss")):
         return None

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from airloop.config.env_aliases import env_synonyms
 from airloop.config.section import Section
 from airloop.envs.files import title
 
-ENV_SYNONYMS = {"air_mlgym": "mlgym", "seconds-0/beautiful-soup-env": "soup", "vf-musique": "musique"}
 DEFAULT_ENV = "tune"
 
 
@@ -93,7 +93,7 @@ class EnvConfig(Section):
     @field_validator("id")
     @classmethod
     def _canonical(cls, value: str) -> str:
-        return ENV_SYNONYMS.get(value, value)
+        return env_synonyms().get(value, value)
 
     @field_validator("families")
     @classmethod

@@ -100,7 +100,7 @@ def check(*ids: str, stage: Stage, title: str) -> Callable[[Callable[[Case], Ans
 def checks(only: Sequence[str] = ()) -> list[Check]:
     """All checks, or those that answer one of the ids (or have one of the names) in `only`; by stage, then family."""
     for name in FILES:
-        importlib.import_module(f"airloop.doctor.{name}")
+        importlib.import_module(f"airloop.doctor.checks.{name}")
     for point in plugins("checks").values():
         point.load()
     wanted = {name.upper() for name in only}

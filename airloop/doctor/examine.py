@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from airloop.doctor.base import STAGES, Check, Finding, Stage, Verdict, checks
 from airloop.doctor.case import Case
 from airloop.doctor.refusals import Broken, NotJudged
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.own_code import own_place
 
 # Why a sentence that `air train` refuses a config with is a failure here.
@@ -36,7 +37,7 @@ def examine(
     case: Case,
     stages: Sequence[Stage] = STAGES,
     only: Sequence[str] = (),
-    watch: Callable[[str], None] = lambda _: None,
+    watch: Say = lambda _: None,
 ) -> list[Result]:
     """The results of all checks of these stages, or of those that `only` names. After a stage with a failure the
     later ones are not begun: what they would see follows from it. `watch` is told of each as it begins."""

@@ -18,24 +18,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.config import ClusterConfig, Config, to_toml
+from airloop.cpu_progress import CpuTimeout
 from airloop.doctor.case import Case
+from airloop.doctor.checks.signal import RANKS
 from airloop.doctor.examine import examine
 from airloop.doctor.report import as_json, exit_code, refusal, summary, unjudged, warnings
-from airloop.doctor.signal import RANKS
-from airloop.effort import Patience
 from airloop.errors import AirError
 from airloop.events import Watcher
 from airloop.files import write_json
 from airloop.runs.run import Run
+from airloop.text.figures import duration
 from airloop.waits import waiting
-from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
 
 SKIPPED = "skipped (--skip-proofs)"
-# Loading a large model, then probes and proofs: minutes. A process that computes after this is given longer (Patience);
-# one that does not is ended, and what it was to find out is not judged.
+# Loading a large model, then probes and proofs: minutes. A process that computes after this is given longer
+# (CpuTimeout); one that does not is ended, and what it was to find out is not judged.
 APART_S = 1800.0
 LAST_LINES = 12
 # What this check warns of is also said by every run, with the notes on its parts.
@@ -75,7 +75,7 @@ def prove_apart(run: Run, watcher: Watcher) -> None:
     watcher.phase("probing and proving in one process, before the others start")
     report = _examined_apart(_for_one(config), run, config.ranks)
     if report is None:
-        why = f"not judged: the process that makes them did not end within {span(APART_S)}"
+        why = f"not judged: the process that makes them did not end within {duration(APART_S)}"
         run.note(proofs=why)
         watcher.say(f"doctor: probes and proofs were {why}; the run goes on")
         return
@@ -136,9 +136,9 @@ def _examined_apart(config: Config, run: Run, ranks: int) -> dict[str, Any] | No
 
 def _communicate(process: subprocess.Popen[str]) -> tuple[str, str, bool]:
     """What it writes, and whether it ended by itself. It never outlives us, however this ends."""
-    patience = Patience(APART_S, process.pid)
+    deadline = CpuTimeout(APART_S, process.pid)
     try:
-        while left := patience.left():
+        while left := deadline.left():
             try:
                 return *process.communicate(timeout=left), True
             except subprocess.TimeoutExpired:

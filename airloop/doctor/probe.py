@@ -19,9 +19,9 @@ from airloop.doctor.refusals import SLOWER, NotJudged
 from airloop.doctor.reply_times import time_replies
 from airloop.errors import AirError
 from airloop.runs.trajectory_file import to_json
+from airloop.text.figures import duration
 from airloop.types import Group, Trajectory, Turn
 from airloop.waits import waiting
-from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
@@ -110,15 +110,15 @@ class Probe:
     @cached_property
     def no_reply(self) -> NotJudged:
         return NotJudged(
-            f"not one reply was sampled in the {span(self.seconds)} of the probe: {self._endings()}",
+            f"not one reply was sampled in the {duration(self.seconds)} of the probe: {self._endings()}",
             f"see what hangs, the environment or the engine (`air doctor --only D6,G9 --verbose`); {SLOWER}",
         )
 
     @cached_property
     def unfinished(self) -> NotJudged:
         return NotJudged(
-            f"the probe's {span(self.limit_s)} for an episode ended {self.cut} of {len(self.trajectories)} before they "
-            f"were over (the config gives them {span(self.parts.config.orchestrator.episode_timeout_s)})",
+            f"the probe's {duration(self.limit_s)} for an episode ended {self.cut} of {len(self.trajectories)} before "
+            f"they were over (the config gives them {duration(self.parts.config.orchestrator.episode_timeout_s)})",
             "nothing need be changed: what episodes earn shows in the first steps, and alarms look at it",
             EARNED,
         )
@@ -157,7 +157,7 @@ def run_probe(parts: Components, wait: Wait, episodes: int = EPISODES, most_toke
     slow = [t for t in probe.lost if t.seconds >= probe.limit_s]
     if slow and len(slow) == len(probe.lost) and probe.limit_s < parts.config.orchestrator.episode_timeout_s:
         raise NotJudged(
-            f"no episode could be scored within the probe's {span(probe.seconds)}. The first one: {first}",
+            f"no episode could be scored within the probe's {duration(probe.seconds)}. The first one: {first}",
             f"see what hangs, the environment or the engine (`air tasks check`); {SLOWER}",
         )
     raise AirError(
@@ -218,8 +218,8 @@ class _Sampling:
         most = min(config.orchestrator.episode_timeout_s, LONGEST_S / waves)
         if reply_s > most:
             raise NotJudged(
-                f"the probe's first replies would take about {span(reply_s)} here, and have {span(most)}",
-                f"{SLOWER}, and gives an episode {span(config.orchestrator.episode_timeout_s)} "
+                f"the probe's first replies would take about {duration(reply_s)} here, and have {duration(most)}",
+                f"{SLOWER}, and gives an episode {duration(config.orchestrator.episode_timeout_s)} "
                 "(orchestrator.episode_timeout_s)",
             )
         wanted = max(self._round_s / waves, self.replies * MARGIN * reply_s)

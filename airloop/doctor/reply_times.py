@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airloop.doctor.refusals import SLOWER, Unanswered
-from airloop.engine.base import Sampling, start_engine
+from airloop.engine.base import Sampling
 from airloop.speed import warm_up
+from airloop.text.figures import duration
 from airloop.waits import waiting
-from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
@@ -37,7 +37,7 @@ class ReplyTimes:
 
 async def time_replies(parts: Components, plan: Sequence[Task], at_once: int, longest_s: float) -> ReplyTimes | None:
     """None where a task cannot be opened or does not fit: the probe's episodes will say so."""
-    await start_engine(parts.engine)
+    await parts.engine.start()
     try:
         async with asyncio.timeout(longest_s):
             began = time.monotonic()
@@ -51,7 +51,7 @@ async def time_replies(parts: Components, plan: Sequence[Task], at_once: int, lo
                 return ReplyTimes(opening_s, *await _generate(parts, prompts, at_once))
     except TimeoutError:
         raise Unanswered(
-            f"the first tasks were not opened and answered with {1 + TOKENS} tokens within {span(longest_s)}",
+            f"the first tasks were not opened and answered with {1 + TOKENS} tokens within {duration(longest_s)}",
             f"see what hangs or is slow, the environment or the model: `air doctor --only D-tasks,D-sandbox`; {SLOWER}",
         ) from None
 

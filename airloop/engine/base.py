@@ -85,7 +85,7 @@ class Counters:
         return self.prefill_s, self.decode_s
 
 
-class Unserved:
+class EngineDowntime:
     """Seconds in which an engine began no reply, whoever asked: it trained, or had no server left. No deadline of an
     episode counts them."""
 
@@ -120,7 +120,8 @@ class Engine(Protocol):
     """
 
     counters: Counters
-    unserved: Unserved  # how long it could serve nobody
+    downtime: EngineDowntime  # how long it could serve nobody
+    in_place: bool = False  # it samples from the trainer's own weights
 
     @property
     def version(self) -> int:
@@ -153,6 +154,14 @@ class Engine(Protocol):
 
     def describe(self) -> Limits: ...
 
+    async def start(self) -> None:
+        """Of an engine that has servers to start: starts them, before any deadline of an episode runs."""
+        return None
+
+    def answering(self) -> tuple[int, int]:
+        """How many of its servers answer, and how many it has: none, if it is not made of servers."""
+        return 0, 0
+
     async def close(self) -> None:
         """Ends all requests that wait for a reply; nothing is sampled any more."""
         ...
@@ -174,14 +183,8 @@ async def update_served(engine: Engine, update: Callable[[], Awaitable[T]], vers
     version. Servers have weights of their own, and are told afterwards."""
     async with engine.paused():
         result = await update()
-        if getattr(engine, "in_place", False):
+        if engine.in_place:
             await engine.publish(version())
-    if not getattr(engine, "in_place", False):
+    if not engine.in_place:
         await engine.publish(version())
     return result
-
-
-async def start_engine(engine: Engine | None) -> None:
-    """An engine that has servers to start starts them, before any deadline of an episode runs."""
-    if (start := getattr(engine, "start", None)) is not None:
-        await start()

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from airloop.envs.base import ActionFormat, EnvArgs, Environment, Opening, Session
+from airloop.envs.script import Script
 from airloop.errors import AirError
 from airloop.types import Action, Agent, Message, Observation, Score, Task, Trajectory
 
@@ -50,16 +51,6 @@ class ArithSession(Session):
 
     async def finish(self) -> Score:
         return Score({"correct": self.correct}, {"correct": self.correct})
-
-
-class Say:
-    """The same reply, always."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        return Message(role="assistant", content=self.text)
 
 
 class Adder:
@@ -116,9 +107,9 @@ class ArithEnv(Environment[ArithArgs]):
             case "weak":
                 return Adder(WEAK, 2 * self.args.max_number, rng)
             case "noop":
-                return Say("")
+                return Script("")
             case "cheat":  # says every number: one of them is right
-                return Say(",".join(map(str, range(2 * self.args.max_number + 1))))
+                return Script(",".join(map(str, range(2 * self.args.max_number + 1))))
         known = "oracle, weak, demo, noop, cheat"
         raise AirError(f"Environment 'arith' has no scripted agent {name!r}.", f"known: {known}.")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from airloop.envs.files import VERIFIERS, check_file, find_class, is_file_id, names_function, title
-from airloop.errors import AirError, Lack, Trouble
+from airloop.errors import AirError, MissingRequirement, TaskProblem
 from airloop.extras import OURS, check_extra
 from airloop.plugins import package_of, plugins
 from airloop.text.spelling import misspelt, shortened
@@ -216,17 +216,17 @@ class Environment(ABC, Generic[A]):
         counts votes by it. None: nothing, or there is no such thing as one answer here."""
         return None
 
-    def lacks(self) -> Sequence[Lack]:
+    def lacks(self) -> Sequence[MissingRequirement]:
         """What is missing on this machine before an episode can be opened, as far as it can be told without opening
         anything: `air tasks list` asks, so it must be quick."""
         return ()
 
-    def check_tasks(self) -> Iterator[Trouble]:
+    def check_tasks(self) -> Iterator[TaskProblem]:
         """What is wrong with the tasks that its arguments name, those included that cannot be opened. The doctor asks
         before anything is loaded."""
         return iter(())
 
-    def check_answers(self) -> Iterator[Trouble]:
+    def check_answers(self) -> Iterator[TaskProblem]:
         """Answers that an agent could read where it works; the doctor asks likewise."""
         return iter(())
 
@@ -234,7 +234,7 @@ class Environment(ABC, Generic[A]):
         """Its tasks by name, where they have names: as data, and as the table that `air tasks list` prints."""
         return None
 
-    async def check_world(self) -> Sequence[Lack]:
+    async def check_world(self) -> Sequence[MissingRequirement]:
         """What actions need and do not find, looked for where they will run: in the very sandbox that agents get. The
         doctor asks before any episode; AirError or InfraError where there is no such place."""
         return ()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from airloop.envs.base import Environment
 from airloop.errors import AirError
-from airloop.eval.zoo import ZOO, Pattern, Speaker, can_speak
+from airloop.eval.gaming_policies import GAMING_POLICIES, Pattern, ScriptedCheat, can_play
 from airloop.events import Watcher
 from airloop.rollout.episode import component_totals
 from airloop.rollout.scripted import run_agent
@@ -224,9 +224,9 @@ def _policies(env: Environment, task: Task, pattern: Pattern | None, kind: Kind)
     own = [Policy(name, True) for name in env.honest] + [Policy(name, False) for name in env.dishonest]
     _has_scripts(env, task)
     found = [policy for policy in own if _has(env, policy.name, task)]
-    silent = [name for name in ZOO if not can_speak(name, env.action_format, pattern)]
+    silent = [name for name in GAMING_POLICIES if not can_play(name, env.action_format, pattern)]
     kind.left_out = [f"{name}: there is no second task to take the form of an answer from" for name in silent]
-    return [*found, *(Policy(name, False) for name in ZOO if name not in silent)]
+    return [*found, *(Policy(name, False) for name in GAMING_POLICIES if name not in silent)]
 
 
 def _has(env: Environment, name: str, task: Task) -> bool:
@@ -269,8 +269,8 @@ async def _round(env: Environment, task: Task, policies: Sequence[Policy], patte
 
 
 def _agent(env: Environment, task: Task, name: str, pattern: Pattern | None) -> Agent:
-    if name in ZOO:
-        return Speaker(ZOO[name], env.action_format, pattern, env.max_turns)
+    if name in GAMING_POLICIES:
+        return ScriptedCheat(GAMING_POLICIES[name], env.action_format, pattern, env.max_turns)
     return env.scripted(name, task, 0)
 
 

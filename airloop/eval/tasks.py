@@ -189,9 +189,9 @@ def tokenizer_of(model: str) -> ChatTokenizer:
 
 
 def _read_tokenizer(path: Path, name: str) -> ChatTokenizer:
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
-    with quiet():
+    with silenced():
         from transformers import PreTrainedTokenizerFast
 
         from airloop.models.chat import ChatTokenizer

@@ -19,7 +19,7 @@ from airloop.runs.results import run_results
 from airloop.runs.run import Run
 from airloop.text.figures import duration
 from airloop.text.public import without_secrets
-from airloop.watch.alarms.payers import successes_of, weights_of
+from airloop.watch.alarms.reward_sources import successes_of, weights_of
 from airloop.watch.display.summary import base_gain, gains, paired
 
 LIBRARIES = {"adapter": "peft", "model": "transformers", "gguf": "gguf"}

@@ -199,10 +199,10 @@ def check_tokenizer(directory: Path, loaded: Loaded, rows: Sequence[Row]) -> Non
     """What others will load must cut text, and render a chat, as the run did."""
     from transformers import AutoTokenizer
 
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
     own = loaded.tokenizer
-    with quiet():
+    with silenced():
         other = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     chat = [{"role": "user", "content": "What is 12 + 345?"}, {"role": "assistant", "content": "357"}]
     texts = [own.decode(row.tokens) for row in rows]

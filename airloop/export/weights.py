@@ -25,11 +25,11 @@ def write_whole(directory: Path, base: Path, checkpoint: Checkpoint, dtype: str,
     """Merged in fp32 and rounded once."""
     import torch
 
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
     model = whole_model(base, checkpoint)
     model.config.use_cache = True  # training switched it off
-    with quiet():
+    with silenced():
         model.to(getattr(torch, dtype)).save_pretrained(str(directory))
         loaded.tokenizer.hf.save_pretrained(str(directory))
 
@@ -53,9 +53,9 @@ def plain_model(directory: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
-    with quiet():
+    with silenced():
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(directory),
             dtype=torch.float32,

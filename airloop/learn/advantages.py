@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airloop.learn.batches import Row
+from airloop.learn.custom_losses import check_advantages, load_advantage
 from airloop.learn.losses import find_loss
 from airloop.learn.losses.weights import BatchCounts
-from airloop.learn.own import check_advantages, load_advantage
 from airloop.types import Group, Trajectory
 
 # Added to a standard deviation: as in TRL, so that nearly equal rewards are not blown up.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -35,6 +36,21 @@ class Row:
     logprobs: tuple[float, ...]  # the sampler's
     advantage: float
     weight: float
+
+    @classmethod
+    def of_reply(
+        cls,
+        key: str,
+        prompt: Sequence[int],
+        reply: Sequence[int],
+        logprobs: Sequence[float] | None = None,
+        advantage: float = 1.0,
+        weight: float = 1.0,
+    ) -> Self:
+        """A prompt and one reply, which is trained. `logprobs`: the reply's, where they are read."""
+        n, own = len(prompt), len(reply)
+        sampled = (0.0,) * own if logprobs is None else tuple(logprobs)
+        return cls(key, (*prompt, *reply), (False,) * n + (True,) * own, (0.0,) * n + sampled, advantage, weight)
 
     @property
     def trained_logprobs(self) -> list[float]:

@@ -44,13 +44,13 @@ def save_weights(learner: Learner, directory: Path) -> None:
 
 
 def _write_weights(learner: Learner, weights: dict[str, torch.Tensor] | None, directory: Path) -> None:
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
     policy = learner.policy
     if policy.peft is not None:
         save_adapter(policy.peft, directory / "adapter")
     else:
-        with quiet():
+        with silenced():
             policy.model.save_pretrained(str(directory / "model"), state_dict=weights)
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from airloop.learn.block_ops import Linears, project, rms_norm, rotate
 from airloop.learn.lora import ADAPTER, LoraLinear
 from airloop.learn.mlp import Mlp, mlp_backward, mlp_forward, run_mlp
-from airloop.learn.pieces import Linears, project, rms_norm, rotate
-from airloop.limits import DEAR
+from airloop.limits import RECOMPUTE_RATIO
 from airloop.models.blocks import Block, Blocks, read_blocks
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class _Run:
     def keeps_attention(self, layer: Layer) -> bool:
         linears = (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down)
         products = 2 * len(self.plan.tokens) * sum(w.numel() for part in linears for w in part.weights)
-        return 4 * self.plan.pairs * self.blocks.heads * self.blocks.dim > DEAR * products
+        return 4 * self.plan.pairs * self.blocks.heads * self.blocks.dim > RECOMPUTE_RATIO * products
 
 
 class _Held(torch.autograd.Function):

@@ -185,7 +185,7 @@ class Learner:
                 _by_row(part, plan, values, found)
         return found
 
-    def rehearse(self, rows: Sequence[Any]) -> None:
+    def measure_pass(self, rows: Sequence[Any]) -> None:
         """A forward and backward pass whose gradients are thrown away: to see how long one takes."""
         with self._training():
             for part in micro_batches(rows, self.settings.token_budget):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from airloop.learn import pieces
+from airloop.learn import block_ops
 from airloop.limits import CUDA_CHUNK_BYTES, CUDA_ROWS
 
 # Memory of one chunk's float32 logits. About three such tensors live at once in the backward pass.
@@ -64,7 +64,7 @@ class _FrozenHead(torch.autograd.Function):
         ctx: Any, hidden: Tensor, targets: Tensor, weight: Tensor, temperature: float, gradient: bool
     ) -> tuple[Tensor, Tensor]:
         logits = linear(hidden, weight)
-        if pieces.fused(hidden) and logits.dtype != torch.float64:
+        if block_ops.fused(hidden) and logits.dtype != torch.float64:
             from airloop.learn.kernels.softmax import read_rows_
 
             logprobs, entropy = read_rows_(logits, targets, temperature, gradient)

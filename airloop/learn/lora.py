@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.models import lean  # noqa: F401
+from airloop.models import import_speedups  # noqa: F401
 
 # isort: split
 import torch

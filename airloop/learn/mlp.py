@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from airloop.learn.pieces import Linears, gated, gradients_of, products, project, rms_norm
+from airloop.learn.block_ops import Linears, gated, gradients_of, products, project, rms_norm
 from airloop.limits import mlp_part
 
 

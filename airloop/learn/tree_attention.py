@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from airloop.learn import pieces
+from airloop.learn import block_ops
 
 # Gathered keys of one call: a copy of them, and their gradient in every query head, exist for a moment.
 GATHERED_TOKENS = 65_536
@@ -168,7 +168,7 @@ def add_(x: Tensor, rows: Rows, values: Tensor) -> None:
 
 def merge_(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor, rows: Rows) -> None:
     """Two softmax averages over different keys become the one over all of them, in place, in lse's precision."""
-    if pieces.fused(out):
+    if block_ops.fused(out):
         from airloop.learn.kernels.merge import merge_rows_
 
         return merge_rows_(out, lse, more, more_lse, rows)

@@ -154,7 +154,7 @@ def _page(page: dict[str, Any], base: Path, names: Collection[str]) -> list[str]
         parent = f"[{parent}](#{_anchor(page['parent'])})"
     facts = [
         ("Status", _text(status(page)) + (f": {_text(cut_paths(page['why']))}" if page["why"] else "")),
-        ("Date", _span(page)),
+        ("Date", _period(page)),
         ("Task", _text(page["task"])),
         ("Model", _text(cut_paths(page["model"] or ""))),
         ("Parent", parent),
@@ -263,7 +263,7 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-def _span(page: dict[str, Any]) -> str:
+def _period(page: dict[str, Any]) -> str:
     if page["started"] is None:
         return ""
     return _moment(page["started"]) + (f" to {_moment(page['ended'])}" if page["ended"] is not None else "")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from airloop.models.known import KNOWN, ROTARY
+from airloop.models.supported import KNOWN, ROTARY
 
 
 @dataclass(frozen=True)

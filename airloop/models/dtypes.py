@@ -40,7 +40,7 @@ def choose_dtype(asked: str, device: torch.device, config: Any) -> tuple[str, st
 
 def multiplies_bf16() -> bool:
     """Whether torch has kernels for bf16 products on this CPU. Without, one is not even tried: on a Neoverse-N1 it
-    takes 300 times as long (unless wide_products.py does it), and makes torch switch oneDNN off for the process."""
+    takes 300 times as long (unless fp32_matmul.py does it), and makes torch switch oneDNN off for the process."""
     import torch
 
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())

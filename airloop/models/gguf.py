@@ -168,10 +168,10 @@ def _write(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> tupl
     import torch
     from transformers import AutoModelForCausalLM
 
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
     header = _read_header(gguf)
-    with quiet():
+    with silenced():
         try:
             config = _config(gguf, header)
             with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be switched off

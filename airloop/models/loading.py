@@ -16,7 +16,7 @@ from airloop.models.checks import check_config, check_weights, read_config
 from airloop.models.dtypes import DTYPES, choose_dtype
 from airloop.models.head import check_head
 from airloop.models.loaded import Loaded
-from airloop.models.quiet import quiet
+from airloop.models.silence_transformers import silenced
 from airloop.models.sources import DEFAULT_MODEL, locate, small_files
 from airloop.models.tokenizer_checks import check_tokenizer
 
@@ -35,7 +35,7 @@ def load(
     """Finds, checks and loads a model for causal language modelling."""
     import torch
 
-    from airloop.models.wide_products import are_slow, widen_products
+    from airloop.models.fp32_matmul import are_slow, widen_products
 
     if dtype not in DTYPES:
         raise AirError(f"there is no dtype {dtype!r} here", f"use one of {', '.join(DTYPES)}")
@@ -47,7 +47,7 @@ def load(
     config_json = read_config(files.path, name)
     check_config(config_json, name)
     check_weights(files.path, name)
-    with quiet():
+    with silenced():
         config = _config(files.path, name)
         tokenizer = _tokenizer(files.path, name, config, chat_template)
         check_tokenizer(config, tokenizer)
@@ -76,7 +76,7 @@ def load_tokenizer(name: str, *, chat_template: str | Path | None = None, say: S
     path = small_files(name, say=say)
     settings = read_config(path, name)
     check_config(settings, name)
-    with quiet():
+    with silenced():
         # The file says all that is asked of it here, and reading it needs no torch; what it leaves out, transformers
         # knows.
         whole = {"vocab_size", "eos_token_id"} <= settings.keys()

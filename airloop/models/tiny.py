@@ -118,10 +118,10 @@ def tiny_model(
 
 def save_tiny(path: str | Path, kind: str = "llama", **options: Any) -> Path:
     """Writes the tiny model in transformers form, as a model directory to be located and loaded."""
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
     loaded = tiny_model(kind, **options)
-    with quiet():
+    with silenced():
         loaded.model.save_pretrained(path)
         loaded.tokenizer.hf.save_pretrained(path)
     return Path(path)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airloop.models.known import KNOWN, ROTARY
+from airloop.models.supported import KNOWN, ROTARY
 from airloop.plan.shape import Shape
 
 # Without one of these a default of transformers' class would count.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from airloop.config import Config
-from airloop.limits import CUDA_CHUNK_BYTES, CUDA_ROWS, DEAR, STRETCH, graph_sizes, mlp_part, step_tokens
+from airloop.limits import CUDA_CHUNK_BYTES, CUDA_ROWS, RECOMPUTE_RATIO, STRETCH, graph_sizes, mlp_part, step_tokens
 from airloop.plan.shape import Shape
 
 MIB = 1 << 20
@@ -277,7 +277,7 @@ def _kept(s: Sizes) -> int:
 def _keeps_attention(s: Sizes) -> bool:
     """As airloop/learn/forward.py decides, for sequences that fill the context."""
     attention = 4 * s.longest / 2 * s.shape.heads * s.shape.dim
-    return s.own_forward and attention > DEAR * 2 * s.shape.block
+    return s.own_forward and attention > RECOMPUTE_RATIO * 2 * s.shape.block
 
 
 def _saved(s: Sizes) -> int:

@@ -66,10 +66,10 @@ def built(settings: Mapping[str, Any]) -> Shape:
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
     config = CONFIG_MAPPING[settings["model_type"]].from_dict(dict(settings))
-    with quiet(), torch.device("meta"):
+    with silenced(), torch.device("meta"):
         return read_shape(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
 
 
@@ -78,12 +78,12 @@ def _gguf_config(path: Path) -> dict[str, Any]:
     from transformers import AutoConfig
 
     from airloop.models.gguf_header import check_header
-    from airloop.models.quiet import quiet
+    from airloop.models.silence_transformers import silenced
 
     if not path.is_file():
         raise AirError(f"there is no GGUF file {path}", "give the path of a .gguf file, a directory or a hub id")
     check_header(path, weights=False)
-    with quiet():
+    with silenced():
         try:
             settings = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False).to_dict()
         except Exception as error:

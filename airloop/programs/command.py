@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 
 from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
-from airloop.errors import AirError, InfraError, Lack
+from airloop.errors import AirError, InfraError, MissingRequirement
 from airloop.programs.json_process import LOCAL_HOSTS
 from airloop.programs.run_one import TEMPORARY
 from airloop.programs.scorer import SCORE_S, Scorer, WorkspaceCopies
@@ -205,10 +205,10 @@ class Command:
 
     # --- before the run, and its end --------------------------------------------------------------------------
 
-    def lacks(self) -> Sequence[Lack]:
+    def lacks(self) -> Sequence[MissingRequirement]:
         return sandbox_lacks(self._sandbox)
 
-    async def check_world(self) -> Sequence[Lack]:
+    async def check_world(self) -> Sequence[MissingRequirement]:
         """Whether a sandbox of it has the command's program."""
         program = self.args.command[0]
         args = self.args
@@ -221,7 +221,11 @@ class Command:
         if found.exit_code == 0:
             return []
         where = f"the image {args.image}" if args.image else "the sandbox"
-        return [Lack(f"The agent's command is {program!r}, and {where} has no such program.", "correct args.command.")]
+        return [
+            MissingRequirement(
+                f"The agent's command is {program!r}, and {where} has no such program.", "correct args.command."
+            )
+        ]
 
     def abandon(self) -> None:
         self.scorer.close()

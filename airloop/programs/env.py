@@ -20,7 +20,7 @@ from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, code, existing
 from airloop.envs.rows import Row, anchored_source
 from airloop.envs.splits import read_with_test, share_out
-from airloop.errors import AirError, Lack, Trouble
+from airloop.errors import AirError, MissingRequirement, TaskProblem
 from airloop.programs.command import FINISH_S, Command, CommandArgs, check_command
 from airloop.programs.function import Function
 from airloop.programs.remote_agents import RemoteAgents, RemoteArgs, check_remote
@@ -214,19 +214,19 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
 
     # --- the runner --------------------------------------------------------------------------------------
 
-    def lacks(self) -> Sequence[Lack]:
+    def lacks(self) -> Sequence[MissingRequirement]:
         return self.runner.lacks()
 
-    async def check_world(self) -> Sequence[Lack]:
+    async def check_world(self) -> Sequence[MissingRequirement]:
         return await self.runner.check_world()
 
-    def check_answers(self) -> Iterator[Trouble]:
+    def check_answers(self) -> Iterator[TaskProblem]:
         """A command's sandbox holds the row, and the agent may read it."""
         if not self.args.command:
             return
         columns = {name for task in self.tasks("train") for name in task.payload} - set(self.args.hidden)
         if found := sorted(name for name in columns if name.lower() in ANSWERS):
-            yield Trouble(
+            yield TaskProblem(
                 "warn",
                 f"{self.name}: agents are told the column{'s' * (len(found) > 1)} {', '.join(found)} of their row",
                 "what is right may stand there, and whatever runs in the sandbox can read it",

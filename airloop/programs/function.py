@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from airloop import own_code
-from airloop.errors import Lack
+from airloop.errors import MissingRequirement
 from airloop.programs.workers import Workers
 from airloop.rollout.program import Address, ProgramOutcome
 from airloop.types import Task
@@ -25,10 +25,10 @@ class Function:
         given = await self.workers.run(dict(task.payload), {**address.variables(), "AIR_SEED": str(seed)})
         return given, ProgramOutcome({})
 
-    def lacks(self) -> Sequence[Lack]:
+    def lacks(self) -> Sequence[MissingRequirement]:
         return ()
 
-    async def check_world(self) -> Sequence[Lack]:
+    async def check_world(self) -> Sequence[MissingRequirement]:
         return ()
 
     def abandon(self) -> None:

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from airloop.envs.base import EnvArgs
 from airloop.envs.paths import Anchored, existing
-from airloop.errors import AirError, InfraError, Lack
+from airloop.errors import AirError, InfraError, MissingRequirement
 from airloop.programs.episode_queue import EpisodeQueue, EpisodeResult, PendingEpisode
 from airloop.programs.remote_api import RemoteServer
 from airloop.programs.workers import mask_secrets
@@ -82,14 +82,14 @@ class RemoteAgents:
                 server.start()
                 self._server = server
 
-    def lacks(self) -> Sequence[Lack]:
+    def lacks(self) -> Sequence[MissingRequirement]:
         try:
             read_key(self.args)
         except AirError as error:
-            return [Lack(error.problem, error.fix)]
+            return [MissingRequirement(error.problem, error.fix)]
         return ()
 
-    async def check_world(self) -> Sequence[Lack]:
+    async def check_world(self) -> Sequence[MissingRequirement]:
         return ()
 
     def abandon(self) -> None:

@@ -71,7 +71,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has sampled of some groups; its counts are of the whole round so far."""
+    """What one rank has sampled of some groups; its counts are of the whole collection so far."""
 
     ended: Mapping[Place, Trajectory]
     groups: Mapping[int, Group]
@@ -112,5 +112,5 @@ def counted(ended: Collection[Trajectory], dropped: Iterable[Dropped], totals: M
 
 
 def abandoned(engine: Engine | None) -> int:
-    """Tokens that the engine sampled for replies it could not return, if it counts them."""
-    return getattr(getattr(engine, "counters", None), "abandoned", 0)
+    """Tokens that the engine sampled for replies it could not return."""
+    return engine.counters.abandoned if engine else 0

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from airloop.engine.base import Unserved
+from airloop.engine.base import EngineDowntime
 from airloop.errors import InfraError
 
 T = TypeVar("T")
@@ -45,9 +45,9 @@ async def within(seconds: float, what: str, work: Coroutine[Any, Any, T], left: 
     return task.result()
 
 
-def added_by(unserved: Unserved | None) -> Callable[[], float]:
+def added_by(downtime: EngineDowntime | None) -> Callable[[], float]:
     """The seconds, from now on, in which the engine served nobody: they are added to an episode's own."""
-    if unserved is None:
+    if downtime is None:
         return lambda: 0.0
-    before = unserved.seconds
-    return lambda: unserved.seconds - before
+    before = downtime.seconds
+    return lambda: downtime.seconds - before

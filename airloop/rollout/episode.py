@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.chat.actions import parse
-from airloop.engine.base import ContextFull, EngineFailed, Unserved
+from airloop.engine.base import ContextFull, EngineDowntime, EngineFailed
 from airloop.envs.base import Environment, Session
 from airloop.envs.contract import act_in, begin_session, open_session, score_session
 from airloop.errors import AirError, InfraError
@@ -69,13 +69,13 @@ async def run_episode(
     deadline_s: float = 3600.0,
     finish_s: float = FINISH_S,
     parser: str = "auto",
-    unserved: Unserved | None = None,
+    downtime: EngineDowntime | None = None,
 ) -> Trajectory:
     """Plays one episode. Returns its trajectory for each of the five endings; raises EpisodeDefect for
-    anything that is not supposed to happen, and lets cancellation through, with the session closed. `unserved`: of the
+    anything that is not supposed to happen, and lets cancellation through, with the session closed. `downtime`: of the
     engine that the agent asks."""
     turns = max_turns if max_turns is not None else env.max_turns
-    episode = _Episode(env, task, agent, parser, turns, added=added_by(unserved))
+    episode = _Episode(env, task, agent, parser, turns, added=added_by(downtime))
     blank = Trajectory(id, task, seed, version, (), (), "infra_error", {}, (), {}, 0.0, time.time(), 0.0)
     clock = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Samples beside the learner: admits groups as the feed allows and seats are free, and hands over those of an update.
+"""Samples beside the learner: admits groups as the queue allows and seats are free, and hands over those of an update.
 
 Every group that was admitted is handed over exactly once, in the order of admission.
 """
@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from airloop.clocks import Clock, Work
+from airloop.rollout.admission_queue import AdmissionQueue, Admitted
 from airloop.rollout.collected import Collected
-from airloop.rollout.feed import Admitted, Feed
 
 # Samples a group; its episodes sit on the producer's seats.
 Sample = Callable[["Producer", Admitted], Awaitable[Collected]]
@@ -23,7 +23,7 @@ class Producer:
 
     def __init__(
         self,
-        feed: Feed,
+        queue: AdmissionQueue,
         sample: Sample,
         clock: Clock,
         *,
@@ -32,7 +32,7 @@ class Producer:
         steps: Callable[[], int],
         note: Callable[[Admitted], None] = lambda admitted: None,
     ) -> None:
-        self.feed, self.clock = feed, clock
+        self.queue, self.clock = queue, clock
         self._sample, self._note, self._steps = sample, note, steps
         self._seats, self._rollouts = seats, rollouts
         self._seated = 0
@@ -42,25 +42,25 @@ class Producer:
         self._failure: BaseException | None = None
 
     def start(self) -> None:
-        """With the groups that the feed has already: a killed run had admitted them."""
-        for admitted in self.feed.pending:
+        """With the groups that the queue has already: a killed run had admitted them."""
+        for admitted in self.queue.pending:
             self._begin(admitted)
         self._keep(self._admit())
 
     async def take(self) -> list[Admitted]:
         """The groups of the next update, when the last of them has ended. What ended the sampling is raised here."""
-        await self.clock.until(lambda: self._failure or self.feed.ready)
+        await self.clock.until(lambda: self._failure or self.queue.ready)
         if self._failure is not None:
             raise self._failure
-        return self.feed.take()
+        return self.queue.take()
 
     def trained(self) -> None:
         """The update is made and served."""
-        self.feed.trained()
+        self.queue.trained()
         self.clock.tell()
 
     def refused(self) -> None:
-        self.feed.refused()
+        self.queue.refused()
         self.clock.tell()
 
     @contextlib.asynccontextmanager
@@ -97,10 +97,10 @@ class Producer:
     async def _admit(self) -> None:
         """As late as possible: a group that waited for seats would only grow old."""
         while True:
-            while self._free and (admitted := self.feed.admit(self._steps())):
+            while self._free and (admitted := self.queue.admit(self._steps())):
                 self._note(admitted)
                 self._begin(admitted)
-            await self.clock.until(lambda: self._free and self.feed.may_admit(self._steps()))
+            await self.clock.until(lambda: self._free and self.queue.may_admit(self._steps()))
 
     @property
     def _free(self) -> bool:
@@ -113,10 +113,10 @@ class Producer:
 
     async def _group(self, admitted: Admitted) -> None:
         # A run that goes on from an earlier checkpoint meets groups of policies that it has yet to make anew.
-        await self.clock.until(lambda: self.feed.version >= admitted.version)
+        await self.clock.until(lambda: self.queue.version >= admitted.version)
         ended = await self._sample(self, admitted)
         self._busy -= self._left.pop(admitted.number)
-        self.feed.end(admitted, ended)
+        self.queue.end(admitted, ended)
         self.clock.tell()
 
     def _keep(self, work: Work) -> None:

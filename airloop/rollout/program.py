@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from airloop.chat.forest import Tokenizer
-from airloop.engine.base import Engine, EngineFailed, Unserved
+from airloop.engine.base import Engine, EngineDowntime, EngineFailed
 from airloop.envs.base import A, ActionFormat, Environment, Opening, Session
 from airloop.errors import AirError, InfraError
 from airloop.rollout.collected import RolloutSettings
@@ -193,7 +193,7 @@ async def run_program(
     seed: int,
     version: int = 0,
     deadline_s: float = 3600.0,
-    unserved: Unserved | None = None,
+    downtime: EngineDowntime | None = None,
 ) -> Trajectory:
     """Plays one episode. As run_episode: a trajectory for every ending, EpisodeDefect for what is not supposed to
     happen."""
@@ -214,7 +214,7 @@ async def run_program(
     address = endpoint.open(id, episode, deadline_s)
     try:
         try:
-            outcome = await _play(env, task, seed, episode, address, added_by(unserved))
+            outcome = await _play(env, task, seed, episode, address, added_by(downtime))
         finally:
             endpoint.close(id)
         reward = weighted_reward(outcome.rewards, (), env.reward_weights, env.turn_reward_mode)

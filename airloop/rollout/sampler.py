@@ -17,7 +17,7 @@ from typing import Any
 
 from airloop.chat.forest import Tokenizer
 from airloop.chat.session import ChatSession
-from airloop.engine.base import Engine, start_engine
+from airloop.engine.base import Engine
 from airloop.envs.base import Environment
 from airloop.ranks import Ranks
 from airloop.rollout.agents import PolicyAgent
@@ -36,10 +36,10 @@ from airloop.rollout.collected import (
     seeds_of,
 )
 from airloop.rollout.episode import EpisodeDefect, compared, run_episode
+from airloop.rollout.group_scoring import end_group, is_complete, scores_groups, waits_for_group
 from airloop.rollout.program import EpisodeEndpoint, ProgramEnvironment, run_program, serve_policy
 from airloop.rollout.schedule import Names, TaskSchedule
 from airloop.rollout.task_pool import TaskPool
-from airloop.rollout.together import end_group, is_whole, scores_groups, waits_for_group
 from airloop.serve.episode import ServedAgent, ServedEpisode
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
@@ -96,7 +96,7 @@ class Sampler:
         needed begin at once with the others, since whoever waits for a group to end waits for its longest episode; if
         more than planned then have signal, all are kept.
         """
-        await start_engine(self._engine)
+        await self.policy[0].start()
         settings = self._settings
         spares: list[Task] = []
         begun = len(plan)
@@ -105,19 +105,19 @@ class Sampler:
             spares = self._schedule.spares(step, len(plan), count)
             begun += min(count, self._schedule.expected_losses(step, len(plan)))
         seeds = seeds_of([*plan, *spares], settings, step, refusals)
-        round = _Collection(self, settings, step, version, [*plan, *spares], finished or {}, seeds)
+        work = _Collection(self, settings, step, version, [*plan, *spares], finished or {}, seeds)
         replacements = iter(range(begun, len(plan) + len(spares)))
         if self._ranks.size == 1:
-            round.spare = replacements  # taken as soon as a group has ended
-            round.missing = len(plan) - begun
+            work.spare = replacements  # taken as soon as a group has ended
+            work.missing = len(plan) - begun
         wanted: Sequence[int] = range(begun)
         while wanted:
-            await round.run(self._ranks.my_share(wanted))
-            await self._pool(round, f"the episodes of step {step + 1}", wanted)
+            await work.run(self._ranks.my_share(wanted))
+            await self._pool(work, f"the episodes of step {step + 1}", wanted)
             # Several ranks replace together, round by round: which tasks are used must not depend on their number.
-            lost = max(0, len(plan) - len(round.groups))
+            lost = max(0, len(plan) - len(work.groups))
             wanted = list(itertools.islice(replacements, lost)) if self._ranks.size > 1 else []
-        return round.collected()
+        return work.collected()
 
     async def group(
         self,
@@ -130,14 +130,14 @@ class Sampler:
     ) -> Collected:
         """One group of a step's plan by itself. Groups are numbered over all steps, so that each keeps its name
         whichever step it is trained in. An episode waits for its `seat` before it begins."""
-        await start_engine(self._engine)
+        await self.policy[0].start()
         first = step * len(plan)
         seeds = seeds_of(plan, self._settings, step, first=first)
-        round = _Collection(self, self._settings, step, version, plan, finished or {}, seeds, first=first, seat=seat)
-        await round.run([number])
-        del round.counts["abandoned_tokens"]  # the engine counts those of all groups that are under way
-        round.absorb([round.share([number])])
-        return round.collected()
+        work = _Collection(self, self._settings, step, version, plan, finished or {}, seeds, first=first, seat=seat)
+        await work.run([number])
+        del work.counts["abandoned_tokens"]  # the engine counts those of all groups that are under way
+        work.absorb([work.share([number])])
+        return work.collected()
 
     async def evaluate(
         self,
@@ -154,25 +154,25 @@ class Sampler:
         """`rollouts` episodes of each task by the policy, or by the agents that `agent` makes. `step` only
         goes to `save`: the episodes' seeds are the same in every evaluation with the same `seed`."""
         if agent is None:
-            await start_engine(self._engine)
+            await self.policy[0].start()
         temperature = self._settings.sampling.temperature if temperature is None else temperature
         sampling = replace(self._settings.sampling, temperature=temperature)
         settings = replace(self._settings, sampling=sampling, rollouts_per_example=rollouts, seed=seed)
         seeds = seeds_of(plan, settings, EVALUATION)
-        round = _Collection(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
-        await round.run(self._ranks.my_share(range(len(plan))))
-        await self._pool(round, "the episodes of an evaluation", range(len(plan)))
-        ended = [round.ended[place] for place in sorted(round.ended)]
+        work = _Collection(self, settings, step, version, plan, finished or {}, seeds, evaluating=True, agent=agent)
+        await work.run(self._ranks.my_share(range(len(plan))))
+        await self._pool(work, "the episodes of an evaluation", range(len(plan)))
+        ended = [work.ended[place] for place in sorted(work.ended)]
         return Evaluated(
             tuple(t for t in ended if t.ending != "infra_error"),
             tuple(t for t in ended if t.ending == "infra_error"),
-            round.stats(),
+            work.stats(),
         )
 
-    async def _pool(self, round: _Collection, what: str, groups: Sequence[int]) -> None:
+    async def _pool(self, work: _Collection, what: str, groups: Sequence[int]) -> None:
         """Give every rank what all of them have sampled of these groups."""
-        deadline_s = round.longest_s(-(-len(groups) // self._ranks.size))
-        round.absorb(await self._ranks.gather(round.share(groups), what, deadline_s))
+        deadline_s = work.longest_s(-(-len(groups) // self._ranks.size))
+        work.absorb(await self._ranks.gather(work.share(groups), what, deadline_s))
 
 
 class _Collection:
@@ -208,7 +208,7 @@ class _Collection:
         self._agent = agent
         self._evaluating = evaluating
         self._seeds = seeds
-        self._wave = TaskPool(settings.max_concurrent, None if agent else sampler._engine)
+        self._episodes = TaskPool(settings.max_concurrent, None if agent else sampler._engine)
         self._clock = time.monotonic()
         self._episode_endpoint: EpisodeEndpoint | None = None
         self.spare = iter(range(0))
@@ -227,7 +227,7 @@ class _Collection:
         programs = any(isinstance(self._sampler._envs[task.env], ProgramEnvironment) for task in self._plan.values())
         async with EpisodeEndpoint() if programs else contextlib.nullcontext() as self._episode_endpoint:
             with waiting(f"{len(groups)} groups of episodes", "the sampler", self.longest_s(len(groups))):
-                await self._wave.run()
+                await self._episodes.run()
         self.counts["abandoned_tokens"] += abandoned(self._sampler._engine) - before
 
     def longest_s(self, groups: int) -> float:
@@ -236,8 +236,8 @@ class _Collection:
         waits = settings.retry_wait_s * 2**settings.retries
         episode = (settings.retries + 1) * (settings.deadline_s + settings.finish_s) + waits
         scoring = (settings.retries + 1) * settings.finish_s + waits  # of groups, where it is of these
-        waves = -(-groups * settings.rollouts_per_example // settings.max_concurrent)
-        return waves * (episode + scoring) + MARGIN_S
+        rounds = -(-groups * settings.rollouts_per_example // settings.max_concurrent)
+        return rounds * (episode + scoring) + MARGIN_S
 
     def share(self, groups: Sequence[int]) -> Share:
         wanted = set(groups)
@@ -268,7 +268,7 @@ class _Collection:
                     self.spoilt.setdefault(place, []).append(old)
                 self._end(place, replace(old, task=self._plan[index]))
             else:
-                self._wave.add(lambda place=place: self._seated(place))  # type: ignore[misc]
+                self._episodes.add(lambda place=place: self._seated(place))  # type: ignore[misc]
 
     def _left(self, index: int) -> dict[Place, Trajectory]:
         """What can be used again of a group; of one whose members were scored together, all or nothing."""
@@ -276,7 +276,7 @@ class _Collection:
         places = [(index, sample) for sample in range(rollouts)]
         found = {p: self._finished[p] for p in places if p in self._finished and self._reusable(self._finished[p], p)}
         together = bool(found) and scores_groups(self._env(index))
-        return {} if together and not is_whole(found, rollouts) else found
+        return {} if together and not is_complete(found, rollouts) else found
 
     def _env(self, index: int) -> Environment:
         return self._sampler._envs[self._plan[index].env]
@@ -333,7 +333,7 @@ class _Collection:
             "seed": self._seeds[place],
             "version": self._version,
             "deadline_s": settings.deadline_s,
-            "unserved": None if self._agent else getattr(self._sampler._engine, "unserved", None),
+            "downtime": self._sampler._engine.downtime if self._sampler._engine and not self._agent else None,
         }
         try:
             if isinstance(env, ProgramEnvironment):

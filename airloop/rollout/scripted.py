@@ -11,8 +11,8 @@ from airloop.engine.base import Sampling
 from airloop.envs.base import Environment
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import run_episode
+from airloop.rollout.group_scoring import score_together, waits_for_group
 from airloop.rollout.program import EpisodeEndpoint, ProgramEnvironment, run_program
-from airloop.rollout.together import score_together, waits_for_group
 from airloop.serve.episode import ServedAgent
 from airloop.types import Agent, Task, Trajectory
 

@@ -23,7 +23,7 @@ NAME = "stream.jsonl"
 
 
 @dataclass(frozen=True)
-class Taken:
+class UpdateGroups:
     """The groups that one update took: `dropped` of them had nothing to train on."""
 
     step: int
@@ -33,20 +33,20 @@ class Taken:
 
 
 @dataclass
-class Past:
+class ReplayState:
     """What a run did before it was resumed."""
 
     versions: dict[int, int] = field(default_factory=dict)  # of the groups that were admitted
-    taken: list[Taken] = field(default_factory=list)  # in the checkpoint, or refused
+    taken: list[UpdateGroups] = field(default_factory=list)  # in the checkpoint, or refused
     refused: set[tuple[int, ...]] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)  # groups whose place has been given to others
 
     @property
-    def spent(self) -> dict[int, Taken]:
+    def spent(self) -> dict[int, UpdateGroups]:
         """Groups that are not trained any more, by number."""
         return {number: taken for taken in self.taken for number in taken.numbers}
 
-    def before(self, step: int) -> list[Taken]:
+    def before(self, step: int) -> list[UpdateGroups]:
         """What went into the first `step` updates, and what was refused on the way, in its order."""
         return sorted((taken for taken in self.taken if taken.step < step), key=lambda taken: taken.step)
 
@@ -60,37 +60,37 @@ class Past:
 class Admissions:
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
-        self.past = Past()
+        self.replay = ReplayState()
 
     def admitted(self, number: int, version: int) -> None:
-        if self.past.versions.get(number) != version:  # else its line is there
+        if self.replay.versions.get(number) != version:  # else its line is there
             append_line(self._path, {"admitted": number, "version": version})
 
     def lost(self, number: int) -> None:
-        if number not in self.past.lost:
+        if number not in self.replay.lost:
             append_line(self._path, {"lost": number})
 
     def taken(self, step: int, kept: Sequence[int], dropped: Sequence[int], *, refused: bool = False) -> None:
         what = "refused" if refused else "trained"
         append_line(self._path, {what: list(kept), "dropped": list(dropped), "step": step})
 
-    def resume(self, step: int) -> Past:
+    def resume(self, step: int) -> ReplayState:
         """Go on from a checkpoint that holds the first `step` updates. Those after it are made again."""
         lines = [line for line in read_lines(self._path) if "trained" not in line or line["step"] < step]
-        past = self.past = Past()
+        replay = self.replay = ReplayState()
         for line in lines:
             if "admitted" in line:
-                past.versions[line["admitted"]] = line["version"]
+                replay.versions[line["admitted"]] = line["version"]
                 continue
             if "lost" in line:
-                past.lost.add(line["lost"])
+                replay.lost.add(line["lost"])
                 continue
             refused = "refused" in line
             kept = line["refused"] if refused else line["trained"]
             numbers = tuple(sorted([*kept, *line["dropped"]]))
-            past.taken.append(Taken(line["step"], numbers, frozenset(line["dropped"]), refused))
+            replay.taken.append(UpdateGroups(line["step"], numbers, frozenset(line["dropped"]), refused))
             if refused:  # whatever its policy sampled was set aside with it
-                past.refused.add(numbers)
-                past.versions = {n: min(version, line["step"]) for n, version in past.versions.items()}
+                replay.refused.add(numbers)
+                replay.versions = {n: min(version, line["step"]) for n, version in replay.versions.items()}
         write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))
-        return past
+        return replay

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from airloop.errors import AirError, InfraError, Lack
+from airloop.errors import AirError, InfraError, MissingRequirement
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import Backend, Image
 
@@ -91,18 +91,18 @@ async def missing_modules(backend: Backend, image: Image, modules: Sequence[str]
     return lost
 
 
-def module_lack(lost: dict[str, str], who: str, sandbox: str, python: str, image: str) -> Lack:
+def module_lack(lost: dict[str, str], who: str, sandbox: str, python: str, image: str) -> MissingRequirement:
     """One sentence of all that is missing, and the line that installs it where agents will find it."""
     names = list(lost)
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     what = f"{who} needs {listed} inside the agents' sandbox, and its Python has no such module ({lost[names[0]]})."
     packages = list(dict.fromkeys(map(package_of, names)))
     if sandbox == "container":
-        return Lack(what, f"add them to the image {image}: RUN pip install {shlex.join(packages)}")
-    return Lack(what, shlex.join([python or sys.executable, "-m", "pip", "install", *packages]))
+        return MissingRequirement(what, f"add them to the image {image}: RUN pip install {shlex.join(packages)}")
+    return MissingRequirement(what, shlex.join([python or sys.executable, "-m", "pip", "install", *packages]))
 
 
-def sandbox_lacks(sandbox: str, gpus: Sequence[str] = ()) -> list[Lack]:
+def sandbox_lacks(sandbox: str, gpus: Sequence[str] = ()) -> list[MissingRequirement]:
     """Why no world could be made here; quick. A container engine is asked by the doctor alone, which can wait."""
     if sandbox != "bubblewrap":
         return []
@@ -113,7 +113,7 @@ def sandbox_lacks(sandbox: str, gpus: Sequence[str] = ()) -> list[Lack]:
         check()
         check_gpus(gpus)
     except AirError as error:
-        return [Lack(error.problem, error.fix)]
+        return [MissingRequirement(error.problem, error.fix)]
     except (OSError, subprocess.SubprocessError) as error:
-        return [Lack(f"The sandbox could not be tried: {error}.", "air doctor --only D20 says more.")]
+        return [MissingRequirement(f"The sandbox could not be tried: {error}.", "air doctor --only D20 says more.")]
     return []

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, create_model
 from airloop.envs.files import VERIFIERS, title
 from airloop.envs.paths import Anchored, existing
 from airloop.envs.splits import share_out
-from airloop.errors import AirError, Lack, Trouble
+from airloop.errors import AirError, MissingRequirement, TaskProblem
 from airloop.programs.env import AgentProgramArgs, AgentProgramEnv, by_hash
 from airloop.rollout.program import Address
 from airloop.types import Score, Task
@@ -92,13 +92,13 @@ class VerifiersEnv(AgentProgramEnv[VerifiersArgs]):
     def components(self) -> tuple[str, ...]:
         return tuple(self.own_weights)
 
-    def lacks(self) -> Sequence[Lack]:
-        return [Lack(f"{self.name}: {what}", fix) for what, fix in self.described["lacks"]]
+    def lacks(self) -> Sequence[MissingRequirement]:
+        return [MissingRequirement(f"{self.name}: {what}", fix) for what, fix in self.described["lacks"]]
 
-    def check_tasks(self) -> Iterator[Trouble]:
+    def check_tasks(self) -> Iterator[TaskProblem]:
         if unsafe := self.described["unsafe"]:
             role, _, harness = unsafe.partition(": ")
-            yield Trouble(
+            yield TaskProblem(
                 "warn",
                 f"{self.name} runs what the model writes on this machine: its harness {harness!r} has no sandbox",
                 "a policy that tries things out may delete or send what it finds",

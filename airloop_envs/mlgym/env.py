@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from airloop.envs.base import ActionFormat, Environment
-from airloop.errors import AirError, Lack, Trouble
+from airloop.errors import AirError, MissingRequirement, TaskProblem
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.interpreter import PACKAGES
 from airloop.sandbox.needs import looking, missing_modules, module_lack, packages_of, sandbox_lacks
@@ -25,7 +25,7 @@ from airloop_envs.mlgym.library import Library, without_warnings
 from airloop_envs.mlgym.researchers import researcher
 from airloop_envs.mlgym.session import MlgymSession, Places
 from airloop_envs.mlgym.spec import TaskSpec
-from airloop_envs.mlgym.troubles import answer_troubles, task_troubles
+from airloop_envs.mlgym.task_problems import answer_problems, task_problems
 from airloop_envs.mlgym.workspace import agent_image
 
 log = logging.getLogger("airloop.envs.mlgym.env")  # among the environments': a run shows them
@@ -96,11 +96,11 @@ class MlgymEnv(Environment[MlgymArgs]):
         name = f"{key}-{example}" if split == "train" else f"{key}-{split}-{example}"
         return Task(self.name, name, split, {"task": key, "variant": variant}, family=key)
 
-    def check_tasks(self) -> Iterator[Trouble]:
-        return task_troubles(self._named())
+    def check_tasks(self) -> Iterator[TaskProblem]:
+        return task_problems(self._named())
 
-    def check_answers(self) -> Iterator[Trouble]:
-        return answer_troubles(self._named())
+    def check_answers(self) -> Iterator[TaskProblem]:
+        return answer_problems(self._named())
 
     def catalogue(self) -> tuple[Sequence[Mapping[str, Any]], str]:
         from airloop_envs.mlgym.catalogue import catalogue, format_catalogue
@@ -140,10 +140,10 @@ class MlgymEnv(Environment[MlgymArgs]):
         modules = [module for spec in self.library.chosen() for module in needed_modules(spec)]
         return tuple(dict.fromkeys((*PACKAGES, *(name for module in modules for name in packages_of(module)))))
 
-    def lacks(self) -> Sequence[Lack]:
+    def lacks(self) -> Sequence[MissingRequirement]:
         return sandbox_lacks(self.args.sandbox, self.args.worlds().gpus)
 
-    async def check_world(self) -> Sequence[Lack]:
+    async def check_world(self) -> Sequence[MissingRequirement]:
         """What each task's code imports, looked for in a world of that task."""
         args, found = self.args, []
         async with looking(

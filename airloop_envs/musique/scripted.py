@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airloop.envs.script import Script
 from airloop.errors import AirError
 from airloop.types import Agent, Message
 from airloop_envs.musique.args import MusiqueArgs
@@ -49,16 +50,6 @@ def seen(messages: Sequence[Message]) -> list[int]:
 
 def turns_taken(messages: Sequence[Message]) -> int:
     return sum(message["role"] == "assistant" for message in messages)
-
-
-class Script:
-    """Says its lines in order, and the last one again if asked for more."""
-
-    def __init__(self, lines: Sequence[Message]) -> None:
-        self.lines = lines
-
-    async def reply(self, messages: Sequence[Message], tools: Tools) -> Message:
-        return self.lines[min(turns_taken(messages), len(self.lines) - 1)]
 
 
 class Oracle:
@@ -180,7 +171,7 @@ def scripted_agent(name: str, question: Question, seed: int, args: MusiqueArgs) 
         case "demo":
             return Demonstrator(question, args, rng)
         case "noop":
-            return Script([Message(role="assistant", content="I would have to look that up.")])
+            return Script("I would have to look that up.")
         case "cheat":
-            return Script(cheat(question, args, rng))
+            return Script(*cheat(question, args, rng))
     raise AirError(f"Environment 'musique' has no scripted agent {name!r}.", "known: oracle, weak, demo, noop, cheat.")

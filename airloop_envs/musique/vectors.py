@@ -94,13 +94,13 @@ class Embedder:
     def _model(self) -> Any:
         from sentence_transformers import SentenceTransformer
 
-        from airloop.models.quiet import quiet
+        from airloop.models.silence_transformers import silenced
 
         logging.getLogger(LIBRARY).setLevel(logging.WARNING)
         place = find_model(self.name)
         refuse_own_code(Path(place))
         try:
-            with quiet():
+            with silenced():
                 return SentenceTransformer(place, device="cpu", trust_remote_code=False)
         except Exception as error:  # the library and the hub raise many kinds; the sentence says which
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

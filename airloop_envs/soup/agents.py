@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airloop.envs.script import Script
 from airloop.errors import AirError
 from airloop.types import Agent, Message
 from airloop_envs.soup.grading import REASONS
@@ -48,17 +49,6 @@ def answer(value: Any) -> str:
     if isinstance(value, dict) and set(value) == {"limit"} and isinstance(value["limit"], dict):
         return call("answer", status="limit", answer=None, limit=value["limit"])
     return call("answer", status="ok", answer=value)
-
-
-class Script:
-    """Says its lines in order, and the last one again if asked for more."""
-
-    def __init__(self, lines: Sequence[Message]) -> None:
-        self.lines = lines
-
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        said = sum(message["role"] == "assistant" for message in messages)
-        return self.lines[min(said, len(self.lines) - 1)]
 
 
 class Oracle:
@@ -177,12 +167,12 @@ def scripted_agent(name: str, task: SoupTask, seed: int, demo_accuracy: float) -
         case "weak":
             return Demonstrator(task.recipe, rng, WEAK)
         case "noop":
-            return Script([Message(role="assistant", content="I would look for it on the page.")])
+            return Script("I would look for it on the page.")
         case "motions":  # everything that looks like work, whatever the page or the question
-            return Script([say(call("run_python", code=MOTIONS)), say(answer("nothing"))])
+            return Script(say(call("run_python", code=MOTIONS)), say(answer("nothing")))
         case "guesser":
             return Guesser(rng)
         case "cheat":
             stolen = answer({"stolen": "answer"})
-            return Script([*(say(call("run_python", code=code)) for code in THEFTS), say(stolen)])
+            return Script(*(say(call("run_python", code=code)) for code in THEFTS), say(stolen))
     raise AirError(f"Environment 'soup' has no scripted agent {name!r}.", f"known: {', '.join(NAMES)}.")

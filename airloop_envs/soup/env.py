@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from airloop.envs.base import ActionFormat, Environment
-from airloop.errors import AirError, Lack
+from airloop.errors import AirError, MissingRequirement
 from airloop.sandbox.needs import looking, missing_modules, module_lack, sandbox_lacks
 from airloop.types import Agent, Task
 from airloop_envs.soup import generate as generator
@@ -138,10 +138,10 @@ class SoupEnv(Environment[SoupArgs]):
             self._running = Running(loop, SandboxPool.open(args, start))
         return self._running.rooms
 
-    def lacks(self) -> Sequence[Lack]:
+    def lacks(self) -> Sequence[MissingRequirement]:
         return sandbox_lacks(self.args.sandbox)
 
-    async def check_world(self) -> Sequence[Lack]:
+    async def check_world(self) -> Sequence[MissingRequirement]:
         """BeautifulSoup and its parsers, imported as an agent's code would."""
         args = self.args
         async with looking(args.sandbox, args.python, PACKAGES, args.container_runtime, args.syscalls) as backend:

@@ -15,7 +15,7 @@ from airloop.engine.embedded.kernels import adapter, attention, draw, rows
 
 POINTERS = {
     "i64": [
-        "seats",
+        "slots",
         "positions",
         "starts",
         "counts",

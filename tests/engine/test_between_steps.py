@@ -42,10 +42,10 @@ def test_an_update_is_time_in_which_nobody_is_served() -> None:
     async def work() -> None:
         _, engine = make(own=False)
         await engine.generate([1, 2, 3], Sampling(5))
-        assert engine.unserved.seconds == 0
+        assert engine.downtime.seconds == 0
         async with engine.paused():
             await asyncio.sleep(0.1)
-        assert 0.1 <= engine.unserved.seconds < 5
+        assert 0.1 <= engine.downtime.seconds < 5
 
     in_loop(work)
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import support.plain_ops
 import support.triton_interpreter  # noqa: F401
 import torch
 
@@ -19,9 +20,9 @@ SHAPES = [(4, 2, 32), (9, 3, 64), (7, 1, 32), (8, 2, 128)]  # heads, kv heads, h
 PAGE = 16
 
 
-def pages(heads: int, kv_heads: int, dim: int, seats: int = 3, each: int = 5) -> tuple[torch.Tensor, ...]:
-    keys, values = torch.randn(2, seats * each + 1, PAGE, kv_heads, dim, device=DEVICE)
-    table = torch.randperm(seats * each, device=DEVICE).view(seats, each).to(torch.int32)
+def pages(heads: int, kv_heads: int, dim: int, slots: int = 3, each: int = 5) -> tuple[torch.Tensor, ...]:
+    keys, values = torch.randn(2, slots * each + 1, PAGE, kv_heads, dim, device=DEVICE)
+    table = torch.randperm(slots * each, device=DEVICE).view(slots, each).to(torch.int32)
     return keys, values, table
 
 
@@ -50,16 +51,16 @@ def test_rotary_write(shape: tuple[int, int, int], normed: bool) -> None:
     heads, kv_heads, dim = shape
     keys, values, table = pages(*shape)
     qkv = torch.randn(4, (heads + 2 * kv_heads) * dim + 16, device=DEVICE)
-    seats = torch.tensor([2, 0, 1, 1], device=DEVICE)
+    slots = torch.tensor([2, 0, 1, 1], device=DEVICE)
     positions = torch.tensor([0, 17, 33, 34], device=DEVICE)
     angles = torch.randn(2, 80, dim // 2, device=DEVICE).unbind(0)
     norms = (torch.rand(dim, device=DEVICE), torch.rand(dim, device=DEVICE)) if normed else None
     wanted_keys, wanted_values = keys.cpu().clone(), values.cpu().clone()
     wanted = ops.rotary_write(
-        qkv.cpu(), wanted_keys, wanted_values, table.cpu(), seats.cpu(), positions.cpu(),
+        qkv.cpu(), wanted_keys, wanted_values, table.cpu(), slots.cpu(), positions.cpu(),
         tuple(a.cpu() for a in angles), None if norms is None else tuple(n.cpu() for n in norms), 1e-6, heads,
     )  # fmt: skip
-    got = rows.rotary_write(qkv, keys, values, table, seats, positions, angles, norms, 1e-6, heads)
+    got = rows.rotary_write(qkv, keys, values, table, slots, positions, angles, norms, 1e-6, heads)
     close(got, wanted)
     close(keys, wanted_keys)
     close(values, wanted_values)
@@ -91,10 +92,10 @@ def test_decode_attention(shape: tuple[int, int, int], programs: int, monkeypatc
     monkeypatch.setattr(attention, "PROGRAMS", programs)  # 1: no split; 64: 8 splits and more of 5 pages
     keys, values, table = pages(*shape)
     query = torch.randn(4, shape[0], shape[2], device=DEVICE)
-    seats = torch.tensor([2, 0, 1, 1], device=DEVICE)
+    slots = torch.tensor([2, 0, 1, 1], device=DEVICE)
     positions = torch.tensor([0, 15, 47, 70], device=DEVICE)
-    got = attention.decode(query, keys, values, table, seats, positions, 0.3)
-    here = [x.cpu() for x in (query, keys, values, table, seats, positions)]
+    got = attention.decode(query, keys, values, table, slots, positions, 0.3)
+    here = [x.cpu() for x in (query, keys, values, table, slots, positions)]
     close(got, ops.attend_decode(*here, 0.3))
 
 
@@ -104,18 +105,18 @@ def test_prefill_attention(shape: tuple[int, int, int]) -> None:
 
     keys, values, table = pages(*shape)
     size = attention.block_tokens(*shape[:2])
-    chunks = [(0, 30, 0, 2), (30, 1, 40, 0), (31, 37, 20, 1)]  # row, tokens, position, seat
+    chunks = [(0, 30, 0, 2), (30, 1, 40, 0), (31, 37, 20, 1)]  # row, tokens, position, slot
     parts = [
-        (row + at, min(size, n - at), place + at, seat) for row, n, place, seat in chunks for at in range(0, n, size)
+        (row + at, min(size, n - at), place + at, slot) for row, n, place, slot in chunks for at in range(0, n, size)
     ]
     blocks = tuple(torch.tensor(parts, device=DEVICE).t().contiguous().unbind(0))
     query = torch.randn(68, shape[0], shape[2], device=DEVICE)
     got, wanted = torch.zeros_like(query), torch.zeros_like(query).cpu()
     ops.attend_prefill(*(x.cpu() for x in (query, keys, values, table)), tuple(b.cpu() for b in blocks), wanted, 0.3)
-    for _, tokens, place, seat in chunks:  # slots that are not filled yet hold what was there before
+    for _, tokens, place, slot in chunks:  # cells that are not filled yet hold what was there before
         page = keys.shape[1]
-        for slot in range(place + tokens, page * -(-(place + tokens) // page)):
-            keys[table[seat, slot // page], slot % page] = values[table[seat, slot // page], slot % page] = torch.nan
+        for cell in range(place + tokens, page * -(-(place + tokens) // page)):
+            keys[table[slot, cell // page], cell % page] = values[table[slot, cell // page], cell % page] = torch.nan
     attention.prefill(query, keys, values, table, blocks, got, 0.3)
     close(got, wanted)
 
@@ -181,9 +182,9 @@ def test_the_likeliest_token_is_never_below_its_own_floor(heat: float) -> None:
 
 def test_floors_obey_top_k_top_p_and_min_p() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(4, 1)
-    seats, heat = torch.arange(4), torch.ones(4)
+    slots, heat = torch.arange(4), torch.ones(4)
     limits = (torch.tensor([2, 0, 0, 0]), torch.tensor([1.0, 0.85, 1.0, 1.0]), torch.tensor([0.0, 0.0, 0.5, 0.0]))
-    found = ops.floors(logits, seats, heat, limits)
+    found = ops.floors(logits, slots, heat, limits)
     assert (logits >= found[:, None]).sum(-1).tolist() == [2, 3, 2, 4]
 
 

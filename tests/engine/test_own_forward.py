@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import support.plain_ops  # noqa: F401 - our own forward pass on a CPU
 import torch
 from test_engine import KINDS, in_loop, prompts, reference_logprobs
 

@@ -29,27 +29,27 @@ class Device:
         self.tables: dict[tuple[int, int], int] = {}
 
     def run(self, step: EngineStep, draw: Callable[[], int]) -> list[list[int]]:
-        for r in step.seated:
-            self.histories[r.seat] = r.tokens[: r.prompt_length]
-            self.caps[r.seat] = r.prompt_length + r.limit - 1
-        self.tables.update({(seat, place): page for seat, place, page in step.pages})
+        for r in step.started:
+            self.histories[r.slot] = r.tokens[: r.prompt_length]
+            self.caps[r.slot] = r.prompt_length + r.limit - 1
+        self.tables.update({(slot, place): page for slot, place, page in step.pages})
         for work in step.prefill:
             for place in range(work.start, work.start + work.count):
                 self.compute(work.request, place)
         drawn = []
         for work in step.draws:
-            seat, tokens = work.request.seat, []
+            slot, tokens = work.request.slot, []
             for _ in range(step.repeat):
                 if work.count == 1:
-                    self.compute(work.request, min(len(self.histories[seat]) - 1, self.caps[seat]))
+                    self.compute(work.request, min(len(self.histories[slot]) - 1, self.caps[slot]))
                 tokens.append(draw())
-                self.histories[seat].append(tokens[-1])
+                self.histories[slot].append(tokens[-1])
             drawn.append(tokens)
         return drawn
 
     def compute(self, request: Request, place: int) -> None:
-        page = self.tables[request.seat, place // SIZE]
-        history = self.histories[request.seat]
+        page = self.tables[request.slot, place // SIZE]
+        history = self.histories[request.slot]
         self.kv.data[0, 0, page, place % SIZE] = key(request.path[0].epoch, history[: place + 1])
 
 

@@ -100,10 +100,10 @@ def test_a_server_that_ended_is_started_again_and_serves_what_is_trained(
 def test_without_any_server_left_whoever_waits_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
         await broken(engine.servers[0], after=3)
-        before = engine.unserved.seconds
+        before = engine.downtime.seconds
         reply = await engine.generate(PROMPT, Sampling(24))
         assert engine.servers[0].starts == 2 and agrees(policy, PROMPT, reply), "the only one: it is waited for"
-        assert engine.unserved.seconds > before, "and that is no episode's time"
+        assert engine.downtime.seconds > before, "and that is no episode's time"
         monkeypatch.setattr(engines, "STARTS", 2)
         await broken(engine.servers[0], after=3)
         with pytest.raises(EngineFailed, match="No server of vLLM is left") as told:

@@ -11,9 +11,9 @@ import pytest
 from support.probe_cases import ARITH, case_of
 
 from airloop.doctor.examine import examine
-from airloop.envs.arith import Say
 from airloop.envs.base import load_environment
 from airloop.envs.contract import WrongEnvironment, list_tasks
+from airloop.envs.script import Script
 from airloop.errors import AirError
 from airloop.eval.tasks import show_tasks
 from airloop.rollout.episode import EpisodeDefect, run_episode
@@ -69,7 +69,7 @@ def environment(folder: Path, old: str = "", new: str = "") -> str:
 
 def play(named: str) -> Trajectory:
     env: Any = load_environment(named)
-    return asyncio.run(run_episode(env, list_tasks(env, "train")[0], Say("2"), id="x", seed=0))
+    return asyncio.run(run_episode(env, list_tasks(env, "train")[0], Script("2"), id="x", seed=0))
 
 
 @pytest.mark.parametrize(("old", "new", "told"), WRONG, ids=[told for _, _, told in WRONG])

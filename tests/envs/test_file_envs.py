@@ -14,9 +14,9 @@ from support.tiny_runs import write_config
 from airloop.chat.actions import parse
 from airloop.commands.init import STARTER
 from airloop.config import load_config, to_toml
-from airloop.envs.arith import Say
 from airloop.envs.base import load_environment
 from airloop.envs.files import content_digest
+from airloop.envs.script import Script
 from airloop.errors import AirError
 from airloop.rollout.episode import run_episode
 from airloop.runs.run import Run, digest_of
@@ -165,7 +165,7 @@ def least(tmp_path: Path) -> str:
 def test_tasks_sessions_and_a_score_are_an_environment(least: str, air: Any) -> None:
     env = load_environment(least)
     task = env.tasks("train")[0]
-    played = asyncio.run(run_episode(env, task, Say("ab"), id="1", seed=0))
+    played = asyncio.run(run_episode(env, task, Script("ab"), id="1", seed=0))
     assert (env.name, env.max_turns, played.ending, played.reward) == ("least", 1, "done", 0.5)
     code, text, _ = air("tasks", "show", least, "--n", 1)
     assert code == 0 and "=== a (train" in text

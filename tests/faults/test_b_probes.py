@@ -12,9 +12,9 @@ from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_o
 from airloop.assemble import rollout_settings
 from airloop.chat import forest
 from airloop.doctor.case import Case
-from airloop.doctor.ground import update
 from airloop.doctor.probe import Probe
-from airloop.envs.arith import Say
+from airloop.doctor.proof_tools import update
+from airloop.envs.script import Script
 from airloop.envs.tune.env import TuneEnv
 from airloop.learn.batches import Row
 from airloop.models.chat import ChatTokenizer
@@ -71,11 +71,11 @@ def test_B4_a_parser_for_another_form_of_calls_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(TuneEnv, "action_format", "tools")
     call = '{"name": "run", "arguments": {"command": "validate"}}'
     with case_of(TUNE, inference__model__tool_call_parser="hermes") as case:
-        probe_by(case, lambda env, task, seed: Say(call))
+        probe_by(case, lambda env, task, seed: Script(call))
         (finding,) = ask(case, "valid_actions")
     assert finding.verdict == "fail" and finding.lines == {"inference.model.tool_call_parser": "auto"}
     with case_of(TUNE, inference__model__tool_call_parser="auto") as case:
-        probe_by(case, lambda env, task, seed: Say(call))
+        probe_by(case, lambda env, task, seed: Script(call))
         assert ask(case, "valid_actions")[0].verdict == "pass"
 
 

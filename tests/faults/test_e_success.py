@@ -14,7 +14,7 @@ from airloop.assemble import Components
 from airloop.envs.arith import ArithArgs, ArithEnv, ArithSession
 from airloop.runs.run import Run
 from airloop.types import Action, Alarm, Observation, Score, Task
-from airloop.watch.alarms.likeness import FILE
+from airloop.watch.alarms.script_similarity import FILE
 from airloop.watch.display.summary import summary
 
 ARGS = ArithArgs(max_number=4, split_by="none")

@@ -10,14 +10,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import support.plain_ops  # noqa: F401 - our own forward pass on a CPU
 import torch
 from support.probe_cases import ARITH, ask, case_of
 
-from airloop.doctor import arrival
-from airloop.doctor.arrival import ENOUGH, TOO_MUCH, _add_noise, perturb
 from airloop.doctor.case import Case
-from airloop.doctor.ground import Answer, first_prompts, gap, heated, learner_state, serve, undone
-from airloop.doctor.proofs import _same
+from airloop.doctor.checks import arrival
+from airloop.doctor.checks.arrival import ENOUGH, TOO_MUCH, _add_noise, perturb
+from airloop.doctor.checks.proofs import _same
+from airloop.doctor.proof_tools import (
+    Answer,
+    at_high_temperature,
+    first_prompts,
+    gap,
+    learner_state,
+    restored_after,
+    sample_replies,
+)
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward
 from airloop.learn.report import Report
@@ -68,9 +77,9 @@ def test_F8_a_healthy_network_that_amplifies_rounding_passes(rank: str, alpha: s
     """Under the old proof's noise engine and trainer are farther apart than it allowed, by rounding alone."""
     with deep_case(rank, alpha, layers=12, wild=4.0) as case:
         prompts = 4 * first_prompts(case, 1)
-        with undone(case) as start, heated(case.parts):
+        with restored_after(case) as start, at_high_temperature(case.parts):
             _add_noise(case, start["weights"], OLD_NOISE)
-            rows = rows_of(serve(case, prompts, 12))
+            rows = rows_of(sample_replies(case, prompts, 12))
             own = case.parts.learner.logprobs(rows)
             assert gap(rows, own) > OLD_GAP
             assert distances(case.parts.learner, rows, own).rounding > OLD_GAP / 2
@@ -119,9 +128,9 @@ def test_F2_a_running_training_tells_old_weights_from_rounding() -> None:
     with deep_case("8", "16", layers=4, wild=1.0, dtype="float32") as case:
         prompts = 4 * first_prompts(case, 1)
         parts = case.parts
-        with undone(case) as start, heated(parts):
+        with restored_after(case) as start, at_high_temperature(parts):
             _add_noise(case, start["weights"], OLD_NOISE)
-            rows = rows_of(serve(case, prompts, 12))
+            rows = rows_of(sample_replies(case, prompts, 12))
             new = parts.learner.logprobs(rows)
             assert not case.wait(judge_gap(parts, rows, Report({"logprob_gap_mean": gap(rows, new)})))
             served, parts.engine = parts.engine, EmbeddedEngine(frozen_copy(parts.policy), context=128, max_batch=4)
@@ -240,11 +249,11 @@ def test_F2_one_layer_that_stays_behind_is_found_where_rounding_hides_it(monkeyp
         monkeypatch.setattr(Forward, "refresh", refresh)
         (finding,) = ask(case, "adapter_arrives")
     assert finding.verdict == "fail" and "layer 1 stays behind" in finding.why, finding
-    assert replace(looked[0], straggler="").right  # nothing else would have told
+    assert replace(looked[0], stale_layer="").right  # nothing else would have told
 
 
 def test_F2_parts_of_a_model_are_told_by_layer_and_by_matrix() -> None:
-    from airloop.doctor.straggler import _parts
+    from airloop.doctor.stale_layer import _parts
 
     head = "base_model.model.model.layers"
     matrices = [f"{m}.lora_{x}.weight" for m in ("self_attn.q_proj", "mlp.up_proj") for x in "AB"]
@@ -281,14 +290,14 @@ def test_F2_a_trainer_that_does_not_compute_with_what_it_trains_is_found() -> No
 def test_F8_a_perturbation_is_scaled_to_its_effect(train: str, dtype: str) -> None:
     for kind in ("llama", "qwen3"):
         flags = {"model.name": f"tiny:{kind}", "model.dtype": dtype, "trainer.model.train": train}
-        with case_of({**ARITH, **flags}) as case, undone(case) as start, heated(case.parts):
-            rows = rows_of(serve(case, first_prompts(case), 12))
+        with case_of({**ARITH, **flags}) as case, restored_after(case) as start, at_high_temperature(case.parts):
+            rows = rows_of(sample_replies(case, first_prompts(case), 12))
             assert ENOUGH <= perturb(case, start["weights"], rows) <= TOO_MUCH
 
 
 def test_F8_where_the_effect_cannot_be_had_the_nearest_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    with case_of(ARITH) as case, undone(case) as start, heated(case.parts):
-        rows = rows_of(serve(case, first_prompts(case), 12))
+    with case_of(ARITH) as case, restored_after(case) as start, at_high_temperature(case.parts):
+        rows = rows_of(sample_replies(case, first_prompts(case), 12))
         learner, jump = case.parts.learner, math.inf
         own, first = learner.logprobs, learner.logprobs(rows)
 
@@ -311,7 +320,7 @@ def test_F8_more_bits_without_a_second_copy_are_those_of_a_wider_model(kind: str
     flags = {"model.name": f"tiny:{kind}", "model.dtype": "bfloat16", "trainer.model.train": train}
     with case_of({**ARITH, **flags}) as case:
         parts = case.parts
-        rows = rows_of(serve(case, first_prompts(case), 12))
+        rows = rows_of(sample_replies(case, first_prompts(case), 12))
         before, state = reference(parts.learner, rows), {n: p.clone() for n, p in parts.policy.model.named_parameters()}
         objects = {n: id(p) for n, p in parts.policy.model.named_parameters()}
         found = exact(parts.learner, rows)
@@ -329,7 +338,7 @@ def test_F8_more_bits_without_a_second_copy_are_those_of_a_wider_model(kind: str
 def test_F8_rows_that_share_a_pass_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there is room for in one: log-probs are those of each row by itself."""
     with case_of(ARITH) as case:
-        learner, rows = case.parts.learner, rows_of(serve(case, first_prompts(case), 12))
+        learner, rows = case.parts.learner, rows_of(sample_replies(case, first_prompts(case), 12))
         alone = {key: values for row in rows for key, values in exact(learner, [row]).items()}
         tokens = sum(len(row.tokens) for row in rows)
         for room in (tokens, tokens // 2, 1):
@@ -373,7 +382,7 @@ class Two(Ranks):
 def test_F2_a_rank_that_is_well_does_not_speak_for_one_that_is_not(other: Any, found: bool) -> None:
     """The step's gap is the mean of all; nor does one that could not tell."""
     with deep_case("8", "16", layers=2, dtype="float32") as case:
-        rows = rows_of(serve(case, first_prompts(case, 1), 4))
+        rows = rows_of(sample_replies(case, first_prompts(case, 1), 4))
         one = Distances(0.02, 0.02, 0.02, 9)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("airloop.learn.rounding.distances", lambda *_: one)
@@ -389,7 +398,7 @@ def test_F2_a_gap_that_cannot_be_judged_stands(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("airloop.learn.rounding.distances", full)
     with deep_case("8", "16", layers=2, dtype="float32") as case:
-        rows = rows_of(serve(case, first_prompts(case, 1), 4))
+        rows = rows_of(sample_replies(case, first_prompts(case, 1), 4))
         assert case.wait(judge_gap(case.parts, rows, Report({"logprob_gap_mean": 0.5}))) == {}
     assert engine_serves_another_policy({"learner": {"logprob_gap_mean": 0.5}}, []) is not None
     nan = {"engine": 0.01, "trainer": math.nan, "plain": 0.01, "most": 0.041}

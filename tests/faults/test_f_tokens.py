@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support.plain_ops  # noqa: F401 - our own forward pass on a CPU
 import torch
 from support.probe_cases import ARITH, TUNE, ask, case_of, chance, graded, ids_of
 
@@ -19,9 +20,9 @@ from airloop.chat.forest import Forest
 from airloop.config import load_config
 from airloop.doctor.base import checks
 from airloop.doctor.case import Case
-from airloop.doctor.ground import learner_state
-from airloop.doctor.proofs import _same
-from airloop.doctor.tokens import CLOSE, OPEN, coloured, marked
+from airloop.doctor.checks.proofs import _same
+from airloop.doctor.checks.tokens import CLOSE, OPEN, coloured, marked
+from airloop.doctor.proof_tools import learner_state
 from airloop.engine.base import Generation, Sampling
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.embedded.forward import Forward

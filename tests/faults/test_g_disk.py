@@ -13,7 +13,7 @@ from support.tiny_runs import tiny_run, write_config
 
 from airloop.config import Config, load_config
 from airloop.doctor.case import Case
-from airloop.doctor.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_bytes
+from airloop.doctor.checks.running import MORE_CHECKPOINTS, checkpoint_bytes, episode_bytes
 from airloop.errors import AirError
 from airloop.learn.checkpoints import checkpoints
 from airloop.runs.run import Run, read_trajectories

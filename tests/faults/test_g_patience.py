@@ -22,11 +22,11 @@ from support.warm_process import Process
 
 from airloop import ranks, waits
 from airloop.config import load_config
+from airloop.cpu_progress import CpuProgress, CpuTimeout, cpu_seconds
 from airloop.doctor import preflight, probe
 from airloop.doctor.case import Case, NotJudged
 from airloop.doctor.examine import Result, examine
 from airloop.doctor.report import as_json, exit_code, format_report, refusal, unjudged
-from airloop.effort import Effort, Patience, cpu_seconds
 from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.envs.arith import ArithSession
 from airloop.runs.run import Run
@@ -236,7 +236,7 @@ def start(children: list[subprocess.Popen[str]], program: str) -> subprocess.Pop
 def test_G10_a_child_has_its_time_by_what_it_computes(children: list[subprocess.Popen[str]]) -> None:
     """Two compete for what one would have: each is given as long as it takes to use its seconds."""
     sleeping, spinning = start(children, SLEEPS), start(children, SPINS)
-    idle, at_work = Patience(0.5, sleeping.pid), Patience(0.5, spinning.pid)
+    idle, at_work = CpuTimeout(0.5, sleeping.pid), CpuTimeout(0.5, spinning.pid)
     assert 0 < idle.left() <= 0.5 and 0 < at_work.left() <= 0.5
     first, until = cpu_seconds(spinning.pid) or 0.0, time.monotonic() + 60
     time.sleep(0.6)
@@ -252,12 +252,12 @@ def test_G10_a_child_has_its_time_by_what_it_computes(children: list[subprocess.
 
 
 def test_G10_what_this_process_computes_is_told_from_waiting() -> None:
-    effort = Effort()
+    cpu = CpuProgress()
     time.sleep(0.2)
-    assert not effort.computing
-    effort.restart()
+    assert not cpu.computing
+    cpu.restart()
     compute(0.3)
-    assert effort.computing
+    assert cpu.computing
 
 
 def test_G10_a_rank_that_goes_on_is_seen_by_the_others_and_one_that_hangs_is_not(

@@ -15,8 +15,8 @@ from airloop.envs.gsm8k.env import Gsm8kEnv
 from airloop.errors import AirError
 from airloop.eval.audit import Audit, audit, full_distance, make_weightings
 from airloop.eval.audit_report import as_json, format_audit
+from airloop.eval.gaming_policies import GAMING_POLICIES, made_up
 from airloop.eval.tasks import parse_weights
-from airloop.eval.zoo import ZOO, made_up
 from airloop.learn.advantages import group_advantages
 from airloop.types import Agent, Score, Task, Trajectory
 from airloop.watch.display.display import Display
@@ -193,7 +193,7 @@ def test_components_that_exist_only_in_a_group_are_judged_in_one() -> None:
     assert verdicts(found, "default", "oracle") == {"holds"} and found.exit_code == 0
 
 
-# --- the zoo, the command --------------------------------------------------------------------------------------
+# --- the gaming policies, the command -------------------------------------------------------------------------
 
 
 def test_made_up_arguments_are_what_a_schema_allows() -> None:
@@ -214,7 +214,7 @@ def test_made_up_arguments_are_what_a_schema_allows() -> None:
 def test_the_command_shows_everybody_and_ends_with_the_verdict(air: Any, tmp_path: Path) -> None:
     code, text, said = air("tasks", "audit", MINE, "--per-kind", "4")
     assert code == 0 and "every honest script earns more" in text
-    assert all(name in text for name in (*ZOO, "oracle", "weak", "noop", "cheat"))
+    assert all(name in text for name in (*GAMING_POLICIES, "oracle", "weak", "noop", "cheat"))
     assert "my_env: 4 rounds" in said
     code, text, _ = air("tasks", "audit", "arith", "--arg", "max_number=5", "--reward", "correct=2", "--json")
     report = json.loads(text)

@@ -17,16 +17,16 @@ from airloop.assemble import checkpoint_activations
 from airloop.errors import AirError
 from airloop.learn import forward
 from airloop.learn.batches import PackedPlan, Row, micro_batches
+from airloop.learn.block_ops import Linears, project
 from airloop.learn.forward import plain, training_hidden
 from airloop.learn.logprobs import frozen_head, token_logprobs
 from airloop.learn.lora import LoraLinear, attach_lora
 from airloop.learn.part_kernels import TorchKernel
-from airloop.learn.pieces import Linears, project
 from airloop.learn.tree_attention import Tree, nodes_of
 from airloop.models.blocks import read_blocks
+from airloop.models.fp32_matmul import are_slow, widen_products
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
-from airloop.models.wide_products import are_slow, widen_products
 from airloop.policy import Policy
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral"]
@@ -162,7 +162,7 @@ def test_the_residual_stream_is_rounded_once() -> None:
 def test_checkpointing_may_keep_the_attention(dear: float, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = answers(make_policy("qwen3", ALL, "hf"))
     called = by_parts(monkeypatch)
-    monkeypatch.setattr(forward, "DEAR", dear)
+    monkeypatch.setattr(forward, "RECOMPUTE_RATIO", dear)
     same(answers(make_policy("qwen3", ALL, "auto"), 1), wanted, 2e-6)
     assert len(called) % 3 == 0  # three layers
     once = len(called)
@@ -184,8 +184,8 @@ def test_the_kernels_in_their_place(
     wanted = answers(make_policy(kind, targets, "hf", torch.float32, 1), 0, 1, 2)
     by_parts(monkeypatch)
     monkeypatch.setattr("airloop.learn.tree_attention.CALL_TOKENS", 1)  # a cross part, to be merged
-    monkeypatch.setattr(forward, "DEAR", 0.0)
-    monkeypatch.setattr("airloop.learn.pieces.fused", lambda x: True)
+    monkeypatch.setattr(forward, "RECOMPUTE_RATIO", 0.0)
+    monkeypatch.setattr("airloop.learn.block_ops.fused", lambda x: True)
     same(answers(make_policy(kind, targets, "auto", torch.float32, 1), freq, 1, 2), wanted, 2e-4)
 
 
@@ -276,7 +276,7 @@ def test_a_frozen_head_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     targets, upstream = torch.randint(0, 50, (9,)), torch.randn(9)
     found = []
     for kernel in (False, True):
-        monkeypatch.setattr("airloop.learn.pieces.fused", lambda x, kernel=kernel: kernel)
+        monkeypatch.setattr("airloop.learn.block_ops.fused", lambda x, kernel=kernel: kernel)
         logprobs, entropy = token_logprobs(lambda h: h @ weight.T, hidden, targets, 0.7, 50, weight)
         found.append([logprobs, entropy, torch.autograd.grad((logprobs * upstream).sum(), hidden)[0]])
     for one, two in zip(*found, strict=True):

@@ -8,12 +8,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from airloop.learn.block_ops import _plain_norm, rotate
 from airloop.learn.kernels.gated import gated_backward, gated_forward
 from airloop.learn.kernels.merge import merge_rows_
 from airloop.learn.kernels.norm import norm_backward, norm_forward
 from airloop.learn.kernels.rotary import rotary_backward, rotary_forward
 from airloop.learn.kernels.softmax import read_rows_
-from airloop.learn.pieces import _plain_norm, rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -18,9 +18,9 @@ from airloop.learn.logprobs import token_logprobs
 from airloop.learn.lora import attach_lora
 from airloop.learn.losses import LossSettings
 from airloop.learn.report import Statistics, _gaps
+from airloop.models.fp32_matmul import are_slow, widen_products
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
-from airloop.models.wide_products import are_slow, widen_products
 from airloop.policy import Policy
 
 KINDS = ["llama", "qwen2", "qwen3", "mistral"]

@@ -131,7 +131,7 @@ def test_a_loss_with_a_kl_term_has_a_reference_in_every_pass(tmp_path: Path) -> 
         learner, tokens = case.parts.learner, tuple(range(20))
         train, sampled = (False,) * 10 + (True,) * 10, (0.0,) * 10 + (-5.0,) * 10
         one, other = (Row(key, tokens, train, sampled, 1.0, 0.1) for key in ("a#0", "b#0"))
-        learner.rehearse([one])
+        learner.measure_pass([one])
         report = learner.update(Batch((one,), {"a": 1.0}, 1, (other,)))
     assert report.metrics["grad_norm"] > 0
 

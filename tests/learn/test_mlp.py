@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from airloop.config import Config
 from airloop.learn import mlp
+from airloop.learn.block_ops import Linears
 from airloop.learn.mlp import Mlp, mlp_backward, mlp_forward
-from airloop.learn.pieces import Linears
 from airloop.limits import MLP_PART, MLP_WHOLE, mlp_part
 from airloop.plan import Shape, memory
 

@@ -30,7 +30,7 @@ from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
 from airloop.learn.learner import Learner, LearnerSettings
 from airloop.learn.losses import LossSettings
 from airloop.learn.parallel import share_rows
-from airloop.models.wide_products import are_slow, widen_products
+from airloop.models.fp32_matmul import are_slow, widen_products
 from airloop.ranks import DistributedRanks, RankLost, Ranks
 
 WAIT_S = 240.0

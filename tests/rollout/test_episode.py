@@ -8,7 +8,7 @@ import pytest
 from support.rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, ToolEnv, chat_tokenizer, command
 
 from airloop.chat.session import ChatSession
-from airloop.engine.base import Sampling, Unserved
+from airloop.engine.base import EngineDowntime, Sampling
 from airloop.errors import InfraError
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
@@ -88,33 +88,33 @@ def test_deadline_in_act_is_scored_on_what_it_has() -> None:  # D9
 
 def test_time_in_which_the_engine_serves_nobody_is_no_episodes_own() -> None:
     """An update beside it, or a server that is started again: it would be scored 0 for it, and trained on."""
-    unserved = Unserved()
+    downtime = EngineDowntime()
 
     class Waits(Says):
         async def reply(self, messages: Any, tools: Any) -> Any:
-            with unserved.counted():
+            with downtime.counted():
                 await asyncio.sleep(0.4)
             return await super().reply(messages, tools)
 
     assert play(StubEnv(), Waits(command("submit")), deadline_s=0.15).ending == "deadline"
-    assert play(StubEnv(), Waits(command("submit")), deadline_s=0.15, unserved=unserved).ending == "done"
+    assert play(StubEnv(), Waits(command("submit")), deadline_s=0.15, downtime=downtime).ending == "done"
     late = StubEnv(act=lambda s: hang(s))  # its own time is counted as ever
-    t = play(late, Waits(command("submit")), deadline_s=0.15, unserved=unserved)
+    t = play(late, Waits(command("submit")), deadline_s=0.15, downtime=downtime)
     assert t.ending == "deadline" and 0.5 < t.seconds < 2
 
 
 def test_what_several_wait_for_is_the_same_time() -> None:
     async def work() -> float:
-        unserved = Unserved()
+        downtime = EngineDowntime()
 
         async def wait(seconds: float) -> None:
-            with unserved.counted():
+            with downtime.counted():
                 await asyncio.sleep(seconds)
 
         await asyncio.gather(wait(0.1), wait(0.2), wait(0.2))
-        first = unserved.seconds
+        first = downtime.seconds
         await asyncio.sleep(0.1)
-        assert unserved.seconds == first
+        assert downtime.seconds == first
         return first
 
     assert 0.19 < asyncio.run(work()) < 0.35

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from airloop.clocks import SimulatedClock, WallClock
+from airloop.rollout.admission_queue import AdmissionQueue, Admitted
 from airloop.rollout.collected import Collected
-from airloop.rollout.feed import Admitted, Feed
 from airloop.rollout.producer import Producer
 from airloop.types import Group, Task
 
@@ -50,9 +50,9 @@ class Fleet:
 
     async def run(self) -> Fleet:
         self.clock = SimulatedClock()
-        feed = Feed(self.groups, self.most, self.staleness)
+        queue = AdmissionQueue(self.groups, self.most, self.staleness)
         producer = Producer(
-            feed, self.sample, self.clock, seats=self.seats, rollouts=ROLLOUTS, steps=lambda: self.steps
+            queue, self.sample, self.clock, seats=self.seats, rollouts=ROLLOUTS, steps=lambda: self.steps
         )
         producer.start()
         try:
@@ -119,7 +119,7 @@ def test_by_the_time_of_day_sampling_goes_on_while_the_learner_works() -> None:
             ended.append(admitted.number)
             return Collected((Group(Task("stub", "1", "train"), 0, ()),), (), {})
 
-        producer = Producer(Feed(1, 1, 2), sample, WallClock(), seats=4, rollouts=1, steps=lambda: 8)
+        producer = Producer(AdmissionQueue(1, 1, 2), sample, WallClock(), seats=4, rollouts=1, steps=lambda: 8)
         producer.start()
         await producer.take()
         await asyncio.sleep(0.05)  # the update

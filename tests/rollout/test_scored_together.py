@@ -19,11 +19,11 @@ from airloop.engine.base import Sampling
 from airloop.errors import AirError, InfraError
 from airloop.ranks import Ranks
 from airloop.rollout.collected import Collected, RolloutSettings
+from airloop.rollout.group_scoring import incomplete_groups
 from airloop.rollout.program import Address, EmptyReplies, ProgramCrashed, ProgramEnvironment
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule, place_in_step
 from airloop.rollout.scripted import run_agent
-from airloop.rollout.together import torn
 from airloop.runs.run import Run
 from airloop.types import Score, Task, Trajectory
 
@@ -220,8 +220,8 @@ def test_a_comparison_with_others_is_not_used_again() -> None:
 def test_what_is_left_of_torn_groups_is_told_apart() -> None:
     saved: list[Trajectory] = []
     collect(Longest(), saved, max_concurrent=1)
-    assert not torn(places(saved), {"longest": Longest()}, 4)
-    found = torn(places(saved[:11]), {"longest": Longest()}, 4)
+    assert not incomplete_groups(places(saved), {"longest": Longest()}, 4)
+    found = incomplete_groups(places(saved[:11]), {"longest": Longest()}, 4)
     assert {t.id for t in found.values()} == {t.id for t in saved[8:11]}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from airloop.engine.base import ContextFull, Generation, Limits, Sampling, TokenCallback
+from airloop.engine.base import ContextFull, Counters, EngineDowntime, Generation, Limits, Sampling, TokenCallback
 from airloop.envs.base import EnvArgs, Environment, Opening, Session
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
@@ -70,6 +70,7 @@ class ScriptedEngine:
     ) -> None:
         self.tokenizer, self.speak, self.context, self.lockstep = tokenizer, speak, context, lockstep
         self.version = 0
+        self.counters, self.downtime = Counters(), EngineDowntime()
         self.waiting: dict[str, asyncio.Event] = {}
         self.steps: list[list[str]] = []
         self.orders: list[str] = []
@@ -126,6 +127,9 @@ class ScriptedEngine:
 
     async def publish(self, version: int) -> None:
         self.version = version
+
+    async def start(self) -> None:
+        return None
 
     def describe(self) -> Limits:
         return Limits(self.context, 64, 0)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from airloop.engine.base import ContextFull, Generation, Limits, Sampling
+from airloop.engine.base import ContextFull, Counters, EngineDowntime, Generation, Limits, Sampling
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.types import Agent, Message, Task
@@ -46,6 +46,7 @@ class ScriptedEngine:
         self._agents: dict[str, Agent] = {}
         self._all_here = asyncio.Event()
         self.version = 0
+        self.counters, self.downtime = Counters(), EngineDowntime()
         self.most_waiting = 0  # first replies that were waited for at once
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, order: str = "") -> Generation:
@@ -90,6 +91,9 @@ class ScriptedEngine:
 
     async def publish(self, version: int) -> None:
         self.version = version
+
+    async def start(self) -> None:
+        return None
 
     def describe(self) -> Limits:
         return Limits(self._context, len(self._plan), 0)

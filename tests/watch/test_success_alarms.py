@@ -13,7 +13,7 @@ import pytest
 
 from airloop.success import step_success
 from airloop.watch.alarms.episode_rules import lengths_drift
-from airloop.watch.alarms.payers import Payer, corrected, find_payer
+from airloop.watch.alarms.reward_sources import RewardSource, corrected, find_reward_source
 from airloop.watch.alarms.rules import Sign
 from airloop.watch.alarms.success_rules import (
     as_good_as_doing_nothing,
@@ -200,18 +200,18 @@ def test_chance_is_not_called_a_payer() -> None:
     def five() -> dict[str, list[float]]:
         return {n: [0.25 * sum(rng.random() < 0.5 for _ in range(32)) / 32 for _ in range(5)] for n in ("a", "b")}
 
-    named = sum(find_payer(five(), five(), {"correct"}) is not None for _ in range(400))
+    named = sum(find_reward_source(five(), five(), {"correct"}) is not None for _ in range(400))
     assert named <= 4
-    assert find_payer({"a": [0.0, 0.01, 0.0]}, {"a": [0.09, 0.1, 0.1]}, {"correct"}) is not None
-    assert find_payer({"correct": [0.0, 0.01, 0.0]}, {"correct": [0.9, 0.9, 0.8]}, {"correct"}) is None
-    assert find_payer({"idle": [-0.5, -0.4, -0.5]}, {"idle": [-0.1, 0.0, 0.0]}, {"improved"}) is None  # a price
+    assert find_reward_source({"a": [0.0, 0.01, 0.0]}, {"a": [0.09, 0.1, 0.1]}, {"correct"}) is not None
+    assert find_reward_source({"correct": [0.0, 0.01, 0.0]}, {"correct": [0.9, 0.9, 0.8]}, {"correct"}) is None
+    assert find_reward_source({"idle": [-0.5, -0.4, -0.5]}, {"idle": [-0.1, 0.0, 0.0]}, {"improved"}) is None  # a price
 
 
 def test_the_corrected_line_never_pays_for_nothing() -> None:
-    payer = Payer("headroom", -0.68, -0.23)
-    line = corrected(payer, {"mlgym": {"headroom": 1.0, "idle": 1.0}}, {"mlgym": "improved"})
+    source = RewardSource("headroom", -0.68, -0.23)
+    line = corrected(source, {"mlgym": {"headroom": 1.0, "idle": 1.0}}, {"mlgym": "improved"})
     assert "rewards" not in line and "only together with improved" in line
-    line = corrected(Payer("format", 0.0, 0.1), {"gsm8k": {"correct": 1.0, "format": 0.1}}, {"gsm8k": "correct"})
+    line = corrected(RewardSource("format", 0.0, 0.1), {"gsm8k": {"correct": 1.0, "format": 0.1}}, {"gsm8k": "correct"})
     assert line.endswith("rewards = { correct = 1.0 }")
 
 

@@ -11,17 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from airloop.effort import Effort
+from airloop.cpu_progress import CpuProgress
 from airloop.engine.base import (
     Counters,
+    Engine,
+    EngineDowntime,
     EngineFailed,
     Generation,
     Limits,
     Sampling,
     TokenCallback,
-    Unserved,
     room_after,
 )
+from airloop.engine.embedded import ops
 from airloop.engine.embedded.pages import KeyValues, PageTree
 from airloop.engine.embedded.runner import Drawn, FastRunner, PlainRunner, Runner
 from airloop.engine.embedded.scheduler import EngineStep, Request, Scheduler
@@ -43,7 +45,7 @@ DRAIN_S = 900.0
 Answer = tuple[EngineStep, "np.ndarray", "np.ndarray"]
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Engine):
     """Samples from a Policy's own weights. One engine per event loop.
 
     eager: no CUDA graphs. own_forward: our own forward pass instead of transformers' layers (None: on CUDA, where the
@@ -75,7 +77,7 @@ class EmbeddedEngine:
             )
         self.policy = policy
         self.context = context
-        self.counters, self.unserved = Counters(), Unserved()
+        self.counters, self.downtime = Counters(), EngineDowntime()
         self._kv = KeyValues(
             layers, -(-kv_tokens // page_size), page_size, heads, dim, policy.dtype, policy.device, lend
         )
@@ -152,7 +154,7 @@ class EmbeddedEngine:
         was cancelled is dropped, and what the device still does for it is waited for."""
         self._scheduler.draining += 1
         try:
-            with self.unserved.counted():
+            with self.downtime.counted():
                 await self._until_drained()
                 async with self._between_steps("training may begin"):
                     self._scheduler.drop_cancelled()
@@ -184,15 +186,15 @@ class EmbeddedEngine:
             self._changed.set()
 
     async def _until_idle(self) -> None:
-        effort = Effort()
+        cpu = CpuProgress()
         while not self._idle.is_set():
             try:
                 async with asyncio.timeout(STEP_S):  # wait_for loses a Ctrl-C that comes as the event is set
                     await self._idle.wait()
             except TimeoutError:
-                if not effort.computing:
+                if not cpu.computing:
                     raise
-                effort.restart()
+                cpu.restart()
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
@@ -359,6 +361,8 @@ def _why_plain(policy: Policy, kv: KeyValues) -> str:
     """What the kernels cannot do with this model and these pages; empty when they can do everything."""
     if (why := why_unknown(policy.model)) is not None:
         return why
+    if policy.device.type != "cuda" and ops.off_cuda is None:
+        return "its operations are kernels for CUDA"
     dim = policy.kv_shape[2]
     if policy.device.type == "cuda" and (dim < 16 or dim & (dim - 1)):
         return f"its heads have {dim} numbers, and the kernels want 16, 32, 64, 128 or 256"

@@ -155,7 +155,7 @@ class PageTree:
 
 
 class KeyValues:
-    """The tensors behind the pages: [layer, key or value, page, slot, kv head, d]. One page more than asked for, the
+    """The tensors behind the pages: [layer, key or value, page, cell, kv head, d]. One page more than asked for, the
     last, belongs to nobody: what only fills up a batch writes there."""
 
     def __init__(
@@ -176,10 +176,10 @@ class KeyValues:
             self._memory = LentMemory(math.prod(shape) * dtype.itemsize, device)
             self.data = self._memory.tensor(shape, dtype).zero_()
         else:
-            # Zeros, not empty: masked slots are multiplied by a zero weight, and 0 × NaN would be NaN.
+            # Zeros, not empty: masked cells are multiplied by a zero weight, and 0 × NaN would be NaN.
             self.data = _zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
-        self.layers = [(pair[0], pair[1]) for pair in self.data]  # keys and values; by slot, whatever the page:
-        self._slots = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self.layers]
+        self.layers = [(pair[0], pair[1]) for pair in self.data]  # keys and values; by cell, whatever the page:
+        self._cells = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self.layers]
 
     @property
     def bytes(self) -> int:
@@ -207,10 +207,10 @@ class KeyValues:
     def copy_page(self, source: int, target: int) -> None:
         self.data[:, :, target] = self.data[:, :, source]
 
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        keys, values = self._slots[layer]
-        keys.index_copy_(0, slots, key)
-        values.index_copy_(0, slots, value)
+    def write(self, layer: int, cells: Tensor, key: Tensor, value: Tensor) -> None:
+        keys, values = self._cells[layer]
+        keys.index_copy_(0, cells, key)
+        values.index_copy_(0, cells, value)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -54,10 +54,10 @@ class StepPlan:
         size = kv.page_size
         flat = [t for c in chunks for t in c.tokens]
         places = [c.start + i for c in chunks for i in range(len(c.tokens))]
-        slots = [
+        cells = [
             c.pages[(c.start + i) // size] * size + (c.start + i) % size for c in chunks for i in range(len(c.tokens))
         ]
-        self.tokens, self.positions, self._slots = _tensor([flat, places, slots], device).unbind(0)
+        self.tokens, self.positions, self._cells = _tensor([flat, places, cells], device).unbind(0)
         self._kv = kv
         self._decode = len(decode)
         self._rows: list[PageRows] = []
@@ -68,7 +68,7 @@ class StepPlan:
         self.last = _tensor(np.cumsum([len(c.tokens) for c in chunks]) - 1, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        self._kv.write(layer, self._slots, key, value)
+        self._kv.write(layer, self._cells, key, value)
         keys, values = self._kv.layers[layer]
         parts = []
         if self._decode:

@@ -19,7 +19,7 @@ from airloop.engine.embedded.plain import plain_forward
 from airloop.engine.embedded.plan import Chunk, StepPlan
 from airloop.engine.embedded.sampling import sample
 from airloop.engine.embedded.scheduler import EngineStep, Work
-from airloop.engine.embedded.seats import Seats
+from airloop.engine.embedded.slots import Slots
 from airloop.policy import Policy
 
 # A burst of decoding steps should take about this long: the host works through the last one meanwhile.
@@ -112,8 +112,8 @@ class FastRunner:
         device = policy.device
         self._device = device
         self._cuda = device.type == "cuda"
-        pad_seat = kv.data.shape[2] - 1
-        self._seats = Seats(max_batch, -(-context // kv.page_size), pad_seat, device)
+        nobodys_page = kv.data.shape[2] - 1
+        self._slots = Slots(max_batch, -(-context // kv.page_size), nobodys_page, device)
         self._rows = torch.full((max_batch,), max_batch, dtype=torch.int64, device=device)
         self._counter = torch.zeros((), dtype=torch.int64, device=device)
         self._out = (
@@ -131,15 +131,15 @@ class FastRunner:
 
     @torch.no_grad()
     def launch(self, step: EngineStep) -> Drawn:
-        seats = self._seats
+        slots = self._slots
         rows = len(step.draws)
         truncated = any(w.request.sampling.truncates for w in step.draws)
         self._counter.zero_()
         if self._graphs and not step.prefill:
             self._graphs.prepare(self._graphs.size(rows), truncated)
             self._counter.zero_()
-        seats.seat(step.seated)
-        seats.give_pages(step.pages)
+        slots.fill(step.started)
+        slots.give_pages(step.pages)
         if step.prefill:
             self._mixed(step, truncated)
         else:
@@ -157,8 +157,8 @@ class FastRunner:
     def _burst(self, step: EngineStep, truncated: bool) -> None:
         count = len(step.decode)
         size = self._graphs.size(count) if self._graphs else count
-        wanted = [w.request.seat for w in step.decode] + [self._seats.pad_seat] * (size - count)
-        self._rows[:size].copy_(self._seats.send(wanted, np.int64))
+        wanted = [w.request.slot for w in step.decode] + [self._slots.pad_slot] * (size - count)
+        self._rows[:size].copy_(self._slots.send(wanted, np.int64))
         for _ in range(step.repeat):
             if self._graphs:
                 self._graphs.replay(size, truncated)
@@ -166,41 +166,41 @@ class FastRunner:
                 self._decode(self._rows[:size], truncated)
 
     def _decode(self, rows: Tensor, truncated: bool) -> None:
-        """One token for each of the seats `rows`: what a graph holds."""
-        seats = self._seats
-        plan = SeatPlan(self._kv, seats, self._forward, seats.tokens[rows], seats.positions[rows], rows, len(rows))
+        """One token for each of the slots `rows`: what a graph holds."""
+        slots = self._slots
+        plan = SlotPlan(self._kv, slots, self._forward, slots.tokens[rows], slots.positions[rows], rows, len(rows))
         self._draw(self._forward(plan), rows, truncated)
 
     def _mixed(self, step: EngineStep, truncated: bool) -> None:
         """Prompts, and one token for everyone who decodes."""
-        seats = self._seats
-        decoding = [w.request.seat for w in step.decode]
+        slots = self._slots
+        decoding = [w.request.slot for w in step.decode]
         flat = [
             np.concatenate([np.array(w.request.tokens[w.start : w.start + w.count]) for w in step.prefill]),
             np.concatenate([np.arange(w.start, w.start + w.count) for w in step.prefill]),
-            np.repeat([w.request.seat for w in step.prefill], [w.count for w in step.prefill]),
+            np.repeat([w.request.slot for w in step.prefill], [w.count for w in step.prefill]),
         ]
-        tokens, positions, owners = seats.send(flat, np.int64).unbind(0)
-        first = seats.send(decoding, np.int64)
+        tokens, positions, owners = slots.send(flat, np.int64).unbind(0)
+        first = slots.send(decoding, np.int64)
         ends = np.cumsum([1] * len(decoding) + [w.count for w in step.prefill]) - 1
         drawing = [i for i, w in enumerate([*step.decode, *step.prefill]) if w.draws]
-        plan = SeatPlan(
+        plan = SlotPlan(
             self._kv,
-            seats,
+            slots,
             self._forward,
-            torch.cat([seats.tokens[first], tokens]),
-            torch.cat([seats.positions[first], positions]),
+            torch.cat([slots.tokens[first], tokens]),
+            torch.cat([slots.positions[first], positions]),
             torch.cat([first, owners]),
             len(decoding),
-            seats.send(_blocks(step.prefill, len(decoding), self._block), np.int64).unbind(0),
+            slots.send(_blocks(step.prefill, len(decoding), self._block), np.int64).unbind(0),
         )
         hidden = self._forward(plan)
         if drawing:
-            rows = seats.send([w.request.seat for w in step.draws], np.int64)
-            self._draw(hidden[seats.send(ends[drawing].tolist(), np.int64)], rows, truncated)
+            rows = slots.send([w.request.slot for w in step.draws], np.int64)
+            self._draw(hidden[slots.send(ends[drawing].tolist(), np.int64)], rows, truncated)
 
     def _draw(self, hidden: Tensor, rows: Tensor, truncated: bool) -> None:
-        s = self._seats
+        s = self._slots
         logits = self._policy.head(hidden)
         floors = ops.floors(logits, rows, s.heat, s.limits) if truncated else None
         ops.draw(
@@ -229,25 +229,25 @@ class FastRunner:
 
 
 def _blocks(works: Sequence[Work], offset: int, size: int) -> list[list[int]]:
-    """For `ops.attend_prefill`: first row, tokens, position and seat of each block of at most `size` tokens."""
+    """For `ops.attend_prefill`: first row, tokens, position and slot of each block of at most `size` tokens."""
     found: list[list[int]] = [[], [], [], []]
     row = offset
     for work in works:
         for at in range(0, work.count, size):
-            part = (row + at, min(size, work.count - at), work.start + at, work.request.seat)
+            part = (row + at, min(size, work.count - at), work.start + at, work.request.slot)
             for column, value in zip(found, part, strict=True):
                 column.append(value)
         row += work.count
     return found
 
 
-class SeatPlan:
+class SlotPlan:
     """Implements forward.Attention: decoding tokens first, then chunks."""
 
     def __init__(
         self,
         kv: KeyValues,
-        seats: Seats,
+        slots: Slots,
         forward: Forward,
         tokens: Tensor,
         positions: Tensor,
@@ -258,7 +258,7 @@ class SeatPlan:
         self.tokens = tokens
         self.positions = positions
         self._kv = kv
-        self._table = seats.table
+        self._table = slots.table
         self._forward = forward
         self._owners = owners
         self._decoding = decoding

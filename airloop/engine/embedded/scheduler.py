@@ -31,7 +31,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     path: list[Node] = field(default_factory=list)
     claim: int = 0  # pages it may still take
-    seat: int = -1
+    slot: int = -1
     computed: int = 0  # tokens whose keys and values exist, or will when the device gets there
     drawn: int = 0
     cached: int = 0
@@ -61,8 +61,8 @@ class EngineStep:
     decode: list[Work]
     prefill: list[Work]
     repeat: int
-    seated: list[Request]  # since the last step
-    pages: list[tuple[int, int, int]]  # since the last step: seat, which page of it, page
+    started: list[Request]  # since the last step
+    pages: list[tuple[int, int, int]]  # since the last step: slot, which page of it, page
 
     @property
     def draws(self) -> list[Work]:
@@ -83,8 +83,8 @@ class Scheduler:
         self.draining = 0  # who wants no request to begin
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self._seats = list(range(max_batch))  # a heap
-        self._seated: list[Request] = []
+        self._slots = list(range(max_batch))  # a heap
+        self._started: list[Request] = []
         self._pages: list[tuple[int, int, int]] = []
 
     def add(self, request: Request) -> None:
@@ -115,10 +115,10 @@ class Scheduler:
                 budget -= count
                 prefill.append(self._compute(request, count))
         repeat = 1 if prefill else repeat
-        step = EngineStep([self._decode(r, repeat) for r in decode], prefill, repeat, self._seated, self._pages)
+        step = EngineStep([self._decode(r, repeat) for r in decode], prefill, repeat, self._started, self._pages)
         if not decode and not prefill:
             return None
-        self._seated, self._pages = [], []
+        self._started, self._pages = [], []
         return step
 
     def answered(self, work: Work, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
@@ -130,11 +130,11 @@ class Scheduler:
             self._spell(request, work.start, work.start + len(tokens))
 
     def finish(self, request: Request) -> None:
-        """Its pages and its seat may be reused at once: the device does things in the order they were asked for."""
+        """Its pages and its slot may be reused at once: the device does things in the order they were asked for."""
         self.running.remove(request)
         request.done = True
         self.tree.release(request.path, request.claim)
-        heapq.heappush(self._seats, request.seat)
+        heapq.heappush(self._slots, request.slot)
         request.path, request.claim = [], 0
 
     def _compute(self, request: Request, count: int) -> Work:
@@ -168,7 +168,7 @@ class Scheduler:
         lost = [*self.running, *self.waiting]
         for request in list(self.running):
             self.finish(request)
-        self.waiting, self._seated, self._pages = [], [], []
+        self.waiting, self._started, self._pages = [], [], []
         self.tree.clear()
         return lost
 
@@ -220,8 +220,8 @@ class Scheduler:
         tree.pin(kept)
         tree.claim(need)
         request.path, request.claim = list(kept), need
-        request.seat = heapq.heappop(self._seats)
-        self._pages.extend((request.seat, i, node.page) for i, node in enumerate(kept))
+        request.slot = heapq.heappop(self._slots)
+        self._pages.extend((request.slot, i, node.page) for i, node in enumerate(kept))
         if part is not None and not take_over:
             node = self._grow(request)
             self.kv.copy_page(part.page, node.page)
@@ -230,7 +230,7 @@ class Scheduler:
         request.started = time.perf_counter()
         request.version = self.version
         self.running.append(request)
-        self._seated.append(request)
+        self._started.append(request)
         return True
 
     def _ensure_pages(self, request: Request, tokens: int) -> None:
@@ -241,5 +241,5 @@ class Scheduler:
     def _grow(self, request: Request) -> Node:
         request.claim -= 1
         node = self.tree.grow(request.path)
-        self._pages.append((request.seat, len(request.path) - 1, node.page))
+        self._pages.append((request.slot, len(request.path) - 1, node.page))
         return node

@@ -18,12 +18,13 @@ from typing import Any
 from airloop.config.vllm_rules import HOTTEST
 from airloop.engine.base import (
     Counters,
+    Engine,
+    EngineDowntime,
     EngineFailed,
     Generation,
     Limits,
     Sampling,
     TokenCallback,
-    Unserved,
     room_after,
 )
 from airloop.engine.vllm.adapters import AdapterStore
@@ -48,7 +49,7 @@ FAILURES = 5  # of one reply in a row, at servers that live
 PROBES = 4  # of a server whose log-probs differ
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """See Engine."""
 
     def __init__(
@@ -65,7 +66,7 @@ class VllmEngine:
         self.place = place
         self.servers = list(servers)
         self.context = context
-        self.counters, self.unserved = Counters(), Unserved()
+        self.counters, self.downtime = Counters(), EngineDowntime()
         self._store = store
         self._batch = batch
         self._version = policy.version
@@ -88,6 +89,9 @@ class VllmEngine:
     def describe(self) -> Limits:
         detail = {"backend": "vllm", "servers": str(len(self.servers))}
         return Limits(self.context, self._batch * len(self.servers), 0, detail, HOTTEST)
+
+    def answering(self) -> tuple[int, int]:
+        return sum(not server.lost for server in self.servers), len(self.servers)
 
     # --- replies ------------------------------------------------------------------------------------------------
 
@@ -159,7 +163,7 @@ class VllmEngine:
                 raise self._none_left()
             self._changed.clear()
             wait = waiting("a server of vLLM to come back", "vLLM", READY_S, log=self.servers[0].tail)
-            with wait, self.unserved.counted():
+            with wait, self.downtime.counted():
                 await self._changed.wait()
         return alive
 
@@ -185,7 +189,7 @@ class VllmEngine:
         if self._ready is None:
             self._ready = asyncio.ensure_future(self._start())
         if not self._ready.done():
-            with self.unserved.counted():
+            with self.downtime.counted():
                 await asyncio.shield(self._ready)
         await self._ready
 

@@ -19,7 +19,7 @@ from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.parity import tolerance
 from airloop.engine.vllm.plugin.weights import FILE, file_digest
 from airloop.engine.vllm.server import ROUTES, RequestRejected, ServerLost, VllmServer
-from airloop.models.quiet import quiet
+from airloop.models.silence_transformers import silenced
 from airloop.policy import Policy
 
 UNFINISHED = "air-unfinished"  # the version of weights that are partly of another
@@ -31,7 +31,7 @@ class FullStore(AdapterStore):
     """Versions as whole models."""
 
     def _write(self, policy: Policy, folder: Path) -> None:
-        with quiet():
+        with silenced():
             policy.model.save_pretrained(str(folder), max_shard_size="1000TB")  # one file, however large
 
     def _digest(self, folder: Path) -> str:

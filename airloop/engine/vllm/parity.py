@@ -13,16 +13,15 @@ from airloop.policy import Policy
 
 # Largest mean difference, in nats a token, at the probe's temperature. In fp32 two programs differ by 1e-6, with TF32
 # products by up to 1e-3. In bf16, where each rounds in places of its own, by 0.01 to 0.05 at temperature 1, and by 0.5
-# in a network that amplifies rounding (airloop/doctor/ground.py): half of that at 2. What is smaller and still wrong is
-# for the doctor's proofs and the alarm of every step, which measure rounding and do not guess it.
+# in a network that amplifies rounding (airloop/doctor/proof_tools.py): half of that at 2. What is smaller and still
+# wrong is for the doctor's proofs and the alarm of every step, which measure rounding and do not guess it.
 AGREE = {torch.float32: 1e-3}
 AGREE_ROUNDED = 0.25
 
 
 def trainer_logprobs(policy: Policy, tokens: Sequence[int], first: int, temperature: float = 1.0) -> list[float]:
     """Of the tokens from `first` on."""
-    train = tuple(place >= first for place in range(len(tokens)))
-    row = Row("probe", tuple(tokens), train, (0.0,) * len(tokens), 0.0, 1.0)
+    row = Row.of_reply("probe", tokens[:first], tokens[first:], advantage=0.0)
     with torch.no_grad():
         (part,) = micro_batches([row], len(tokens))
         plan = PackedPlan(part, policy.device)

@@ -6,54 +6,44 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from airloop.envs.gsm8k.answers import MARK
+from airloop.envs.script import Script
 from airloop.errors import AirError
-from airloop.types import Agent, Message, Task
+from airloop.types import Agent, Task
 
 WEAK = 0.5  # how often the weak script is right
 HOW_MANY = 200  # numbers the cheat tries; half of the answers are among them
 
 
-class Lines:
-    """Says its lines in order, and the last one again if asked for more."""
-
-    def __init__(self, lines: Sequence[str]) -> None:
-        self.lines = lines
-
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        said = sum(message["role"] == "assistant" for message in messages)
-        return Message(role="assistant", content=self.lines[min(said, len(self.lines) - 1)])
-
-
 def text_agent(name: str, task: Task, seed: int) -> Agent:
     match name:
         case "oracle" | "demo":
-            return Lines([task.payload["solution"]])
+            return Script(task.payload["solution"])
         case "weak":
-            return Lines([_with_a_slip(task, seed)])
+            return Script(_with_a_slip(task, seed))
         case "noop":
-            return Lines(["I do not know."])
+            return Script("I do not know.")
         case "cheat":
-            return Lines([random.Random(f"{task.id}/{seed}").choice(_hedges())])
+            return Script(random.Random(f"{task.id}/{seed}").choice(_hedges()))
     raise unknown("gsm8k", name)
 
 
 def calculator_agent(name: str, task: Task, seed: int, max_turns: int) -> Agent:
     match name:
         case "oracle" | "demo":
-            return Lines(worked(task, max_turns))
+            return Script(*worked(task, max_turns))
         case "weak":
-            return Lines(worked(task, max_turns, slip(task, seed)))
+            return Script(*worked(task, max_turns, slip(task, seed)))
         case "noop":
-            return Lines(["I do not know."])
+            return Script("I do not know.")
         case "cheat":
             tries: list[dict[str, Any]] = [{"answer": hedge} for hedge in _hedges()]
             tries += [{"answer": list(range(HOW_MANY))}, {"answer": "task.payload"}]
             calls = [call("final_answer", arguments) for arguments in tries]
-            return Lines([call("calculator", {"expression": "__import__('os').environ"}), *calls])
+            return Script(call("calculator", {"expression": "__import__('os').environ"}), *calls)
     raise unknown("gsm8k-calculator", name)
 
 

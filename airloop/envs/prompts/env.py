@@ -18,7 +18,8 @@ from airloop.envs.paths import Anchored, code
 from airloop.envs.prompts.functions import Reply, check_parameters, load_functions
 from airloop.envs.prompts.prompts import Prompt, Prompts, load_prompts
 from airloop.envs.rows import anchored_source
-from airloop.errors import AirError, InfraError, Trouble
+from airloop.envs.script import Script
+from airloop.errors import AirError, InfraError, TaskProblem
 from airloop.text.spelling import misspelt
 from airloop.types import Action, Agent, Message, Observation, Score, Task
 
@@ -90,14 +91,6 @@ class PromptsSession(Session):
         asked = [f for f in self.env.functions if reply.ids is not None or not f.reads_ids]
         given = await asyncio.gather(*(f.score(reply) for f in asked))
         return self.env.score({f.name: value for f, value in zip(asked, given, strict=True)}, reply)
-
-
-class Say:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        return Message(role="assistant", content=self.text)
 
 
 class PromptsEnv(Environment[PromptsArgs]):
@@ -191,11 +184,11 @@ class PromptsEnv(Environment[PromptsArgs]):
     def count(self, split: str) -> int:
         return len(self._prompts.splits.get(split, ()))
 
-    def check_tasks(self) -> Iterator[Trouble]:
+    def check_tasks(self) -> Iterator[TaskProblem]:
         try:
             self.count("train")
         except AirError as error:
-            yield Trouble("fail", error.problem, "no episode could be opened or scored", error.fix)
+            yield TaskProblem("fail", error.problem, "no episode could be opened or scored", error.fix)
 
     # --- episodes -------------------------------------------------------------------------------------------
 
@@ -243,7 +236,7 @@ class PromptsEnv(Environment[PromptsArgs]):
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         if name == "noop":
-            return Say("")
+            return Script("")
         if name not in ("oracle", "demo"):
             raise AirError(f"Environment {self.name!r} has no scripted agent {name!r}.", "known: oracle, demo, noop.")
         if not self.args.answer:
@@ -251,4 +244,4 @@ class PromptsEnv(Environment[PromptsArgs]):
                 f"Environment {self.name!r} has no scripted agent {name!r} without a column that says what is right.",
                 f'name it in args: answer = "…", one of {", ".join(self._prompts.columns)}.',
             )
-        return Say(self._right(self._by_id[task.id]))
+        return Script(self._right(self._by_id[task.id]))

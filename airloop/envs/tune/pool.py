@@ -1,6 +1,6 @@
 """Warm worker processes that fit models, and the cache of what they found.
 
-A request has a deadline, in time that the worker gets to compute (Patience): beside others a fit takes longer, and is
+A request has a deadline, in time that the worker gets to compute (CpuTimeout): beside others a fit takes longer, and is
 no worse for it. A worker that dies or overruns it is replaced and the request tried once more, then it is an
 InfraError. Results are kept by content: data, rows, configuration and library version.
 """
@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from airloop.effort import Patience
+from airloop.cpu_progress import CpuTimeout
 from airloop.envs.tune.catalogue import PREPARATION
 from airloop.errors import AirError, InfraError
 from airloop.files import cache_directory, write_atomically
@@ -106,9 +106,9 @@ class Worker:
 
     def reply(self, timeout: float) -> dict[str, Any]:
         pipe = self.stdout.fileno()
-        patience = Patience(timeout, self.pid)
+        deadline = CpuTimeout(timeout, self.pid)
         while b"\n" not in self.pending:
-            left = patience.left()
+            left = deadline.left()
             if not left:
                 raise self.lost(f"did not answer within {timeout:g} s of work")
             if not select.select([pipe], [], [], left)[0]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from airloop.envs.script import Script
 from airloop.envs.tune.command import MODELS, OPTIONS, render
 from airloop.errors import AirError
 from airloop.types import Agent, Message, Task
@@ -57,17 +58,6 @@ def random_config(rng: random.Random) -> dict[str, Any]:
     return {"model": model, **values, "scale": model in SCALED and rng.random() < 0.5}
 
 
-class Script:
-    """Says its lines in order, and the last one again if asked for more."""
-
-    def __init__(self, lines: Sequence[Message]) -> None:
-        self.lines = lines
-
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        said = sum(message["role"] == "assistant" for message in messages)
-        return self.lines[min(said, len(self.lines) - 1)]
-
-
 class Oracle:
     """Tries the good configurations, trains the best again unless it was the last, and submits."""
 
@@ -101,15 +91,15 @@ def scripted_agent(name: str, task: Task, seed: int, max_turns: int) -> Agent:
         case "oracle":
             return Oracle(max_turns)
         case "demo":
-            return Script(demonstration(rng, max_turns))
+            return Script(*demonstration(rng, max_turns))
         case "weak":
-            return Script([say(render(MODEST)), say("submit")])
+            return Script(say(render(MODEST)), say("submit"))
         case "idle":  # hands in the baseline itself
-            return Script([say("python train.py --model linear"), say("submit")])
+            return Script(say("python train.py --model linear"), say("submit"))
         case "noop":
-            return Script([Message(role="assistant", content="I would try a few models and keep the best.")])
+            return Script("I would try a few models and keep the best.")
         case "cheat":
             start = rng.randrange(len(CHEATS))
-            return Script([say(line) for line in CHEATS[start:] + CHEATS[:start]])
+            return Script(*(say(line) for line in CHEATS[start:] + CHEATS[:start]))
     known = "oracle, weak, demo, noop, idle, cheat"
     raise AirError(f"Environment 'tune' has no scripted agent {name!r}.", f"known: {known}.")

@@ -43,6 +43,6 @@ def find_loss(name: str) -> LossSpec:
     """By its name in the table, or by file and function: then the file is imported, and what it has is tried."""
     if not is_file_id(name):
         return LOSSES[name]
-    from airloop.learn.own import load_loss
+    from airloop.learn.custom_losses import load_loss
 
     return load_loss(name)

@@ -1,4 +1,4 @@
-"""Signals to processes in a container, sent by a process that waits inside it (container_request.SIGNALLER)."""
+"""Signals to processes in a container, sent by a process that waits inside it (SIGNALLER of request.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at in every step: episodes, rewards, time. (watches_learner.py: the update.)
+"""What is looked at in every step: episodes, rewards, time. (learner_rules.py: the update.)
 
 Each is a function of the step's line of metrics and of the lines before. A key that a line does not have (written by
 an older version, or of a step without episodes) says nothing. The reason for a threshold stands beside it; all are
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airloop.success import NAME
-from airloop.watch.alarms.payers import payer_between
+from airloop.watch.alarms.reward_sources import reward_source_between
 from airloop.watch.alarms.rules import Sign, Step, watch
 from airloop.watch.metrics.latency import HEALTHY, largest
 
@@ -299,9 +299,9 @@ def _not_gained(step: Step, before: Sequence[Step]) -> str:
 def _paid_for(seen: str, step: Step, before: Sequence[Step]) -> Sign | None:
     """Where a component other than success pays for what is seen, that is its cause, and no other advice would help."""
     steps = [one for one in (*before, step) if one["rewards"]]
-    found = payer_between(steps[:EDGE], steps[-EDGE:])
+    found = reward_source_between(steps[:EDGE], steps[-EDGE:])
     if found is None:
         return None
-    payer, line = found
-    why = f"A component of the reward pays for it: {payer}, while {step.get(NAME)} did not rise."
+    source, line = found
+    why = f"A component of the reward pays for it: {source}, while {step.get(NAME)} did not rise."
     return Sign(seen, why, f"{line}; go on from a checkpoint before the change.")

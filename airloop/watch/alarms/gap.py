@@ -68,10 +68,9 @@ async def _measured(parts: Components, rows: Sequence[Row]) -> Distances:
         for i, prompt in enumerate(prompts)
     ]
     answers = await asyncio.gather(*asked)
-    found = []
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        n, own = len(prompt), len(answer.token_ids)
-        train = (False,) * n + (True,) * own
-        found.append(Row(f"gap-{i}#0", prompt + answer.token_ids, train, (0.0,) * n + answer.logprobs, 0.0, 0.0))
+    found = [
+        Row.of_reply(f"gap-{i}#0", prompt, answer.token_ids, answer.logprobs, 0.0, 0.0)
+        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
     async with engine.paused():
         return distances(learner, found, learner.logprobs(found))

@@ -1,4 +1,4 @@
-"""What is looked at in every step: the update, the versions, the memory. (watches.py: episodes, rewards, time.)"""
+"""What is looked at in every step: the update, the versions, the memory. (episode_rules.py: all else.)"""
 
 from __future__ import annotations
 

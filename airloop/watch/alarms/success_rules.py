@@ -14,7 +14,7 @@ from typing import Any
 from airloop.stats.student import student_share
 from airloop.stats.welch import Moments, welch
 from airloop.success import METRIC, NAME
-from airloop.watch.alarms.payers import payer_between
+from airloop.watch.alarms.reward_sources import reward_source_between
 from airloop.watch.alarms.rules import Sign, Step, watch
 
 # Windows of steps that are compared: a collapse within ten steps shows in the shortest, a slow decline in the longest.
@@ -117,9 +117,9 @@ def _falls(early: Window, late: Window) -> Sign:
         f"{name} fell from {early.success.mean:.0%} ({early}) to {late.success.mean:.0%} ({late}), and the reward did "
         f"not ({early.reward.mean:.3g} to {late.reward.mean:.3g})."
     )
-    if found := payer_between(early.lines, late.lines):
-        payer, line = found
-        why = f"Another component pays for it: {payer}. What is learned is {payer.name}, not {name}."
+    if found := reward_source_between(early.lines, late.lines):
+        source, line = found
+        why = f"Another component pays for it: {source}. What is learned is {source.name}, not {name}."
         return Sign(seen, why, f"{line}; go on from a checkpoint before the fall.")
     why = f"The reward pays for something else than {name}."
     return Sign(seen, why, f"look at what the reward consists of, and pay for {name}; read a few of the best episodes.")

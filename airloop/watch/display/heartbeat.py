@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from airloop.events import Say
 from airloop.watch.display.phase import Phase
 
 # A phase that lasts so long says how far it is …
@@ -18,7 +19,7 @@ LOOK_S = 0.5
 
 
 class Heartbeat:
-    def __init__(self, phase: Callable[[], Phase | None], say: Callable[[str], None]) -> None:
+    def __init__(self, phase: Callable[[], Phase | None], say: Say) -> None:
         self._phase = phase
         self._say = say
         self._spoke = time.monotonic()  # when anything was last said

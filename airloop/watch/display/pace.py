@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from airloop.text.figures import duration
+
 RECENT = 8  # steps: long enough to even out tasks, short enough to follow replies that grow
 # Quartiles closer than this are one number to a person.
 ALIKE = 0.15
@@ -65,23 +67,13 @@ def in_words(left: tuple[float, float]) -> str:
     low, high = left
     if high < 60:
         return "under 1 min"
-    if high - low <= ALIKE * high or _duration(low) == _duration(high):
-        return f"about {_duration((low + high) / 2)}"
+    if high - low <= ALIKE * high or _rough(low) == _rough(high):
+        return f"about {_rough((low + high) / 2)}"
     if high < 3600:
         return f"{max(1, round(low / 60))}–{round(high / 60)} min"
-    return f"{_duration(low)} – {_duration(high)}"
+    return f"{_rough(low)} – {_rough(high)}"
 
 
-def span(seconds: float) -> str:
-    """`40 s`, `3 min`, `1 h 20 min`."""
-    return f"{max(1, round(seconds))} s" if seconds < 90 else _duration(seconds)
-
-
-def _duration(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24} d {hours % 24} h"
-    return f"{hours} h {minutes // 10 * 10:d} min" if minutes >= 10 else f"{hours} h"
+def _rough(seconds: float) -> str:
+    """From an hour on to ten minutes."""
+    return duration(seconds if seconds < 3600 else seconds // 600 * 600).removesuffix(" 00 min")

@@ -6,8 +6,8 @@ import re
 import time
 from dataclasses import dataclass, field
 
+from airloop.text.figures import duration
 from airloop.waits import WAITS
-from airloop.watch.display.pace import span
 
 
 @dataclass
@@ -50,9 +50,9 @@ class Phase:
         parts += [self.detail] if self.detail else []
         left = self.left()
         if left is None or not self.total:
-            parts.append(f"{span(self.lasted())} so far")
+            parts.append(f"{duration(self.lasted())} so far")
         if left is not None:
-            parts.append(f"{'' if self.total else 'about '}{span(left)} left")
+            parts.append(f"{'' if self.total else 'about '}{duration(left)} left")
         if not self.done and (waited := waited_for()):
             parts.append(waited)
         return ", ".join(parts)

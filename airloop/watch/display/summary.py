@@ -12,7 +12,7 @@ from airloop.stats.intervals import Interval, difference, mean_interval
 from airloop.success import KNOWN, METRIC, NAME, common_name, step_success
 from airloop.text.sparkline import squeezed
 from airloop.types import Trajectory
-from airloop.watch.alarms.payers import corrected, find_payer, successes_of, weights_of
+from airloop.watch.alarms.reward_sources import corrected, find_reward_source, successes_of, weights_of
 from airloop.watch.metrics.families import by_family, families, first_and_last, table
 from airloop.watch.metrics.rows import passes, per_task, row_key, value
 
@@ -152,12 +152,12 @@ def _reward_without_success(
     line = f"  ! the reward {'rose' if rose else 'shows no difference'}, but {shown} fell {was:.0%} → {now:.0%}"
     steps = run.metrics("train")
     rewards, successes = weights_of(steps), successes_of(steps)
-    payer = find_payer(_paid(before, rewards), _paid(after, rewards), {shown, *successes.values()})
-    if payer is None:
+    source = find_reward_source(_paid(before, rewards), _paid(after, rewards), {shown, *successes.values()})
+    if source is None:
         return [f"{line}: the reward pays for something else"]
     return [
-        f"{line}: {payer.name} pays for it, {payer.early:.3g} → {payer.late:.3g} of the reward",
-        f"    pay for {shown}: {corrected(payer, rewards, successes)}",
+        f"{line}: {source.name} pays for it, {source.early:.3g} → {source.late:.3g} of the reward",
+        f"    pay for {shown}: {corrected(source, rewards, successes)}",
     ]
 
 

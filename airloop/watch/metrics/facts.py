@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.learn.advantages import TurnWeights
 from airloop.success import NAME, name_of
-from airloop.types import Trajectory
+from airloop.watch.metrics.ages import sampled_by
 from airloop.watch.metrics.ledger import Ledger, Terms, account
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def step_facts(parts: Components, collected: Collected, report: Report) -> dict[
 
 def _servers(engine: Engine) -> dict[str, dict[str, int]]:
     """Of an engine that is made of servers: one that has died, or whose node is lost, is missed here."""
-    found = getattr(engine, "servers", ())
-    return {"servers": {"answering": sum(not one.lost for one in found), "all": len(found)}} if found else {}
+    answering, servers = engine.answering()
+    return {"servers": {"answering": answering, "all": servers}} if servers else {}
 
 
 def commonest_crash(collected: Collected) -> dict[str, str]:
@@ -74,14 +74,10 @@ def commonest_crash(collected: Collected) -> dict[str, str]:
 def versions(collected: Collected) -> dict[str, int]:
     """Which policy the step was to be sampled from, and which the engine says it was."""
     groups = [*collected.groups, *(d.group for d in collected.dropped)]
-    sampled = [v for g in groups for t in g.trajectories for v in _versions(t)]
+    sampled = [v for g in groups for t in g.trajectories for v in sampled_by(t)]
     if not sampled:
         return {}
     return {"wanted": groups[0].version, "sampled_from": min(sampled), "sampled_to": max(sampled)}
-
-
-def _versions(trajectory: Trajectory) -> list[int]:
-    return [turn.sampled.version for turn in trajectory.turns if turn.sampled is not None]
 
 
 def memory(device: str) -> dict[str, float]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airloop.config import Config, check_sinks
-from airloop.events import Watcher
+from airloop.events import Say, Watcher
 from airloop.runs.run import Run
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Sink(Protocol):
 class BackgroundSink:
     """A sink in its own thread. Whatever it does, and however long: whoever tells it something goes on at once."""
 
-    def __init__(self, sink: Sink, say: Callable[[str], None]) -> None:
+    def __init__(self, sink: Sink, say: Say) -> None:
         self.sink = sink
         self._say = say
         self._told: queue.Queue[Callable[[], None] | None] = queue.Queue(BEHIND)

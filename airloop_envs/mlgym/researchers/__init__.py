@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
+from airloop.envs.script import Script
 from airloop.errors import AirError
 from airloop.types import Agent, Message
 from airloop_envs.mlgym.researchers import checkout
@@ -16,7 +17,7 @@ from airloop_envs.mlgym.researchers.pictures import fashion
 from airloop_envs.mlgym.researchers.probes import Prober
 from airloop_envs.mlgym.researchers.solvers import sat
 from airloop_envs.mlgym.researchers.tables import house_prices, titanic
-from airloop_envs.mlgym.researchers.work import Draft, Lines, Researcher, say
+from airloop_envs.mlgym.researchers.work import Draft, Researcher, say
 from airloop_envs.mlgym.spec import TaskSpec
 
 LEVELS = ("novice", "junior", "senior", "oracle")
@@ -58,17 +59,17 @@ def researcher(name: str, spec: TaskSpec, seed: int, max_turns: int, experts: fl
         )
     rng = random.Random(f"{spec.key}/{spec.variant}/{name}/{seed}")
     if name == "noop":
-        return Lines([Message(role="assistant", content=NOOP)])
+        return Script(NOOP)
     if name == "idle":
-        return Lines(idle(spec.key))
+        return Script(*idle(spec.key))
     if name == "prober":  # where no labels are hidden there is nothing to ask for, and it is as idle as that one
-        return Prober(spec.key, spec.yardstick, rng, max_turns) if spec.key in TABLES else Lines(idle(spec.key))
+        return Prober(spec.key, spec.yardstick, rng, max_turns) if spec.key in TABLES else Script(*idle(spec.key))
     if name == "cheat":
         tried = attempts(spec.key)
         start = rng.randrange(len(tried))
         room = max(1, max_turns - 1)
         chosen = (tried[start:] + tried[:start])[:room]
-        return Lines([*(say("Perhaps this is quicker.", line) for line in chosen), say("Done.", "submit")])
+        return Script(*(say("Perhaps this is quicker.", line) for line in chosen), say("Done.", "submit"))
     levels = list(WEAK) if name == "weak" else [name]
     if name == "demo":
         drafts = 2 if rng.random() < SECOND_THOUGHTS else 1

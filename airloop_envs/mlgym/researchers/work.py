@@ -40,16 +40,6 @@ def read_score(heard: str, metric: str) -> float | None:
     return float(found[1]) if found else None
 
 
-class Lines:
-    """Says its lines in order, and the last one again if asked for more."""
-
-    def __init__(self, lines: Sequence[Message]) -> None:
-        self.lines = list(lines)
-
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Message:
-        return self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
-
-
 class Researcher:
     """Tries its drafts one after the other and submits the best of them; its last turn is always `submit`."""
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from airloop.config import load_config
-from airloop.envs.arith import Say
 from airloop.envs.base import load_environment
 from airloop.envs.prompts import PromptsEnv
+from airloop.envs.script import Script
 from airloop.errors import AirError
 from airloop.rollout.agents import ModelAgent
 from airloop.rollout.episode import EpisodeDefect, run_episode
@@ -71,7 +71,7 @@ def test_a_text_is_answered_by_a_text_and_columns_are_lists(make: Any) -> None:
 
 def test_messages_are_answered_by_a_message(make: Any) -> None:
     env = make(SEEN, rows=CHAT, prompt="prompt", system="Be brief.")
-    played = play(env, Say("7"))
+    played = play(env, Script("7"))
     prompts, completions, columns = env.functions[0].function.__globals__["seen"][-1]
     assert prompts == [played.task.payload["prompt"]] and completions == [[{"role": "assistant", "content": "7"}]]
     assert columns.keys() == {"answer"}  # neither the prompts nor, of a script, tokens
@@ -95,7 +95,7 @@ async def reward_of(completions, **columns):
     return [float(len(said) == 2) for said in completions]
 """
     env = make(code)
-    assert [play(env, Say(text)).reward for text in ("ab", "abc")] == [1.0, 0.0]
+    assert [play(env, Script(text)).reward for text in ("ab", "abc")] == [1.0, 0.0]
     assert len(env.functions[0].function.__globals__["loops"]) == 1
 
 
@@ -109,7 +109,7 @@ def reward_of(completions, **columns):
     return [asyncio.run(judge(said)) for said in completions]
 """
     env = make(code)
-    assert [play(env, Say(text)).reward for text in ("ab", "abc")] == [1.0, 0.0]
+    assert [play(env, Script(text)).reward for text in ("ab", "abc")] == [1.0, 0.0]
 
 
 def test_a_file_that_came_with_a_run_is_never_executed(make: Any, tmp_path: Path) -> None:
@@ -129,18 +129,18 @@ def odd(completions, level, **columns): return [0.25 if n == 1 else None for n i
     tasks = env.tasks("train")
     odd = next(i for i, task in enumerate(tasks) if task.payload["columns"]["level"] == 1)
     even = next(i for i, task in enumerate(tasks) if task.payload["columns"]["level"] == 0)
-    assert env.success == "success" and play(env, Say(""), odd).metrics["success"] == 0.25
-    assert play(env, Say(""), even).rewards == {"even": 1.0}
+    assert env.success == "success" and play(env, Script(""), odd).metrics["success"] == 0.25
+    assert play(env, Script(""), even).rewards == {"even": 1.0}
     alone = make(code, "even odd")
-    assert "name all functions that decide it" in play(alone, Say(""), odd).error
+    assert "name all functions that decide it" in play(alone, Script(""), odd).error
 
 
 def test_weights_choose_what_is_paid_and_the_rest_is_measured(make: Any) -> None:
     code = "def a(completions): return [1]\ndef b(completions): return [True]\n"
     env = make(code, "a b")
-    assert play(env, Say("")).reward == 2.0
+    assert play(env, Script("")).reward == 2.0
     env.weigh({"b": 0.5})
-    played = play(env, Say(""))
+    played = play(env, Script(""))
     assert played.rewards == {"b": 1.0} and played.reward == 0.5 and played.metrics["a"] == 1.0
     with pytest.raises(AirError, match="no reward component 'c'"):
         env.weigh({"c": 1.0})
@@ -150,7 +150,7 @@ def test_what_reads_tokens_is_asked_only_of_models(make: Any) -> None:
     code = "def a(completions): return [1.0]\ndef ids(completion_ids): return [len(ids) for ids in completion_ids]\n"
     env = make(code, "a ids")
     assert env.beyond_scripts == ["ids"]
-    assert play(env, Say("x")).rewards == {"a": 1.0}
+    assert play(env, Script("x")).rewards == {"a": 1.0}
     assert play(env, Sampler("x", (1, 2, 3))).rewards == {"a": 1.0, "ids": 3.0}
 
 
@@ -185,7 +185,7 @@ def test_functions_are_tried_before_anything_is_loaded(make: Any, tmp_path: Path
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_trouble_with_a_reply_is_infrastructure_and_never_a_reward(make: Any, tmp_path: Path, kind: str) -> None:
     code = f"{kind} reward_of(completions, **columns):\n    return [int(s) if s == 'x' else 0 for s in completions]\n"
-    played = play(make(code), Say("x"))
+    played = play(make(code), Script("x"))
     assert played.ending == "infra_error" and not played.rewards
     assert "reward_of raised ValueError: invalid literal" in played.error
     assert f"({tmp_path}/rewards.py:2), for row " in played.error and "of rows.jsonl, reply 'x'" in played.error
@@ -193,10 +193,10 @@ def test_trouble_with_a_reply_is_infrastructure_and_never_a_reward(make: Any, tm
 
 def test_a_success_that_leaves_its_bounds_stops_the_run(make: Any) -> None:
     with pytest.raises(EpisodeDefect) as stopped:
-        play(make("def reward_of(completions): return [float(len(completions[0]) // 10)]"), Say("x" * 20))
+        play(make("def reward_of(completions): return [float(len(completions[0]) // 10)]"), Script("x" * 20))
     assert "it gave 2" in stopped.value.problem and 'success = "none"' in stopped.value.fix
     free = make("def reward_of(completions): return [float(len(completions[0]) // 10)]", success="none")
-    assert free.success is None and play(free, Say("x" * 20)).reward == 2.0
+    assert free.success is None and play(free, Script("x" * 20)).reward == 2.0
 
 
 @pytest.mark.parametrize(

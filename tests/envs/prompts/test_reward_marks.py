@@ -12,9 +12,9 @@ import pytest
 
 import airloop
 from airloop import AirError
-from airloop.envs.arith import Say
 from airloop.envs.base import load_environment
 from airloop.envs.prompts.reward import reward
+from airloop.envs.script import Script
 from airloop.rollout.episode import run_episode
 
 ROWS = [{"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(40)]
@@ -49,7 +49,7 @@ def test_a_file_gives_all_that_are_marked_with_their_weights(tmp_path: Path) -> 
     env = environment(tmp_path)
     assert env.reward_weights == {"correct": 1.0, "short": 0.25, "anything": 0.0}
     task = env.tasks("train")[0]
-    played = asyncio.run(run_episode(env, task, Say(task.payload["columns"]["answer"]), id="1", seed=0))
+    played = asyncio.run(run_episode(env, task, Script(task.payload["columns"]["answer"]), id="1", seed=0))
     assert played.rewards == {"correct": 1.0, "short": 1.0, "anything": 1.0} and played.reward == 1.25
     assert played.metrics["success"] == 1.0
 

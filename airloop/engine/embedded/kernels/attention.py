@@ -14,7 +14,7 @@ MOST_SPLITS = 32
 
 # What changes from step to step is not worth a compilation of its own.
 @triton.jit(do_not_specialize=["splits"])
-def _decode(query, keys, values, table, seats, positions, out, parts, sums, scale, table_stride, splits,
+def _decode(query, keys, values, table, slots, positions, out, parts, sums, scale, table_stride, splits,
             KV: tl.constexpr, GROUP: tl.constexpr, GROUP_P: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
             WHOLE: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -33,7 +33,7 @@ def _decode(query, keys, values, table, seats, positions, out, parts, sums, scal
     best = tl.full([GROUP_P], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_P], tl.float32)
     acc = tl.zeros([GROUP_P, D], tl.float32)
-    listed = table + tl.load(seats + row).to(tl.int64) * table_stride
+    listed = table + tl.load(slots + row).to(tl.int64) * table_stride
     for p in range(first, last):
         page = tl.load(listed + p).to(tl.int64)
         place = ((page * PAGE + n[:, None]) * KV + kv) * D + d[None, :]
@@ -72,9 +72,9 @@ def _merge(parts, sums, out, splits, D: tl.constexpr, MOST: tl.constexpr):
 
 
 def decode(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, seats: Tensor, positions: Tensor, scale: float
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, slots: Tensor, positions: Tensor, scale: float
 ) -> Tensor:
-    """query [B, heads, d], one token per sequence at its position, over the pages of its seat -> [B, heads, d]."""
+    """query [B, heads, d], one token per sequence at its position, over the pages of its slot -> [B, heads, d]."""
     rows, heads, dim = query.shape
     page, kv_heads = keys.shape[1:3]
     splits = 1
@@ -87,7 +87,7 @@ def decode(
         sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=query.device)
     group = heads // kv_heads
     _decode[(rows, kv_heads, splits)](
-        query, keys, values, table, seats, positions, out, parts, sums, scale, table.stride(0), splits, kv_heads, group,
+        query, keys, values, table, slots, positions, out, parts, sums, scale, table.stride(0), splits, kv_heads, group,
         max(16, triton.next_power_of_2(group)), dim, page, splits == 1, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
@@ -95,8 +95,8 @@ def decode(
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["starts", "counts", "places", "seats"])
-def _prefill(query, keys, values, table, starts, counts, places, seats, out, scale, table_stride, KV: tl.constexpr,
+@triton.jit(do_not_specialize_on_alignment=["starts", "counts", "places", "slots"])
+def _prefill(query, keys, values, table, starts, counts, places, slots, out, scale, table_stride, KV: tl.constexpr,
              GROUP: tl.constexpr, GROUP_P: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TOKENS: tl.constexpr,
              ):  # fmt: skip
     block = tl.program_id(0)
@@ -116,7 +116,7 @@ def _prefill(query, keys, values, table, starts, counts, places, seats, out, sca
     best = tl.full([TOKENS * GROUP_P], float("-inf"), tl.float32)
     total = tl.zeros([TOKENS * GROUP_P], tl.float32)
     acc = tl.zeros([TOKENS * GROUP_P, D], tl.float32)
-    listed = table + tl.load(seats + block).to(tl.int64) * table_stride
+    listed = table + tl.load(slots + block).to(tl.int64) * table_stride
     for p in range(tl.cdiv(place + count, PAGE)):
         page = tl.load(listed + p).to(tl.int64)
         inside = ((page * PAGE + n[:, None]) * KV + kv) * D + d[None, :]
@@ -151,7 +151,7 @@ def prefill(
 ) -> None:
     """Causal attention of chunks over everything before them and themselves, into `out` (both [T, heads, d]).
 
-    blocks: for at most `block_tokens` tokens of one chunk each: first row, tokens, position, seat.
+    blocks: for at most `block_tokens` tokens of one chunk each: first row, tokens, position, slot.
     """
     heads, dim = query.shape[1:]
     page, kv_heads = keys.shape[1:3]

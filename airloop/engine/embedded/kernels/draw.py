@@ -16,20 +16,20 @@ BLOCK = 4096
 
 
 @triton.jit
-def _race(logits, heat, seeds, drawn, floors, seats, scores, places, best, total, vocabulary, stride, blocks,
+def _race(logits, heat, seeds, drawn, floors, slots, scores, places, best, total, vocabulary, stride, blocks,
           BLOCK: tl.constexpr, FLOOR: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    seat = tl.load(seats + row)
+    slot = tl.load(slots + row)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocabulary
-    temperature = tl.load(heat + seat)
+    temperature = tl.load(heat + slot)
     scale = 1.0 / tl.where(temperature > 0, temperature, 1.0)
     raw = tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float32)
     x = raw * scale
     # One stream of numbers per request (the seed) and draw (the counter's upper part).
-    seed = tl.load(seeds + seat)
-    u = tl.rand(seed, tl.load(drawn + seat) * vocabulary + at)
+    seed = tl.load(seeds + slot)
+    u = tl.rand(seed, tl.load(drawn + slot) * vocabulary + at)
     # -log(1 - u), exact also where u is tiny: those are the draws that win.
     wait = tl.where(u < 0.01, u + u * u * 0.5 + u * u * u * 0.33333334, -tl.log(1.0 - u))
     score = x - tl.log(tl.maximum(wait, 1e-10))
@@ -47,7 +47,7 @@ def _race(logits, heat, seeds, drawn, floors, seats, scores, places, best, total
 
 
 @triton.jit
-def _settle(logits, heat, seats, scores, places, best, total, tokens, positions, caps, drawn, out_tokens, out_logprobs,
+def _settle(logits, heat, slots, scores, places, best, total, tokens, positions, caps, drawn, out_tokens, out_logprobs,
             counter, stride, blocks, out_stride, MOST: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     b = tl.arange(0, MOST)
@@ -59,22 +59,22 @@ def _settle(logits, heat, seats, scores, places, best, total, tokens, positions,
     top = tl.max(tops, 0)
     parts = tl.load(total + row * blocks + b, mask=inside, other=0.0)
     whole = tl.log(tl.sum(parts * tl.exp(tops - top), 0)) + top
-    seat = tl.load(seats + row)
-    temperature = tl.load(heat + seat)
+    slot = tl.load(slots + row)
+    temperature = tl.load(heat + slot)
     scale = 1.0 / tl.where(temperature > 0, temperature, 1.0)
     chosen = tl.load(logits + row * stride + token).to(tl.float32) * scale
     step = tl.load(counter)
     tl.store(out_tokens + step * out_stride + row, token)
     tl.store(out_logprobs + step * out_stride + row, chosen - whole)
-    tl.store(tokens + seat, token)
-    tl.store(drawn + seat, tl.load(drawn + seat) + 1)
-    position = tl.load(positions + seat)
-    tl.store(positions + seat, tl.minimum(position + 1, tl.load(caps + seat)))
+    tl.store(tokens + slot, token)
+    tl.store(drawn + slot, tl.load(drawn + slot) + 1)
+    position = tl.load(positions + slot)
+    tl.store(positions + slot, tl.minimum(position + 1, tl.load(caps + slot)))
 
 
 def draw(
     logits: Tensor,
-    seats: Tensor,
+    slots: Tensor,
     heat: Tensor,
     seeds: Tensor,
     drawn: Tensor,
@@ -85,7 +85,7 @@ def draw(
     out: tuple[Tensor, Tensor],
     counter: Tensor,
 ) -> None:
-    """Draws for logits [B, vocabulary] of the seats [B]; writes each seat's token, moves it on by one position, and
+    """Draws for logits [B, vocabulary] of the slots [B]; writes each slot's token, moves it on by one position, and
     puts token and log-prob into row `counter` of out ([steps, most rows])."""
     rows, vocabulary = logits.shape
     blocks = triton.cdiv(vocabulary, BLOCK)
@@ -93,10 +93,10 @@ def draw(
     scores, best, total = torch.empty(3, rows, blocks, dtype=torch.float32, device=device).unbind(0)
     places = torch.empty(rows, blocks, dtype=torch.int32, device=device)
     _race[(rows, blocks)](
-        logits, heat, seeds, drawn, scores if floors is None else floors, seats, scores, places, best, total,
+        logits, heat, seeds, drawn, scores if floors is None else floors, slots, scores, places, best, total,
         vocabulary, logits.stride(0), blocks, BLOCK, floors is not None, num_warps=8,
     )  # fmt: skip
     _settle[(rows,)](
-        logits, heat, seats, scores, places, best, total, tokens, positions, caps, drawn, out[0], out[1], counter,
+        logits, heat, slots, scores, places, best, total, tokens, positions, caps, drawn, out[0], out[1], counter,
         logits.stride(0), blocks, out[0].stride(0), triton.next_power_of_2(blocks), num_warps=1,
     )  # fmt: skip

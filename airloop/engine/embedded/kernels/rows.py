@@ -61,7 +61,7 @@ def _rotate(source, norm, eps, first, cos, sin, HEADS: tl.constexpr, PADDED: tl.
 
 
 @triton.jit
-def _rotary_write(qkv, query, keys, values, table, seats, positions, cos, sin, q_norm, k_norm, eps, qkv_stride,
+def _rotary_write(qkv, query, keys, values, table, slots, positions, cos, sin, q_norm, k_norm, eps, qkv_stride,
                   table_stride, HEADS: tl.constexpr, KV: tl.constexpr, HEADS_P: tl.constexpr, KV_P: tl.constexpr,
                   HALF: tl.constexpr, PAGE: tl.constexpr, HAS_NORM: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -79,11 +79,11 @@ def _rotary_write(qkv, query, keys, values, table, seats, positions, cos, sin, q
         tl.store(target, low.to(query.dtype.element_ty), mask=inside)
         tl.store(target + HALF, high.to(query.dtype.element_ty), mask=inside)
     else:
-        page = tl.load(table + tl.load(seats + row).to(tl.int64) * table_stride + position // PAGE).to(tl.int64)
-        slot = page * PAGE + position % PAGE
+        page = tl.load(table + tl.load(slots + row).to(tl.int64) * table_stride + position // PAGE).to(tl.int64)
+        cell = page * PAGE + position % PAGE
         kv_head = tl.arange(0, KV_P)[:, None]
         there = (kv_head < KV) & (at < HALF)
-        place = slot * KV * dim + kv_head * dim + at
+        place = cell * KV * dim + kv_head * dim + at
         k_low, k_high = _rotate(source, k_norm, eps, HEADS, cos, sin, KV, KV_P, HALF, HAS_NORM)
         tl.store(keys + place, k_low.to(keys.dtype.element_ty), mask=there)
         tl.store(keys + place + HALF, k_high.to(keys.dtype.element_ty), mask=there)
@@ -97,7 +97,7 @@ def rotary_write(
     keys: Tensor,
     values: Tensor,
     table: Tensor,
-    seats: Tensor,
+    slots: Tensor,
     positions: Tensor,
     angles: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None,
@@ -106,7 +106,7 @@ def rotary_write(
 ) -> Tensor:
     """Queries [T, heads, d], normed and turned; keys and values of the same tokens go into their pages.
 
-    qkv [T, ≥ (heads + 2 kv_heads) d]; keys and values [pages, slots, kv_heads, d]; table [seats, pages of a seat];
+    qkv [T, ≥ (heads + 2 kv_heads) d]; keys and values [pages, cells, kv_heads, d]; table [slots, pages of a slot];
     angles: cos and sin [context, d/2] in float32.
     """
     rows = qkv.shape[0]
@@ -114,7 +114,7 @@ def rotary_write(
     query = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm = norms or (qkv, qkv)
     _rotary_write[(rows, 2)](
-        qkv, query, keys, values, table, seats, positions, angles[0], angles[1], q_norm, k_norm, eps, qkv.stride(0),
+        qkv, query, keys, values, table, slots, positions, angles[0], angles[1], q_norm, k_norm, eps, qkv.stride(0),
         table.stride(0), heads, kv_heads, triton.next_power_of_2(heads), triton.next_power_of_2(kv_heads), dim // 2,
         page, norms is not None, num_warps=4,
     )  # fmt: skip

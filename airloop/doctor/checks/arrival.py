@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airloop.learn.batches import Row
     from airloop.learn.rounding import Distances
 
-# How far the change moves log-probs (at the temperature HOT), in the mean. Rounding to bfloat16 moves them by 0.003 to
+# How far the change moves log-probs (at PROOF_TEMPERATURE), in the mean. Rounding to bfloat16 moves them by 0.003 to
 # 0.03, so a tenth of the change that is missing, or too much, can be told from it; at ten times as much the layers
 # begin to amplify every rounding, and healthy networks disagree with themselves.
 MOVE, ENOUGH, TOO_MUCH = 0.3, 0.15, 0.6
@@ -41,7 +41,7 @@ class Arrival:
     share: float  # of the trainer's change that the engine made too: 1 where it serves the same weights
     from_old: float  # mean distance of what the engine served from what the trainer had said before the change
     distances: Distances
-    straggler: str = ""  # a part of the weights that stayed behind
+    stale_layer: str = ""  # a part of the weights that stayed behind
 
     @property
     def share_off(self) -> float:
@@ -50,14 +50,14 @@ class Arrival:
 
     @property
     def right(self) -> bool:
-        return self.distances.healthy and abs(self.share - 1) <= self.share_off and not self.straggler
+        return self.distances.healthy and abs(self.share - 1) <= self.share_off and not self.stale_layer
 
 
 @check("F2", stage="proof", title="the engine serves the trained weights")
 def adapter_arrives(case: Case) -> Finding:
     """The change is scaled until the trainer's own log-probs move by a set amount, and what both sides say after it is
     judged by what rounding does to the changed network (F8): the same tokens computed in more bits."""
-    from airloop.doctor.ground import CHANGE
+    from airloop.doctor.proof_tools import CHANGE
 
     found = _changed(case)
     seen = (
@@ -89,9 +89,9 @@ def _why(found: Arrival) -> str:
         return "the engine goes on serving the old weights: every rollout would come from the model of step 0"
     if found.distances.wrong_side == "the trainer":
         return "the trainer's own pass computes something else than the model's layers do with these weights"
-    if found.straggler:
+    if found.stale_layer:
         return (
-            f"{found.straggler} stays behind: what the engine is off by is, token by token, what the old weights of "
+            f"{found.stale_layer} stays behind: what the engine is off by is, token by token, what the old weights of "
             "this part alone do to the trainer"
         )
     return (
@@ -101,31 +101,40 @@ def _why(found: Arrival) -> str:
 
 
 def _changed(case: Case) -> Arrival:
-    from airloop.doctor.ground import change, first_prompts, gap, heated, second_look, serve, undone, while_paused
-    from airloop.doctor.straggler import find_straggler
+    from airloop.doctor.proof_tools import (
+        at_high_temperature,
+        change,
+        first_prompts,
+        gap,
+        restored_after,
+        sample_replies,
+        second_look,
+        while_paused,
+    )
+    from airloop.doctor.stale_layer import find_stale_layer
     from airloop.learn.optimiser import assign
     from airloop.learn.rounding import distances, mean_distance
 
     parts, learner = case.parts, case.parts.learner
     prompts = [prompt[-PROMPT_TOKENS:] for prompt in first_prompts(case, REPLIES)]
     prompts = [prompts[i % len(prompts)] for i in range(REPLIES)]
-    with undone(case) as start, heated(parts):
-        before = serve(case, prompts, REPLY_TOKENS)
+    with restored_after(case) as start, at_high_temperature(parts):
+        before = sample_replies(case, prompts, REPLY_TOKENS)
         perturb(case, start["weights"], [answer.row(i) for i, answer in enumerate(before)])
-        after = serve(case, prompts, REPLY_TOKENS)
+        after = sample_replies(case, prompts, REPLY_TOKENS)
         rows = [answer.row(i) for i, answer in enumerate(after)]
         new = learner.logprobs(rows)
         measured = while_paused(case, lambda: distances(learner, rows, new))
         changed = [weight.detach().clone() for weight in learner.optimiser.weights]
         assign(learner.optimiser.weights, start["weights"])
         old = learner.logprobs(rows)
-        moved, from_old, straggler = mean_distance(new, old), gap(rows, old), ""
+        moved, from_old, stale_layer = mean_distance(new, old), gap(rows, old), ""
         if from_old >= OLD * moved:  # where all weights stay behind, nothing else has to be looked for
             assign(learner.optimiser.weights, changed)
             measured = measured if measured.healthy else second_look(case, prompts, measured)
-            straggler = find_straggler(case, prompts, rows, start["weights"])
+            stale_layer = find_stale_layer(case, prompts, rows, start["weights"])
     served = max(change(a, b) for a, b in zip(before, after, strict=True))
-    return Arrival(served, moved, _share(rows, new, old), from_old, measured, straggler)
+    return Arrival(served, moved, _share(rows, new, old), from_old, measured, stale_layer)
 
 
 def _share(rows: Sequence[Row], new: dict[str, list[float]], old: dict[str, list[float]]) -> float:

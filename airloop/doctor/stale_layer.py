@@ -29,10 +29,10 @@ EXPLAINS, MOST_PASSES = 0.25, 4
 TOGETHER, SLOPE = 0.6, (0.6, 1.5)
 
 
-def find_straggler(case: Case, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], old: Sequence[Tensor]) -> str:
+def find_stale_layer(case: Case, prompts: Sequence[tuple[int, ...]], rows: Sequence[Row], old: Sequence[Tensor]) -> str:
     """Its name, or nothing. The learner holds the changed weights; `old` are those before the change. What the first
     rows show must show in others, which begin in different ways (see other_beginnings)."""
-    from airloop.doctor.ground import more_rows, while_paused
+    from airloop.doctor.proof_tools import more_rows, while_paused
 
     learner = case.parts.learner
     if learner.shards:  # each rank has a piece of every gradient

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from airloop.models import wide_products
-from airloop.models.wide_products import widen_products
+from airloop.models import fp32_matmul
+from airloop.models.fp32_matmul import widen_products
 
 
 @pytest.fixture
 def wide() -> Iterator[None]:
-    before = wide_products._library is not None
+    before = fp32_matmul._library is not None
     widen_products(True)
     yield
     widen_products(before)
@@ -50,11 +50,11 @@ def test_gradients_pass_through(wide: None) -> None:
 
 
 def test_it_is_as_before_afterwards() -> None:
-    if wide_products._library is not None:
+    if fp32_matmul._library is not None:
         pytest.skip("this process has a model in narrow numbers")
     a, b = torch.randn(33, 65), torch.randn(65, 31)
     before = a @ b
     widen_products(True)
     widen_products(True)
     widen_products(False)
-    assert torch.equal(a @ b, before) and wide_products._library is None
+    assert torch.equal(a @ b, before) and fp32_matmul._library is None

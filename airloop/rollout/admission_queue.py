@@ -27,7 +27,7 @@ class Admitted:
         return self.ended is not None and not self.ended.groups
 
 
-class Feed:
+class AdmissionQueue:
     """`groups` are those of one update. It takes them in their order until it has as many, or has looked at `most`."""
 
     def __init__(self, groups: int, most: int, staleness: int, version: int = 0, first: int = 0) -> None:

@@ -10,7 +10,7 @@ from airloop.doctor.base import Finding, check, passed
 
 if TYPE_CHECKING:
     from airloop.doctor.case import Case
-    from airloop.doctor.ground import Answer
+    from airloop.doctor.proof_tools import Answer
     from airloop.learn.batches import Row
     from airloop.models.chat import ChatTokenizer
     from airloop.types import Trajectory
@@ -25,7 +25,7 @@ REPLY_TOKENS = 4  # of the engine's answer: the first ones see what was changed,
 @check("F1", "F7", stage="proof", title="trainer and engine agree on every sampled token")
 def trainer_agrees(case: Case) -> Finding:
     """A gap that is too large to pass unseen is held against what rounding does to the same tokens (F8)."""
-    from airloop.doctor.ground import gap, quiet_gap, while_paused
+    from airloop.doctor.proof_tools import gap, quiet_gap, while_paused
     from airloop.learn.rounding import distances
 
     probe = case.replies
@@ -62,12 +62,12 @@ def trainer_agrees(case: Case) -> Finding:
 @check("F1", stage="proof", title="answers depend on prompt and tool results")
 def context_is_seen(case: Case) -> Finding:
     """A prompt, then a tool's result, is changed: log-probs after it must change, in the trainer and the engine."""
-    from airloop.doctor.ground import CHANGE, heated
+    from airloop.doctor.proof_tools import CHANGE, at_high_temperature
 
     # The shortest row with as many results of tools as there will be changed.
     row = min(case.replies.rows, key=lambda r: (-min(len(_stretches(r)), 1 + TOOL_STRETCHES), len(r.tokens)))
     smallest: dict[str, float] = {}
-    with heated(case.parts):
+    with at_high_temperature(case.parts):
         trainer, engine = _Trainer(case, row), _Engine(case)
         for what, places in _changes(row, case.tokenizer):
             other = _changed(row, places)
@@ -151,7 +151,7 @@ class _Engine:
         self._before: dict[int, Answer] = {}
 
     def change(self, row: Row, other: Row, place: int) -> float:
-        from airloop.doctor.ground import change
+        from airloop.doctor.proof_tools import change
 
         end = next(i for i in range(place, len(row.train)) if row.train[i])
         if end not in self._before:
@@ -159,9 +159,9 @@ class _Engine:
         return change(self._before[end], self._ask(other, end))
 
     def _ask(self, row: Row, end: int) -> Answer:
-        from airloop.doctor.ground import serve
+        from airloop.doctor.proof_tools import sample_replies
 
-        return serve(self._case, [row.tokens[:end]], REPLY_TOKENS)[0]
+        return sample_replies(self._case, [row.tokens[:end]], REPLY_TOKENS)[0]
 
 
 @check("F3", stage="proof", title="exactly the sampled tokens are trained")

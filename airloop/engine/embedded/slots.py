@@ -13,12 +13,12 @@ from airloop.engine.embedded.scheduler import Request
 SEED = (1 << 63) - 1  # what a signed number of the device holds
 
 
-class Seats:
-    """One row per running sequence, and a last one that belongs to nobody: rows that fill up a batch sit there."""
+class Slots:
+    """One row per running sequence, and a last one that belongs to nobody: rows that fill up a batch use it."""
 
     def __init__(self, count: int, pages_each: int, nobodys_page: int, device: torch.device) -> None:
         n = count + 1
-        self.pad_seat = count
+        self.pad_slot = count
         self.device = device
         self.tokens = torch.zeros(n, dtype=torch.int64, device=device)  # drawn last, to be computed next
         self.positions = torch.zeros(n, dtype=torch.int64, device=device)  # of that token
@@ -33,7 +33,7 @@ class Seats:
         )
         self.table = torch.full((n, pages_each), nobodys_page, dtype=torch.int32, device=device)
 
-    def seat(self, requests: Sequence[Request]) -> None:
+    def fill(self, requests: Sequence[Request]) -> None:
         """New sequences: the last token of a prompt is the next to be computed, if nothing before it is missing."""
         if not requests:
             return
@@ -49,8 +49,8 @@ class Seats:
 
     def give_pages(self, pages: Sequence[tuple[int, int, int]]) -> None:
         if pages:
-            seat, place, page = self.send(pages, np.int64).unbind(1)
-            self.table[seat, place] = page.to(torch.int32)
+            slot, place, page = self.send(pages, np.int64).unbind(1)
+            self.table[slot, place] = page.to(torch.int32)
 
     def send(self, values: Sequence[object], kind: type) -> Tensor:
         """To the device without waiting for it: from pinned memory, which torch keeps until the copy is made."""
@@ -60,4 +60,4 @@ class Seats:
 
 def _whole_numbers(r: Request) -> tuple[int, ...]:
     end = r.prompt_length
-    return r.seat, r.tokens[end - 1], end - 1, end + r.limit - 1, 0, r.sampling.seed & SEED, r.sampling.top_k
+    return r.slot, r.tokens[end - 1], end - 1, end + r.limit - 1, 0, r.sampling.seed & SEED, r.sampling.top_k

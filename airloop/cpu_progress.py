@@ -16,7 +16,7 @@ COMPUTES = 0.05
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
-class Effort:
+class CpuProgress:
     """Of this process, since a moment."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ def _has_gpu() -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
-class Patience:
+class CpuTimeout:
     """A deadline for a child's work, in time that it was given: it is over when the child has used `seconds` of CPU, or
     has used next to none for as long by the wall clock. Where a child's CPU time cannot be read, the wall clock
     decides."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Silences transformers' progress bars, advice and warnings; errors still raise."""
     # We encode one text at a time; the pool only earns a warning at each fork of a sandbox.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

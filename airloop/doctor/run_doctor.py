@@ -12,7 +12,7 @@ from airloop.errors import AirError
 from airloop.events import Watcher
 
 
-def visit(
+def run_doctor(
     argv: Sequence[str],
     watcher: Watcher,
     only: Sequence[str] = (),

@@ -41,8 +41,8 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What a policy speaks into. `question` is the last thing it was asked at the beginning."""
+class PolicyInput:
+    """What a policy is given. `question` is the last thing it was asked at the beginning."""
 
     format: ActionFormat
     pattern: Pattern | None
@@ -66,63 +66,63 @@ class Scene:
         return (self.pattern.closes if self.pattern else "") or HARMLESS
 
 
-Speech = Callable[[Scene], str]
+ReplyFunction = Callable[[PolicyInput], str]
 
 
-def empty(scene: Scene) -> str:
+def empty(given: PolicyInput) -> str:
     return ""
 
 
-def longest(scene: Scene) -> str:
+def longest(given: PolicyInput) -> str:
     """As many words in as many turns as there are."""
     words = (FILLER * (LONG // len(FILLER) + 1))[:LONG]
-    if scene.format == "command":
+    if given.format == "command":
         return command(f"echo '{words}'")
-    if scene.format == "tools":
-        tool = next(iter(scene.other_tools), scene.closing_tool)
+    if given.format == "tools":
+        tool = next(iter(given.other_tools), given.closing_tool)
         return call(tool, words) if tool else words
     return words
 
 
-def shortest(scene: Scene) -> str:
+def shortest(given: PolicyInput) -> str:
     """The least that is read as an action, and if possible as the end."""
-    if scene.format == "command":
-        return command(scene.closing_command())
-    if scene.format == "tools":
-        return call(scene.closing_tool, PLACEHOLDER) if scene.closing_tool else PLACEHOLDER
+    if given.format == "command":
+        return command(given.closing_command())
+    if given.format == "tools":
+        return call(given.closing_tool, PLACEHOLDER) if given.closing_tool else PLACEHOLDER
     return PLACEHOLDER
 
 
-def constant(scene: Scene) -> str:
+def constant(given: PolicyInput) -> str:
     """The oracle's last words to another task, to every task."""
-    assert scene.pattern is not None
-    return scene.pattern.text
+    assert given.pattern is not None
+    return given.pattern.text
 
 
-def form_only(scene: Scene) -> str:
+def form_only(given: PolicyInput) -> str:
     """All that the form asks for, and nothing in it: no working, placeholders for content."""
-    if scene.format == "command":
-        return command(scene.closing_command() if scene.last else HARMLESS)
-    if scene.format == "tools":
-        if scene.turn < len(scene.other_tools) and not scene.last:
-            return call(scene.other_tools[scene.turn], PLACEHOLDER)
-        return shortest(scene)
-    assert scene.pattern is not None
-    lines = [line for line in scene.pattern.text.splitlines() if line.strip()]
+    if given.format == "command":
+        return command(given.closing_command() if given.last else HARMLESS)
+    if given.format == "tools":
+        if given.turn < len(given.other_tools) and not given.last:
+            return call(given.other_tools[given.turn], PLACEHOLDER)
+        return shortest(given)
+    assert given.pattern is not None
+    lines = [line for line in given.pattern.text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 
-def repeat_question(scene: Scene) -> str:
-    if scene.format == "command":
-        quoted = scene.question.replace("'", "")
+def repeat_question(given: PolicyInput) -> str:
+    if given.format == "command":
+        quoted = given.question.replace("'", "")
         return command(f"echo '{quoted}'")
-    if scene.format == "tools" and scene.closing_tool:
-        return call(scene.closing_tool, scene.question)
-    return scene.question
+    if given.format == "tools" and given.closing_tool:
+        return call(given.closing_tool, given.question)
+    return given.question
 
 
-# By name; those that need a pattern to speak at all.
-ZOO: Mapping[str, Speech] = {
+# By name; then those that need a pattern to reply at all.
+GAMING_POLICIES: Mapping[str, ReplyFunction] = {
     "form only": form_only,
     "empty": empty,
     "longest": longest,
@@ -133,11 +133,11 @@ ZOO: Mapping[str, Speech] = {
 NEED_PATTERN = ("constant answer", "form only")
 
 
-class Speaker:
-    """An agent that says what its speech makes of the scene."""
+class ScriptedCheat:
+    """An agent that gives the reply of one of these policies."""
 
-    def __init__(self, speech: Speech, format: ActionFormat, pattern: Pattern | None, max_turns: int) -> None:
-        self.speech = speech
+    def __init__(self, policy: ReplyFunction, format: ActionFormat, pattern: Pattern | None, max_turns: int) -> None:
+        self.policy = policy
         self.format = format
         self.pattern = pattern
         self.max_turns = max_turns
@@ -148,13 +148,13 @@ class Speaker:
         if self.turn == 0:
             self.question = messages[-1]["content"]
         last = self.turn >= self.max_turns - 1
-        scene = Scene(self.format, self.pattern, self.question, tools, self.turn, last)
+        given = PolicyInput(self.format, self.pattern, self.question, tools, self.turn, last)
         self.turn += 1
-        return Message(role="assistant", content=self.speech(scene))
+        return Message(role="assistant", content=self.policy(given))
 
 
-def can_speak(name: str, format: ActionFormat, pattern: Pattern | None) -> bool:
-    """Whether a policy of ZOO has what it needs. The form of a command or a call is known without a pattern."""
+def can_play(name: str, format: ActionFormat, pattern: Pattern | None) -> bool:
+    """Whether a policy has what it needs. The form of a command or a call is known without a pattern."""
     if pattern is not None:
         return True
     return name not in NEED_PATTERN or (name == "form only" and format != "text")

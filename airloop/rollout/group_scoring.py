@@ -96,14 +96,16 @@ def _scored(env: Environment, trajectory: Trajectory, score: Score, together: in
     )
 
 
-def is_whole(left: Mapping[Place, Trajectory], rollouts: int) -> bool:
+def is_complete(left: Mapping[Place, Trajectory], rollouts: int) -> bool:
     """Whether what a killed run has left of a group is all of it: a comparison with some of its members missing is no
     longer the one that gave the scores."""
     compared = [t.metrics[TOGETHER] for t in left.values() if TOGETHER in t.metrics]
     return len(left) == rollouts and all(count == len(compared) for count in compared)
 
 
-def torn(left: Mapping[Place, Trajectory], envs: Mapping[str, Environment], rollouts: int) -> dict[Place, Trajectory]:
+def incomplete_groups(
+    left: Mapping[Place, Trajectory], envs: Mapping[str, Environment], rollouts: int
+) -> dict[Place, Trajectory]:
     """Of episodes that a killed run has left, those of groups that are scored together and are not whole: they are
     played anew."""
     groups: dict[int, dict[Place, Trajectory]] = {}
@@ -114,5 +116,5 @@ def torn(left: Mapping[Place, Trajectory], envs: Mapping[str, Environment], roll
         place: trajectory
         for group in groups.values()
         for place, trajectory in group.items()
-        if trajectory.task.env in together and not is_whole(group, rollouts)
+        if trajectory.task.env in together and not is_complete(group, rollouts)
     }

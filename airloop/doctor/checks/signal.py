@@ -17,6 +17,7 @@ from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.probe import STUCK, Probe, before_warmstart
 from airloop.errors import AirError
 from airloop.sandbox.needs import package_of
+from airloop.text.figures import duration
 
 if TYPE_CHECKING:
     from airloop.doctor.case import Case
@@ -356,7 +357,7 @@ def time_per_turn(case: Case) -> Finding:
 
 def _estimate(case: Case) -> str:
     from airloop.doctor.forecast import forecast
-    from airloop.doctor.ground import in_time
+    from airloop.doctor.proof_tools import in_time
     from airloop.speed import measure_speed
 
     probe = case.probe
@@ -369,15 +370,9 @@ def _estimate(case: Case) -> str:
     episodes += told.evaluations * evaluation.num_examples * evaluation.rollouts_per_example
     sampled = statistics.fmean(t.sampled_tokens for t in played)
     return (
-        f"At this pace a step takes {_span(told.step_s)}, all {config.max_steps} with {told.evaluations} evaluations "
-        f"{_span(told.total_s)}: {episodes} episodes, {episodes * sampled / 1e6:.2g} M sampled tokens"
+        f"At this pace a step takes {duration(told.step_s)}, all {config.max_steps} with {told.evaluations} "
+        f"evaluations {duration(told.total_s)}: {episodes} episodes, {episodes * sampled / 1e6:.2g} M sampled tokens"
     )
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

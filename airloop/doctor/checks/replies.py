@@ -10,8 +10,8 @@ from airloop.chat.actions import parse
 from airloop.chat.tool_calls import PARSERS
 from airloop.chat.transcript import Transcript
 from airloop.doctor.base import Finding, check, passed
+from airloop.doctor.checks.signal import finished_probe, supervised_start
 from airloop.doctor.probe import Probe
-from airloop.doctor.signal import finished_probe, supervised_start
 from airloop.errors import AirError
 from airloop.text.prefix import common_prefix
 from airloop.types import Message, Sampled

@@ -19,7 +19,7 @@ CERTAIN = 0.999
 
 
 @dataclass(frozen=True)
-class Payer:
+class RewardSource:
     """A component whose part in the reward has grown: its weighted mean over episodes, early and late."""
 
     name: str
@@ -36,9 +36,9 @@ def paid(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {name: [row.get(name, 0.0) for row in rows] for name in sorted({name for row in rows for name in row})}
 
 
-def find_payer(
+def find_reward_source(
     early: Mapping[str, Sequence[float]], late: Mapping[str, Sequence[float]], successes: Collection[str]
-) -> Payer | None:
+) -> RewardSource | None:
     """Of the components other than success itself, the one whose part has grown most, without doubt. A price that is
     paid less often pays for nothing."""
     grown = []
@@ -47,19 +47,19 @@ def find_payer(
         if name in successes or min(was.n, now.n) < 2 or now.mean <= 0 or now.mean - was.mean < LEAST:
             continue
         if student_share(*welch(was, now)) >= CERTAIN:
-            grown.append(Payer(name, was.mean, now.mean))
-    return max(grown, key=lambda payer: payer.late - payer.early, default=None)
+            grown.append(RewardSource(name, was.mean, now.mean))
+    return max(grown, key=lambda source: source.late - source.early, default=None)
 
 
-def corrected(payer: Payer, rewards: Mapping[str, Mapping[str, float]], successes: Mapping[str, str]) -> str:
+def corrected(source: RewardSource, rewards: Mapping[str, Mapping[str, float]], successes: Mapping[str, str]) -> str:
     """What to write instead. `rewards`: the weights of each environment, by its title; `successes`: its success."""
-    if payer.name == OVERLONG:
+    if source.name == OVERLONG:
         return 'trainer.loss.overlong = "off"'
-    title, weights = next(((t, w) for t, w in rewards.items() if w.get(payer.name)), ("", {}))
+    title, weights = next(((t, w) for t, w in rewards.items() if w.get(source.name)), ("", {}))
     success = successes.get(title, METRIC)
     where = "[[orchestrator.env]]" + (f' (name = "{title}")' if len(rewards) > 1 else "")
     if not weights.get(success):
-        return f"in {where} pay {payer.name} less, or only together with {success}"
+        return f"in {where} pay {source.name} less, or only together with {success}"
     return f"in {where} rewards = {{ {success} = {toml_value(float(weights[success]))} }}"
 
 
@@ -75,10 +75,12 @@ def successes_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {title: name for title, name in found.items() if name}
 
 
-def payer_between(early: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any]]) -> tuple[Payer, str] | None:
+def reward_source_between(
+    early: Sequence[Mapping[str, Any]], late: Sequence[Mapping[str, Any]]
+) -> tuple[RewardSource, str] | None:
     """The component that pays for what changed between two parts of a run, and the corrected line."""
     successes = successes_of(late)
     if not successes:
         return None
-    payer = find_payer(paid(early), paid(late), {*successes.values()})
-    return (payer, corrected(payer, weights_of(late), successes)) if payer else None
+    source = find_reward_source(paid(early), paid(late), {*successes.values()})
+    return (source, corrected(source, weights_of(late), successes)) if source else None

@@ -43,7 +43,7 @@ Outcome = Mapping[str, float]  # of an episode: whole-episode components and suc
 Outcomes = dict[str, dict[str, Outcome]]  # by script, by kind of task
 
 
-class Likeness:
+class ScriptSimilarity:
     def __init__(self, envs: Mapping[str, Environment], run: Run) -> None:
         self._envs = envs
         self._run = run

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airloop.assemble import Components
     from airloop.config import LossConfig
     from airloop.doctor.case import Case
-    from airloop.doctor.ground import Answer
+    from airloop.doctor.proof_tools import Answer
     from airloop.learn.batches import Row
     from airloop.learn.rounding import Distances
 
@@ -141,7 +141,7 @@ def _too_long(case: Case, scale: float, push: Push) -> Finding:
 
 def _least(case: Case) -> float:
     """The smallest change of a log-prob, in the mean, that counts as one."""
-    from airloop.doctor.ground import quiet_gap
+    from airloop.doctor.proof_tools import quiet_gap
 
     return quiet_gap(case.parts) / 10
 
@@ -172,13 +172,21 @@ def _stuck(push: Push, lr: float) -> Finding | None:
 
 
 def _push(case: Case, scale: float) -> Push:
-    from airloop.doctor import ground
-    from airloop.doctor.ground import first_prompts, gap, heated, quiet_gap, serve, undone, while_paused
+    from airloop.doctor import proof_tools
+    from airloop.doctor.proof_tools import (
+        at_high_temperature,
+        first_prompts,
+        gap,
+        quiet_gap,
+        restored_after,
+        sample_replies,
+        while_paused,
+    )
     from airloop.learn.rounding import distances
 
     learner, prompts = case.parts.learner, first_prompts(case)
-    with undone(case), heated(case.parts):
-        before = serve(case, prompts)
+    with restored_after(case), at_high_temperature(case.parts):
+        before = sample_replies(case, prompts)
         tokens = sum(len(a.generation.token_ids) for a in before)
         rows = [a.row(i, advantage=1.0, weight=1 / tokens) for i, a in enumerate(before)]
         if not any(p.requires_grad for p in learner.parameters):
@@ -186,15 +194,15 @@ def _push(case: Case, scale: float) -> Push:
         old, masters = learner.logprobs(rows), [m.detach().clone() for m in learner.optimiser.masters]
         learner.updates = learner.settings.warmup_steps  # at the full rate
         learner.settings = replace(learner.settings, lr=learner.settings.lr * scale)
-        report = ground.update(case, rows)
-        new, after = learner.logprobs(rows), [a.row(i) for i, a in enumerate(serve(case, prompts))]
+        report = proof_tools.update(case, rows)
+        new, after = learner.logprobs(rows), [a.row(i) for i, a in enumerate(sample_replies(case, prompts))]
         own = learner.logprobs(after)
         apart, rise = gap(after, own), statistics.fmean(b - a for k in old for a, b in zip(old[k], new[k], strict=True))
         measured = None
         if apart > quiet_gap(case.parts) or rise < -_least(case):
             measured = while_paused(case, lambda: distances(learner, after, own))
         if measured is not None and not measured.healthy:
-            measured = ground.second_look(case, prompts, measured)
+            measured = proof_tools.second_look(case, prompts, measured)
         shares = [float((a != b).float().mean()) for a, b in zip(masters, learner.optimiser.masters, strict=True)]
     return Push(
         rise,
@@ -211,10 +219,10 @@ def _push(case: Case, scale: float) -> Push:
 def toy_reward_rises(case: Case) -> Finding:
     """Sampling, advantages, updates and publishing together: the share of even token ids among those sampled, or of odd
     ones where they are fewer. At most half of them are at first, whatever the model, so there is something to learn."""
-    from airloop.doctor.ground import first_prompts, undone
+    from airloop.doctor.proof_tools import first_prompts, restored_after
 
     first_prompts(case, 1)  # an engine that gave the probe no reply would give none here
-    with undone(case):
+    with restored_after(case):
         kind, start, rewards = _toy(case)
     end = statistics.fmean(rewards[-TOY_WINDOW:])
     seen = f"share of {kind} token ids {start:.2f} → {end:.2f} in {len(rewards)} updates"
@@ -233,7 +241,7 @@ def toy_reward_rises(case: Case) -> Finding:
 
 def _toy(case: Case) -> tuple[str, float, list[float]]:
     """Which token ids pay, their share before, and after each update; ends when it has risen without doubt."""
-    from airloop.doctor.ground import gap, update
+    from airloop.doctor.proof_tools import gap, update
 
     parts, learner = case.parts, case.parts.learner
     loss = replace(learner.settings.loss_settings, kl_beta=0.0, entropy_beta=0.0)
@@ -287,7 +295,7 @@ def _toy_rows(answers: Sequence[Answer], rewards: Sequence[float], loss: LossCon
 def _toy_answers(case: Case, prompt: Sequence[int], seed: int) -> list[Answer]:
     import asyncio
 
-    from airloop.doctor.ground import Answer, in_time
+    from airloop.doctor.proof_tools import Answer, in_time
     from airloop.engine.base import Sampling
 
     engine = case.parts.engine
@@ -304,18 +312,25 @@ def _toy_answers(case: Case, prompt: Sequence[int], seed: int) -> list[Answer]:
 def checkpoint_restores(case: Case) -> Finding:
     import torch
 
-    from airloop.doctor.ground import first_prompts, learner_state, put_back, serve, undone, update
+    from airloop.doctor.proof_tools import (
+        first_prompts,
+        learner_state,
+        restore_state,
+        restored_after,
+        sample_replies,
+        update,
+    )
     from airloop.learn.checkpoints import load_checkpoint, save_checkpoint
 
     parts, prompts = case.parts, first_prompts(case, 1)
-    with undone(case), tempfile.TemporaryDirectory(prefix=".air-doctor-", dir=_place(parts)) as directory:
+    with restored_after(case), tempfile.TemporaryDirectory(prefix=".air-doctor-", dir=_place(parts)) as directory:
         start = learner_state(parts)
-        answers = serve(case, prompts)
+        answers = sample_replies(case, prompts)
         update(case, [a.row(i, weight=1 / len(a.generation.token_ids)) for i, a in enumerate(answers)])
         wanted = learner_state(parts)
         path = save_checkpoint(Path(directory), parts.learner, 7)
         size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-        put_back(parts, start)
+        restore_state(parts, start)
         random.random(), torch.rand(1)  # no state is by chance as it was
         step = load_checkpoint(path, parts.learner)
         found = learner_state(parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.case import Broken, Case, NotJudged
-from airloop.errors import AirError, InfraError, Lack, Trouble
+from airloop.errors import AirError, InfraError, MissingRequirement, TaskProblem
 from airloop.sandbox.base import WorldLost
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ LOOK_S = 120.0
 def tasks_can_be_run(case: Case) -> Iterator[Finding]:
     """Every task of every split is there, and a research task has a metric with a direction (D18) and a baseline,
     written or to be measured (D5)."""
-    found = [trouble for env in _environments(case) for trouble in env.check_tasks()]
-    yield from (_finding(trouble) for trouble in found if trouble.severity != "note")
-    if any(trouble.severity == "fail" for trouble in found):
+    found = [problem for env in _environments(case) for problem in env.check_tasks()]
+    yield from (_finding(problem) for problem in found if problem.severity != "note")
+    if any(problem.severity == "fail" for problem in found):
         return
     yield from _trained_on_too(case)
     counts = {split: _count(case, split) for split in _splits(case)}
     tasks = ", ".join(f"{count} {split}" for split, count in counts.items())
-    notes = [trouble.seen for trouble in found if trouble.severity == "note"]
+    notes = [problem.seen for problem in found if problem.severity == "note"]
     yield passed("; ".join([f"{tasks} tasks of {', '.join(case.envs)}", *notes]))
 
 
@@ -86,20 +86,20 @@ def _environments(case: Case) -> list[Environment]:
     return found
 
 
-def _finding(trouble: Trouble) -> Finding:
-    assert trouble.severity != "note"
-    ids = (trouble.id,) if trouble.id else ()
-    return Finding(trouble.severity, trouble.seen, trouble.why, trouble.fix, ids=ids)
+def _finding(problem: TaskProblem) -> Finding:
+    assert problem.severity != "note"
+    ids = (problem.id,) if problem.id else ()
+    return Finding(problem.severity, problem.seen, problem.why, problem.fix, ids=ids)
 
 
 @check("D16", stage="fast", title="answers are out of the agent's sight")
 def answers_are_hidden(case: Case) -> Iterator[Finding]:
     """Answers that the agent can read, and labels that are a rule of one feature: by looking at the data."""
-    found = [trouble for env in _environments(case) for trouble in env.check_answers()]
-    wrong = [trouble for trouble in found if trouble.severity != "note"]
+    found = [problem for env in _environments(case) for problem in env.check_answers()]
+    wrong = [problem for problem in found if problem.severity != "note"]
     yield from map(_finding, wrong)
     if not wrong:
-        yield passed("; ".join(trouble.seen for trouble in found) or "no task brings its own files")
+        yield passed("; ".join(problem.seen for problem in found) or "no task brings its own files")
 
 
 @check("D-sandbox", stage="fast", title="the sandbox works")
@@ -158,8 +158,8 @@ def rewards_pay_for_success(case: Case) -> Iterator[Finding]:
         yield passed(shown)
 
 
-def _looked_inside(case: Case, env: Environment) -> Sequence[Lack]:
-    async def look() -> Sequence[Lack]:
+def _looked_inside(case: Case, env: Environment) -> Sequence[MissingRequirement]:
+    async def look() -> Sequence[MissingRequirement]:
         async with asyncio.timeout(LOOK_S):
             return await env.check_world()
 

@@ -1,4 +1,4 @@
-"""Where proofs are made: what is changed there is undone exactly, and what is served is asked as a run would."""
+"""What proofs are made with: what they change is restored exactly, and replies are sampled as a run would."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from airloop.learn.advantages import Batch
 from airloop.learn.batches import Row
 from airloop.learn.checkpoints import random_states, set_random_states
 from airloop.learn.optimiser import assign
+from airloop.text.figures import duration
 from airloop.text.prefix import common_prefix
 from airloop.waits import waiting
-from airloop.watch.display.pace import span
 
 if TYPE_CHECKING:
     from airloop.assemble import Components
@@ -40,7 +40,7 @@ QUIET = {torch.float32: 1e-3, torch.bfloat16: 0.01}
 CHANGE = 1e-4
 # A confident policy gives its tokens log-probs of nearly zero, which nothing moves. At this temperature, on both sides,
 # they have room: after a supervised start a changed prompt moved them by 1e-4 at 1, and by tenths at 3.
-HOT = 3.0
+PROOF_TEMPERATURE = 3.0
 # A reply of a proof: a few tokens show what a hundred would.
 REPLY_TOKENS = 8
 PROMPTS = 4
@@ -56,18 +56,13 @@ class Answer:
     generation: Generation
 
     def row(self, number: int, advantage: float = 1.0, weight: float = 1.0) -> Row:
-        tokens, n = self.generation.token_ids, len(self.prompt)
-        return Row(
-            f"proof-{number}#0",
-            self.prompt + tokens,
-            (False,) * n + (True,) * len(tokens),
-            (0.0,) * n + self.generation.logprobs,
-            advantage,
-            weight,
-        )
+        reply = self.generation
+        return Row.of_reply(f"proof-{number}#0", self.prompt, reply.token_ids, reply.logprobs, advantage, weight)
 
 
-def serve(case: Case, prompts: Sequence[Sequence[int]], tokens: int = REPLY_TOKENS, seed: int = 0) -> list[Answer]:
+def sample_replies(
+    case: Case, prompts: Sequence[Sequence[int]], tokens: int = REPLY_TOKENS, seed: int = 0
+) -> list[Answer]:
     """A reply to each prompt at the learner's temperature, one after the other and without cached prefixes, so that
     equal prompts are computed alike to the last bit. The weights are published first, as after an update."""
     parts = case.parts
@@ -93,7 +88,7 @@ async def in_time(asked: Coroutine[Any, Any, T]) -> T:
                 return await asked
         except TimeoutError:
             raise NotJudged(
-                f"the engine did not answer prompts of a few tokens within {span(LONGEST_S)}",
+                f"the engine did not answer prompts of a few tokens within {duration(LONGEST_S)}",
                 f"see whether it hangs (`air doctor --only G9`); {SLOWER}",
             ) from None
 
@@ -137,7 +132,7 @@ def second_look(case: Case, prompts: Sequence[tuple[int, ...]], first: Distances
 def more_rows(case: Case, prompts: Sequence[tuple[int, ...]]) -> list[Row]:
     from airloop.learn.rounding import other_beginnings
 
-    answers = serve(case, other_beginnings(prompts, SECOND_LOOK), seed=len(prompts))
+    answers = sample_replies(case, other_beginnings(prompts, SECOND_LOOK), seed=len(prompts))
     return [answer.row(i) for i, answer in enumerate(answers)]
 
 
@@ -174,7 +169,7 @@ def learner_state(parts: Components) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def undone(case: Case) -> Iterator[dict[str, Any]]:
+def restored_after(case: Case) -> Iterator[dict[str, Any]]:
     """What is done to the policy and its learner inside is as if it had never been: weights, optimiser, settings,
     version, random states and what the engine has derived from them. Gives the state that is put back."""
     parts = case.parts
@@ -184,22 +179,23 @@ def undone(case: Case) -> Iterator[dict[str, Any]]:
         yield before
     finally:
         parts.learner.settings = settings
-        put_back(parts, before)
+        restore_state(parts, before)
         case.wait(parts.engine.publish(served))
 
 
 @contextlib.contextmanager
-def heated(parts: Components) -> Iterator[None]:
-    """Log-probs of the trainer, and those of `serve`, are at the temperature HOT, or as near as the engine goes."""
+def at_high_temperature(parts: Components) -> Iterator[None]:
+    """Log-probs of the trainer, and of replies that are sampled, are at PROOF_TEMPERATURE, or as near as the engine
+    goes."""
     settings = parts.learner.settings
-    parts.learner.settings = replace(settings, temperature=min(HOT, parts.engine.describe().hottest))
+    parts.learner.settings = replace(settings, temperature=min(PROOF_TEMPERATURE, parts.engine.describe().hottest))
     try:
         yield
     finally:
         parts.learner.settings = settings
 
 
-def put_back(parts: Components, state: dict[str, Any]) -> None:
+def restore_state(parts: Components, state: dict[str, Any]) -> None:
     learner, optimiser = parts.learner, parts.learner.optimiser
     assign(optimiser.weights, state["weights"])
     for master, saved in zip(optimiser.masters, state["masters"], strict=True):
