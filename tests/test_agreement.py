@@ -103,7 +103,7 @@ TUNE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["interleaved", "branching"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
 def test_engine_and_trainer_agree_on_multi_turn_episodes(kind: str, strategy: str) -> None:
@@ -135,7 +135,7 @@ def test_engine_and_trainer_agree_when_the_environment_shortens_what_was_seen(
     assert found.worst < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("episodes", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_engine_and_trainer_agree_on_the_default_model(episodes: int) -> None:
     """A wrong position, mask or adapter is 1e-2 and more. What is less is rounding only if each side is as near to

@@ -53,7 +53,7 @@ def small_machine() -> tuple[str, ...]:
     return ("taskset", "-c", str(min(os.sched_getaffinity(0))), "prlimit", f"--as={4 << 30}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_core_4_gib_and_a_locale_without_utf8(tmp_path: Path) -> None:
     """A whole run and what is asked of it afterwards, with a name that ASCII does not have."""
     folder = tmp_path / "Läufe ✓"
@@ -78,7 +78,7 @@ def test_signs_have_an_ascii_form_of_their_own(tmp_path: Path) -> None:
     assert done.returncode == 1 and b"\\u00e4rith" in done.stderr and b"did you mean arith?" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="a read-only home needs bubblewrap")
 def test_a_read_only_home(tmp_path: Path) -> None:
     """Only the working directory, here the temporary one too, can be written: the cache goes there and says so."""

@@ -175,7 +175,7 @@ def test_costs_follow_from_speed_and_size() -> None:
     assert often.total(Amounts(0, 10, 8, 4)) == costs.total(Amounts(0, 10, 8, 4)) + 3 * 4 * costs.evaluated_task
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Path) -> None:
     """A tiny model has steps of a tenth of a second: hundreds fit, and the clock ends the run, not the plan."""
     said: list[str] = []
@@ -206,7 +206,7 @@ def test_a_run_is_planned_said_kept_and_resumed_within_its_minutes(tmp_path: Pat
 BESIDE = {"orchestrator.max_staleness": 1, "trainer.loss.importance_mode": "mask"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sampling_beside_training_keeps_to_its_minutes_too(tmp_path: Path) -> None:
     config = with_changes(tiny(tmp_path, 0.3), BESIDE)
     run = start(config, Display(quiet=True), skip_proofs=True).run
@@ -218,6 +218,7 @@ def test_sampling_beside_training_keeps_to_its_minutes_too(tmp_path: Path) -> No
     assert len(again.metrics("train")) == steps == again.config.max_steps
 
 
+@pytest.mark.long
 def test_sampling_beside_training_goes_on_when_there_is_time_for_more_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +229,7 @@ def test_sampling_beside_training_goes_on_when_there_is_time_for_more_steps(
     assert [line["step"] for line in run.metrics("train")] == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_keep_to_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "ForkServer", ForkServer)  # a launcher's own, which imports all that ranks need
     config = with_changes(tiny(tmp_path, 0.3), {"trainer.processes": 2})
@@ -249,7 +250,7 @@ def test_a_run_that_was_killed_before_it_had_a_plan_has_all_of_its_time_again(tm
     run.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_run_with_a_budget_ends_well_beside_eight_busy_processes(tmp_path: Path, real: bool) -> None:
     """It may be late, since the least that can show anything may not fit; it may not fail."""

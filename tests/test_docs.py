@@ -40,7 +40,7 @@ def test_the_page_of_the_python_interface_is_what_is_generated() -> None:
     assert (ROOT / "docs/api.md").read_text(encoding="utf-8") == made, "python scripts/api.py > docs/api.md"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_readmes_python_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

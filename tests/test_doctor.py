@@ -117,7 +117,7 @@ def test_a_model_that_is_still_to_be_warmed_is_known_to_be(tmp_path: Path, monke
         assert before_warmstart(case.parts.config)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fast_checks_of_the_default_config_take_less_than_five_seconds() -> None:
     """In processor time, as others may use the machine, and no more than three times what importing torch takes on
     it, as machines differ; the conversion of a new machine's first model not included."""
@@ -307,7 +307,7 @@ def test_ctrl_c_in_the_middle_of_a_probe_ends_the_run_at_once(tmp_path: Path) ->
     assert status["status"] == "stopped" and "proofs" not in status
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_two_processes_is_probed_by_one_before_they_start(tmp_path: Path) -> None:
     """Random weights never add up right: a failure, in the words of the process apart."""
     with pytest.raises(AirError, match=r"E1, E2: \d+ of \d+ groups have equal rewards") as caught:

@@ -29,6 +29,7 @@ def write(out: Path, kind: str = "f32", run: Path | None = None, **options: Any)
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen2", "qwen3", "mistral", "llama3")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["llama", *SLOW])
 def test_a_gguf_is_the_trained_policy(kind: str, tmp_path: Path) -> None:
     report = write(tmp_path / "out", run=word_run(kind))

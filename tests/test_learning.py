@@ -42,7 +42,7 @@ def test_a_tiny_model_learns_arith(place: Path) -> None:
     assert after >= 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_with_sampling_beside_training(place: Path) -> None:
     before, after = learn(place, max_steps="20", **{**BESIDE, "orchestrator.max_staleness": "1"})
     assert after - before >= 0.2
@@ -60,7 +60,7 @@ def test_it_learns_at_any_staleness(place: Path, staleness: int, seed: int) -> N
     assert after >= 0.85
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_the_advantage_flipped_it_does_not_learn(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = advantages.group_advantages
     monkeypatch.setattr(advantages, "group_advantages", lambda *a: [-x for x in right(*a)])

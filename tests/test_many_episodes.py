@@ -66,6 +66,7 @@ async def many(name: str) -> tuple[Collected, int, int, int]:
         await env.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -108,7 +109,7 @@ class CountedEnv(Gsm8kCalculatorEnv):
         return CountedSession(task, ("correct",))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twice_as_many_episodes_as_places_never_hold_more_sessions_than_places() -> None:
     """What waits for its turn has no session yet, so an episode's cost does not depend on the batch's size."""
     env = CountedEnv()
@@ -117,7 +118,7 @@ def test_twice_as_many_episodes_as_places_never_hold_more_sessions_than_places()
     assert CountedSession.most == AT_ONCE and CountedSession.open_now == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_does_not_grow_from_step_to_step() -> None:
     async def main() -> list[int]:
         env = load_environment("gsm8k")

@@ -504,7 +504,7 @@ def default() -> Loaded:
     return loading.load(model_sources.DEFAULT_MODEL, device="cpu", dtype="float32")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_default_model_knows_the_capital_of_france(default: Loaded) -> None:
     prompt = default.tokenizer.render([{"role": "user", "content": "What is the capital of France?"}], [])
     ids = torch.tensor([default.tokenizer.encode(prompt)])
@@ -527,7 +527,7 @@ def test_the_default_model_s_tokenizer(default: Loaded) -> None:
     assert "quantization_config" not in default.model.config.to_dict()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_command_starts_without_what_transformers_needs_for_other_things() -> None:
     program = "import airloop.policy, sys; print([m for m in ('sklearn', 'scipy', 'pandas') if m in sys.modules]); "
     program += "from transformers.utils import is_scipy_available; print(is_scipy_available())"

@@ -83,6 +83,7 @@ def test_what_is_no_packed_run_is_told(tmp_path: Path) -> None:
         unpack_run(tmp_path / "x.tar.xz", tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_page_has_tables_and_pictures_of_its_packed_runs(packed: Path, tmp_path: Path) -> None:
     folder, page = tmp_path / "recipes", tmp_path / "recipes.md"
     folder.mkdir()

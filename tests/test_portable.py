@@ -69,7 +69,7 @@ for words in [["log", "list"], ["compare", sys.argv[1]], ["view", "--text"]]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_arith_is_trained_and_looked_at_without_linux(elsewhere: dict[str, str], tmp_path: Path) -> None:
     short = ["--max_steps", 2, "--warmstart.steps", 5, "--orchestrator.eval.num_examples", 2]
     short += ["--orchestrator.batch_size", 16, "--orchestrator.eval.rollouts_per_example", 1]

@@ -50,7 +50,7 @@ def alone(start: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFac
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("train", "more"), [("lora", []), ("lora", ["--trainer.model.shard", "true"]), ("full", [])])
 def test_two_ranks_make_the_run_that_one_process_makes(
     tmp_path: Path, start: dict[str, dict[str, str]], alone: dict[str, Run], train: str, more: list[str]
@@ -65,7 +65,7 @@ def test_two_ranks_make_the_run_that_one_process_makes(
     assert [m["rollout"]["episodes"] for m in run.metrics("train")] == [20, 20, 20]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_filtered_groups_are_replaced_by_the_same_tasks_whatever_the_number_of_ranks(
     tmp_path: Path, start: dict[str, dict[str, str]]
 ) -> None:
@@ -116,7 +116,7 @@ def shorten(run: Run, steps: int, processes: int | None = None) -> None:
     (run.path / "config.toml").write_text(text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "started"), [(0, {}), (1, {}), (1, {"trainer.model.shard": "true"})], indirect=["started"]
 )
@@ -178,7 +178,7 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_are_started_anew_where_none_can_be_forked(tmp_path: Path, start: dict[str, dict[str, str]]) -> None:
     """As those on GPUs are."""
     argv = [*COMMAND, *arguments(start, tmp_path, **{"trainer.processes": "2", "max_steps": "1"})]
@@ -228,7 +228,7 @@ MyEnv.open = lambda self, task, seed: PoisonedSession(task, seed)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("train", ["lora", "full"])
 def test_G12_two_ranks_refuse_a_step_together_and_sample_it_anew(tmp_path: Path, train: str) -> None:
     """An adapter that both have whole, and shards: whichever way the gradient is found out, both go on alike."""

@@ -38,6 +38,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return what_happened(run_here(tmp_path_factory.mktemp("whole")))
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run_bit_for_bit(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
     assert first_difference(run_here(tmp_path), uninterrupted) is None
     assert len({reward for _, reward, _, _ in uninterrupted["steps"]}) > 1  # something did happen
@@ -313,7 +314,7 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_here(tmp_path_factory.mktemp("four"), max_steps="4").path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["adapter/adapter_model.safetensors", "state.pt", "position.json"])
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, four_steps: Path, damage: str) -> None:
     run = Run.open(shutil.copytree(four_steps, tmp_path / four_steps.name))

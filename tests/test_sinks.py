@@ -130,7 +130,7 @@ def test_a_sink_that_hangs_holds_nothing_up(place: str, monkeypatch: pytest.Monk
     let_go.set()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_key_wandb_is_offline_and_one_line_says_so() -> None:
     run, said = logged_run()
     (line,) = [line for line in said.splitlines() if "Weights & Biases" in line]

@@ -36,6 +36,7 @@ def imported(*words: object, cwd: Path) -> tuple[int, set[str]]:
     return said["code"], set(said["modules"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -60,6 +60,7 @@ def check_books(run: Run, staleness: int = 2) -> None:
     assert set(times.values()) == {1}
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run_beside_as_well(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
     run = run_here(tmp_path, **BESIDE)
     assert first_difference(run, uninterrupted) is None
@@ -70,6 +71,7 @@ def test_the_same_seed_gives_the_same_run_beside_as_well(tmp_path: Path, uninter
     assert found and found.startswith("episodes[0]: ")
 
 
+@pytest.mark.long
 def test_groups_without_signal_give_their_place_back(tmp_path: Path, filtered: dict[str, Any]) -> None:
     run = run_here(tmp_path, **BESIDE, **FILTERED)
     assert first_difference(run, filtered) is None
@@ -79,7 +81,7 @@ def test_groups_without_signal_give_their_place_back(tmp_path: Path, filtered: d
     assert all(len(line["trained"]) == GROUPS or len(line["trained"] + line["dropped"]) == 8 for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("when", "more"), [(0, {}), pytest.param(1, {}, marks=pytest.mark.soak), (2, FILTERED)])
 def test_killed_at_any_moment_it_resumes_to_the_same_end(
     tmp_path: Path, uninterrupted: dict[str, Any], filtered: dict[str, Any], when: int, more: dict[str, str]
@@ -90,7 +92,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_end(
     check_books(Run.open(path))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("when", "more"), [(0, {}), (1, FILTERED), (2, {"ckpt.interval": "1"})])
 def test_killed_by_the_time_of_day_nothing_is_skipped_and_nothing_twice(
     tmp_path: Path, when: int, more: dict[str, str]

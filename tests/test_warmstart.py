@@ -196,7 +196,7 @@ def replies(run: Run, name: str) -> dict[str, list[str]]:
     return {t.task.id: [str(turn.reply["content"]) for turn in t.turns] for t in run.evaluation(name)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_model_itself_is_judged_beside_its_start(tmp_path: Path) -> None:
     """With its adapter away it says what it says without a start, and the start is there again afterwards."""
     asked = short_run(tmp_path / "asked", **{"orchestrator.eval.base": "true"})

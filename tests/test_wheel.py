@@ -38,6 +38,7 @@ def run(air: Path, *words: object, cwd: Path) -> str:
     return text
 
 
+@pytest.mark.long
 def test_configs_and_hypotheses_go_by_name(bare: Path, here: Path) -> None:
     listed = {row["name"] for row in json.loads(run(bare, "configs", "list", "--json", cwd=here))}
     assert {"quickstart", "arith", "mlgym/small", "lab/mask"} <= listed
@@ -49,6 +50,7 @@ def test_configs_and_hypotheses_go_by_name(bare: Path, here: Path) -> None:
     assert code == 1 and "did you mean 'mask'?" in problem
 
 
+@pytest.mark.long
 def test_environments_whose_extra_is_not_there_say_so(bare: Path, here: Path) -> None:
     rows = {row["id"]: row for row in json.loads(run(bare, "tasks", "list", "--json", cwd=here))}
     assert {name for name, row in rows.items() if not row["problem"]} == {
@@ -69,6 +71,7 @@ def test_environments_whose_extra_is_not_there_say_so(bare: Path, here: Path) ->
     assert "pip install airloop" not in text
 
 
+@pytest.mark.long
 def test_the_starter_learns_with_the_required_packages_alone_and_is_resumed_from_elsewhere(
     bare: Path, here: Path
 ) -> None:
@@ -105,6 +108,7 @@ def killed_after_a_checkpoint(process: subprocess.Popen[bytes], outputs: Path) -
     return found[0].parents[1]
 
 
+@pytest.mark.long
 def test_with_its_extra_an_environment_is_ready(wheel: Path, here: Path, tmp_path: Path) -> None:
     air = make_environment(tmp_path / "mlgym", closure([*REQUIRED, *EXTRAS["mlgym"]]), wheel)
     rows: list[dict[str, Any]] = json.loads(run(air, "tasks", "list", "mlgym", "--json", cwd=here))

@@ -146,6 +146,7 @@ def answers(url: str) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_a_sampler_node_that_is_lost(made: Callable[..., World], tmp_path: Path) -> None:
     world = made(max_steps="12")
     world.begin()
@@ -216,6 +217,7 @@ def commands() -> Iterator[bytes]:
             yield path.read_bytes()
 
 
+@pytest.mark.long
 def test_a_server_is_started_again_by_its_node_and_without_any_node_left_the_run_ends_and_can_be_resumed(
     made: Callable[..., World],
 ) -> None:

@@ -140,7 +140,7 @@ def drawn(
     return int(out[0][1, 0]), float(out[1][1, 0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_have_the_scaled_probabilities_and_their_logprob(monkeypatch: pytest.MonkeyPatch) -> None:
     from airloop.engine.embedded.kernels import draw
 
@@ -188,7 +188,7 @@ def test_floors_obey_top_k_top_p_and_min_p() -> None:
     assert (logits >= found[:, None]).sum(-1).tolist() == [2, 3, 2, 4]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(DEVICE == "cuda", reason="there the tests above compile them")
 def test_every_kernel_compiles_for_a_gpu() -> None:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

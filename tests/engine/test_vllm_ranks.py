@@ -58,6 +58,7 @@ def loads(server: StandInServer) -> list[str]:
     return [str(name) for name in httpx.get(f"{server.url}/loads").json()]
 
 
+@pytest.mark.long
 def test_two_ranks_beside_servers_make_the_run_that_one_process_makes(
     tmp_path: Path, start: dict[str, str], servers: list[StandInServer]
 ) -> None:
@@ -154,6 +155,7 @@ def serving(script: Path) -> list[int]:
 BESIDE = {"orchestrator.max_staleness": "2", "trainer.loss.importance_mode": "mask", "trainer.processes": "2"}
 
 
+@pytest.mark.long
 def test_two_ranks_train_while_servers_sample(
     tmp_path: Path, start: dict[str, str], servers: list[StandInServer]
 ) -> None:

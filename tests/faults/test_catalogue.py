@@ -26,9 +26,23 @@ def named() -> dict[str, str]:
     return found
 
 
+@functools.cache
+def in_make_test() -> frozenset[str]:
+    """Of these, the tests that `make test` runs: neither long nor soaks, nor with other libraries."""
+    found = set()
+    for path in HERE.parent.rglob("test_*.py"):
+        if "interop" not in path.parts:
+            for part in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(part, ast.FunctionDef):
+                    marks = {ast.unparse(decorator) for decorator in part.decorator_list}
+                    found |= {part.name} if not marks & {"pytest.mark.long", "pytest.mark.soak"} else set()
+    return frozenset(found)
+
+
 @pytest.mark.parametrize("id", WHAT)
 def test_every_failure_has_a_test_named_after_it(id: str) -> None:
     assert any(name.startswith(f"test_{id}_") for name in named()), f"there is no test_{id}_…"
+    assert any(name.startswith(f"test_{id}_") for name in in_make_test()), f"`make test` runs no test_{id}_…"
 
 
 @pytest.mark.parametrize("id", DESIGN)

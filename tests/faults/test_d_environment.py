@@ -107,7 +107,7 @@ def test_D5_a_task_without_a_baseline_is_measured_and_one_that_fails_is_an_error
     with_env(fails, **args)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_D7_a_sandbox_that_fails_in_one_of_ten_episodes_is_no_reward_and_harms_no_other() -> None:
     async def work(env: MlgymEnv) -> None:
         tasks = [asyncio.create_task(play(env, [DEFECT, "sleep 3", "submit"])) for _ in range(10)]

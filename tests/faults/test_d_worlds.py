@@ -133,7 +133,7 @@ def test_D21_tidy_starter_code_is_nobodys_quality() -> None:
     with_env(work)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_bwrap
 def test_D21_the_audit_holds_honest_research_above_every_other() -> None:
     env = MlgymEnv(MlgymEnv.Args(task_configs=["prisonersDilemma"], source="builtin", max_turns=7))  # type: ignore[call-arg]

@@ -74,6 +74,7 @@ def students(gains: np.ndarray) -> np.ndarray:
     return np.abs(gains.mean(axis=1)) > half + 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rewards", REWARDS)
 def test_E12_chance_is_called_a_difference_once_in_twenty_at_most(rewards: str) -> None:
     """Signs that are tried in all ways are wrong in 5 % at most, whatever the rewards; Student's t has to be shown."""

@@ -183,7 +183,7 @@ def test_D19_is_silent_where_every_component_is_seen(monkeypatch: pytest.MonkeyP
 # --- A6 -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("context", "verdict"), [("1500", "pass"), ("680", "warn"), ("540", "fail")])
 def test_A6_the_transcripts_length_is_projected_to_the_last_turn(context: str, verdict: str) -> None:
     with case_of(TUNE, seq_len=context) as case:

@@ -83,7 +83,7 @@ def the(witness: Witness, name: str) -> Alarm:
     return found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_E10_success_that_falls_while_the_reward_does_not_is_an_alarm_that_names_who_pays(
     shaped: tuple[Run, Witness, Any],
 ) -> None:
@@ -113,7 +113,7 @@ def test_E10_the_end_of_the_run_says_it_too(shaped: tuple[Run, Witness, Any]) ->
     assert "    pay for correct: in [[orchestrator.env]] rewards = { correct = 1.0 }" in lines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_E11_a_policy_that_has_learned_to_do_nothing_is_compared_with_the_script_that_does(tmp_path: Path) -> None:
     run, witness, error = run_watched(tmp_path, instead(AfraidEnv(ARGS)), **STEPS)
     alarm = the(witness, "as_good_as_doing_nothing")

@@ -65,6 +65,7 @@ def test_F1_air_train_refuses_a_loss_mask_used_as_attention_mask(train: Any) -> 
     assert judged(run)["context_is_seen"] == judged(run)["trainer_agrees"] == "fail" and nothing_was_spent(run)
 
 
+@pytest.mark.long
 def test_F2_air_train_refuses_an_adapter_that_never_reaches_the_engine(
     train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_F2_air_train_refuses_an_adapter_that_never_reaches_the_engine(
     assert nothing_was_spent(run)
 
 
+@pytest.mark.long
 def test_F_air_train_begins_where_neither_is_wrong(train: Any) -> None:
     code, said, run = train()
     assert code == 0, said

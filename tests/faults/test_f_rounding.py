@@ -71,7 +71,7 @@ def rows_of(answers: list[Answer]) -> list[Any]:
     return [answer.row(i) for i, answer in enumerate(answers)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("rank", "alpha"), CHAOTIC)
 def test_F8_a_healthy_network_that_amplifies_rounding_passes(rank: str, alpha: str) -> None:
     """Under the old proof's noise engine and trainer are farther apart than it allowed, by rounding alone."""
@@ -89,6 +89,7 @@ def test_F8_a_healthy_network_that_amplifies_rounding_passes(rank: str, alpha: s
             assert finding.verdict != "fail", finding
 
 
+@pytest.mark.long
 def test_F8_nothing_is_refused_for_one_unlucky_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on an H200 with alpha = 4 times the rank: of 44 set-ups in health the trainer was once 4.4 times as far from
     the truth as plain rounding, on rows that all began alike. A second look has other beginnings."""
@@ -210,7 +211,7 @@ SELDOM = {("float32", "half the scale"), ("float32", "scale 1.5"), ("float32", "
 SELDOM |= {("float32", "another version"), ("bfloat16", "one matrix of two")}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [
@@ -229,7 +230,7 @@ def test_F2_weights_that_arrive_in_part_are_found(name: str, dtype: str, monkeyp
     assert (old in finding.why) == (name == "old weights"), finding
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_F2_one_layer_that_stays_behind_is_found_where_rounding_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Missed with Qwen2.5-Coder-0.5B in bfloat16 on an H200: a mean distance of four times rounding was allowed."""
     looked: list[arrival.Arrival] = []

@@ -51,7 +51,7 @@ def tune() -> Iterator[Case]:
         yield case
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("train", "kind"),
     [
@@ -68,14 +68,14 @@ def test_F_proofs_are_silent_on_a_healthy_learner(kind: str, train: str) -> None
                 assert finding.verdict == "pass", (name, finding)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_F_proofs_are_silent_in_each_number_format(dtype: str) -> None:
     with case_of(ARITH, model__dtype=dtype) as case:
         assert {f.verdict for name in PROOFS for f in ask(case, name)} == {"pass"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("loss", [name for name in losses.POLICY_LOSSES if name != "grpo"])
 def test_F_proofs_are_silent_with_every_loss(loss: str) -> None:
     with case_of(ARITH, trainer__loss__type=loss) as case:
@@ -102,7 +102,7 @@ def test_F1_a_loss_mask_used_as_attention_mask_is_caught() -> None:
     assert time.process_time() - began < 60
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_F1_tool_results_that_the_trainer_cannot_see_are_caught(tune: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the results are hidden: the prompt is seen, so a proof on the prompt alone would pass."""
     original = PackedPlan.__init__
@@ -156,7 +156,7 @@ def test_F2_an_adapter_that_never_reaches_the_engine_is_caught(arith: Case, monk
     assert time.process_time() - began < 60
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_F2_an_engine_on_a_copy_of_the_model_is_caught(arith: Case) -> None:
     with case_of(ARITH) as other:
         arith.parts.engine = engine_of(arith.parts, other.parts.policy)
@@ -166,7 +166,7 @@ def test_F2_an_engine_on_a_copy_of_the_model_is_caught(arith: Case) -> None:
     assert toy.verdict == "fail" and "F2" in ids_of("toy_reward_rises", toy)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_F2_half_an_adapter_is_caught(arith: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is served moves, but not to where the trainer is."""
     arith.parts.engine = engine_of(arith.parts, arith.parts.policy, own_forward=True)
@@ -385,7 +385,7 @@ def test_G2_a_checkpoint_without_the_policys_version_is_caught(arith: Case, monk
 # --- nothing is left behind ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_probes_and_proofs_leave_no_trace_in_the_learner(tune: Case, tmp_path: Path) -> None:
     before, settings = learner_state(tune.parts), tune.parts.learner.settings
     for name in PROOFS:
@@ -396,7 +396,7 @@ def test_probes_and_proofs_leave_no_trace_in_the_learner(tune: Case, tmp_path: P
     assert all(gradient is None for gradient in tune.parts.learner.optimiser.take_gradients())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_after_probes_and_proofs_is_the_same_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 9: what is done before the first step does not show in the run."""
     graded(monkeypatch, lambda text: {"correct": chance(text)})

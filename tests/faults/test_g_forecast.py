@@ -55,7 +55,7 @@ def forecast_of(case: Any) -> float:
     return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_G14_an_engine_that_is_slow_at_first_changes_no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     graded(monkeypatch, lambda text: {"correct": chance(text)})
     flags = {**ARITH, "max_steps": "400", "orchestrator.eval.num_examples": "8"}
@@ -74,6 +74,7 @@ def test_G14_an_engine_that_is_slow_at_first_changes_no_forecast(monkeypatch: py
     pytest.fail(f"off by {factors}")
 
 
+@pytest.mark.long
 def test_G14_speeds_are_measured_after_a_pass_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = cold(monkeypatch)
     with case_of(ARITH) as case:
@@ -103,7 +104,7 @@ def test_G14_replies_of_unequal_length_take_as_long_as_the_longest() -> None:
     assert cpu.decoding_s(longest=500, total=64 * 50) == pytest.approx(32.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_G14_a_runs_steps_take_what_was_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step that was forecast is made, by the same parts, and timed: by the clock of this process's own work, of
     which whoever else uses the machine takes nothing."""

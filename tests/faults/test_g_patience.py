@@ -61,6 +61,7 @@ def judged(results: dict[str, Result]) -> set[str | None]:
 # --- the doctor's probe -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_G10_an_engine_slower_than_the_probes_clock_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one reply comes in what used to be the whole time of a round."""
     graded(monkeypatch, lambda text: {"correct": chance(text)})
@@ -73,6 +74,7 @@ def test_G10_an_engine_slower_than_the_probes_clock_is_waited_for(monkeypatch: p
     assert judged(found) == {"pass"}
 
 
+@pytest.mark.long
 def test_G10_an_engine_too_slow_to_be_waited_for_is_not_judged_and_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes 30 ms, so a reply of 500 tokens 15 s: more than the probe has, and known after five tokens. Proofs
     look at tokens, whatever becomes of them, and a few can be had."""
@@ -164,7 +166,7 @@ Path(sys.argv[1]).write_text(json.dumps(report))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_G10_the_doctor_ends_well_beside_eight_busy_processes(tmp_path: Path, real: bool) -> None:
     process = Process([tmp_path / "report.json"], code=EXAMINES)

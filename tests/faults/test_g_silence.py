@@ -98,7 +98,7 @@ def longest(times: Sequence[float]) -> float:
     return max(b - a for a, b in itertools.pairwise(times))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_G11_every_long_phase_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     """A run with a supervised start, the doctor's probes, evaluations and steps, all slowed down."""
     slowly(monkeypatch, 0.6)

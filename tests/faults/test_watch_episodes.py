@@ -52,7 +52,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Witness, Any
     return run_watched(tmp_path_factory.mktemp("healthy"), max_steps="6")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_healthy_run_raises_nothing(healthy: tuple[Run, Witness, Any]) -> None:
     run, witness, error = healthy
     assert error is None and witness.alarms == [] and run.alarms() == []
@@ -172,7 +172,7 @@ def test_E4_components_that_cancel_are_named(tmp_path: Path) -> None:
     assert run.metrics("train")[0]["ledger"]["variance"]["sum"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_E7_an_entropy_that_collapses_without_gain_is_an_alarm(tmp_path: Path) -> None:
     """Rewards that are chance, and a rate that follows them."""
     changes = {"max_steps": "16", "trainer.optim.lr": "0.1", "orchestrator.batch_size": "32"}
@@ -206,7 +206,7 @@ class Rivals:
         return statistics.fmean(beaten)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_E7_lengths_that_drift_without_gain_are_an_alarm(tmp_path: Path) -> None:
     """Each step rewards what is shorter than before: replies go from the limit to a few tokens, the reward nowhere."""
     talk = Talk(lambda number, seed: ({}, {}), {"said": 1.0}, hear=Rivals())

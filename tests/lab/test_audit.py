@@ -93,6 +93,7 @@ def test_shipped_environments_of_one_reply_and_of_tools_hold_by_success(name: st
     assert not found.missing and not any(kind.problem for kind in found.kinds)
 
 
+@pytest.mark.long
 def test_musique_holds_by_every_component() -> None:
     found = audited(load_environment("musique"), per_kind=16)
     bad = [(c.kind, c.weighting, c.honest, c.dishonest) for c in found.comparisons if c.verdict != "holds"]
@@ -100,6 +101,7 @@ def test_musique_holds_by_every_component() -> None:
     assert {w.name for w in found.weightings} >= {"default", "recall", "citation_recall", "format", "mixture"}
 
 
+@pytest.mark.long
 def test_tune_holds_by_every_component() -> None:
     env = load_environment("tune", {"datasets": ["concrete", "storms", "quakes", "weather"], "workers": 1})
     found = audited(env, per_kind=12)

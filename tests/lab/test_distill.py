@@ -39,7 +39,7 @@ def test_where_nothing_says_what_success_is_a_reward_must() -> None:
     assert len(Kept(reward=0.5).choose([episode("a", 1.0), episode("b", 0.2)])) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_policys_episodes_become_a_supervised_start(air: Any, tmp_path: Path) -> None:
     """After demonstrations that are right a third of the time: its own best are right always."""
     config = airloop.load_config(["arith", "--output_dir", str(tmp_path), "--warmstart.steps", "100"])

@@ -100,6 +100,7 @@ def test_the_shipped_ones_can_be_read_and_fit_their_budget(path: Path) -> None:
     check_alike(found)
 
 
+@pytest.mark.long
 def test_a_teams_experiments_a_to_g_come_with_air_and_can_be_planned(air: Any, tmp_path: Path) -> None:
     """Seed 002: every letter of their log, listed, and planned down to the runs without a model or a data set."""
     code, listed, errors = air("lab", "list")
@@ -271,7 +272,7 @@ def test_a_fault_is_taken_out_without_a_trace_and_told_while_it_is_in(name: str,
     assert fault.alarms <= {rule.name for rule in alarms.rules()} and fault.checks <= {c.name for c in checks()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.checks])
 def test_exactly_the_proofs_that_would_stop_it_are_silenced(name: str) -> None:
     with FAULTS[name].put_in(), case_of(ARITH) as case:
@@ -297,7 +298,7 @@ def planned(lab: Path) -> list[Member]:
     return open_lab(lab).members()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_continued(air: Any, tmp_path: Path) -> None:
     """As a person has it: killed while the second run is under way, the same command goes on, the first run stays."""
     file, out = written(tmp_path, 'fault = "sync"'), tmp_path / "out"
@@ -342,7 +343,7 @@ def _same_start_on_both_sides(members: list[Member]) -> None:
     assert len(list(members[0].path.parent.glob("warmstart-*"))) == len({m.seed for m in members})  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_verdict_from_real_runs_and_what_a_failed_run_does_to_it(air: Any, tmp_path: Path) -> None:
     """The runs are made in this process; the rest is as `air lab run` does it."""
     shorter = {"warmstart.steps": "warmstart.steps = 10", "deterministic": "deterministic = false"}

@@ -32,7 +32,7 @@ def both_ways(ranks: Ranks, cases: list[tuple[str, dict[str, Any]]]) -> list[Any
     return [[updates(ranks, "lora", {**changes, "base": b}, kind) for b in (False, True)] for kind, changes in cases]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "cases"), [(2, CASES), (3, CASES[1:4:2])])
 def test_shards_learn_what_replicas_and_one_process_learn(
     tmp_path: Path, size: int, cases: list[tuple[str, dict[str, Any]]]

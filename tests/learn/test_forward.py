@@ -171,7 +171,7 @@ def test_checkpointing_may_keep_the_attention(dear: float, monkeypatch: pytest.M
     assert once == len(called) * (1 if dear == 0.0 else 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")
 @pytest.mark.parametrize(
     ("kind", "targets", "freq"), [("qwen3", ALL, 1), ("qwen3", None, 1), ("llama", ["q_proj", "down_proj"], 0)]

@@ -113,6 +113,7 @@ def test_micro_batches_add_up_to_the_whole() -> None:
     assert results[0][0]["tokens_trained"] == results[1][0]["tokens_trained"]
 
 
+@pytest.mark.long
 def test_training_chooses_its_threads_and_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways are tried, the process keeps its number, and gradients differ by rounding only. Where the user or
     `deterministic` has set the number, it stays."""

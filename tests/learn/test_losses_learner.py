@@ -107,7 +107,7 @@ def test_gspo_clips_a_trajectory_as_a_whole_wherever_its_rows_are_packed(monkeyp
     assert max(g.abs().max().item() for g in small) > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=8)
 @given(st.sampled_from(TYPES), st.integers(20, 200))
 def test_the_learner_gives_the_same_update_whatever_the_token_budget(kind: str, budget: int) -> None:

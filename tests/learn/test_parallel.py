@@ -175,6 +175,7 @@ def close(one: Any, two: Any, tolerance: float) -> None:
 
 @pytest.mark.slow
 # Three, whose shares differ, tell the same; whole runs of two are held against one process in test_ranks.py.
+@pytest.mark.long
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_several_ranks_learn_what_one_learns(tmp_path: Path, alone: list[Any], size: int) -> None:
     """fp32: only the order of sums differs, also in the weights after three updates at lr 1e-3."""

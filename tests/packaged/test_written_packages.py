@@ -152,6 +152,7 @@ def test_the_interface_follows_from_the_version(
     assert (interfaces.has_v0(), interfaces.has_v1()) == (v0, v1)
 
 
+@pytest.mark.long
 def test_verifiers_is_no_part_of_air() -> None:
     """Two modules import it, nothing imports these, and no dependency names it. (Of airloop/verifiers, files run in
     that library's own process.)"""

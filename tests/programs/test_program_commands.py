@@ -314,6 +314,7 @@ def test_it_cannot_speak_in_another_episode_that_is_played_beside_it(played: Pla
         assert other.id in found["ids"] and set(found["codes"]) == {401}
 
 
+@pytest.mark.long
 def test_neither_the_scorer_nor_its_secrets_are_there(
     played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +331,7 @@ def test_what_lies_in_the_workspace_cannot_lead_the_scorer_astray(played: Played
     assert one.reward == 1.0 and one.error == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["fills_its_disk", "makes_many"])
 def test_a_workspace_that_cannot_be_copied_is_its_agents_ending(played: Played, mode: str) -> None:
     (one,) = played.play(played.env(mode, disk_mb=10 if mode == "fills_its_disk" else 200))
@@ -420,7 +422,7 @@ def length(task, workspace):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_commands_is_a_run_like_any_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths are relative to the TOML; the doctor looks; the ledger is whole; it can be resumed."""
     (folder / "score.py").write_text(LENGTH)

@@ -164,7 +164,7 @@ def test_paths_are_relative_to_the_toml_and_the_file_is_part_of_the_run(folder: 
     assert digest_of(load_config(["@", str(folder / "run.toml")])) != before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_agent_of_ones_own_learns(folder: Path) -> None:
     """Success is of held-out rows; the doctor has looked on before, and the run can be resumed."""
     done = start(load_config(["@", str(folder / "run.toml"), "--output_dir", str(folder / "out")]), Display(quiet=True))

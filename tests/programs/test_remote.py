@@ -379,7 +379,7 @@ ARGS = '{ remote = true, port = PORT, tasks = "tasks.jsonl" }'
 CONFIG = program_run("program", ARGS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_remote_agents_is_a_run_like_any_other(env: Any, tmp_path: Path) -> None:
     """Groups are whole, no key is in any file of the run; agents wait while it trains."""
     port = free_port()

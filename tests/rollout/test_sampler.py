@@ -169,6 +169,7 @@ def test_groups_without_signal_are_replaced_until_there_are_enough() -> None:
     assert [g.task.id for g in resumed.groups] == [g.task.id for g in collected.groups]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=25)
 @given(
     fates=st.lists(st.booleans(), min_size=24, max_size=24),

@@ -169,6 +169,7 @@ async def ours(engine: Engine, maker: int | None = None) -> list[str]:
     return [one["Id"] for one in found]
 
 
+@pytest.mark.long
 @slow
 def test_an_image_that_cannot_be_had_names_the_command(play: Callable[[Work], None]) -> None:
     async def work(backend: Container) -> None:
@@ -278,6 +279,7 @@ def test_a_world_full_of_processes_still_gives_its_files(play: Callable[[Work], 
     play(work)
 
 
+@pytest.mark.long
 @slow
 def test_a_directory_of_the_images_own_in_the_place_of_home(
     play: Callable[[Work], None], container_engine: str

@@ -86,7 +86,7 @@ def play(image: str, folder: Path, deadline_s: float, rows: list[dict[str, Any]]
     return saved, engine
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_command_in_a_container_reaches_its_policy_and_nothing_else(container_image: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         urls = {
@@ -99,7 +99,7 @@ def test_a_command_in_a_container_reaches_its_policy_and_nothing_else(container_
     trained_is_sampled(engine, *saved)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "ending", "crashed"), [("fails", "done", 1.0), ("sleeps", "deadline", 0.0)])
 def test_what_it_leaves_is_scored_however_it_ends(
     container_image: str, tmp_path: Path, mode: str, ending: str, crashed: float

@@ -33,6 +33,7 @@ def in_shell(source: str) -> str:
     return f'python3 -c "{source}"'
 
 
+@pytest.mark.long
 def test_a_command_beside_others_has_its_own_time(bubblewrap) -> None:  # type: ignore[no-untyped-def]
     async def check(world: World, backend: object) -> None:
         with busy_processes(6, CORE):

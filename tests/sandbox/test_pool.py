@@ -163,6 +163,7 @@ def test_a_lease_held_too_long_is_closed_under_its_holder() -> None:
     with_pool(work)
 
 
+@pytest.mark.long
 def test_sixty_four_leases_at_once_are_apart() -> None:
     async def work(pool: Pool) -> None:
         leases = await asyncio.gather(*(pool.lease(IMAGE) for _ in range(64)))
@@ -177,6 +178,7 @@ def test_sixty_four_leases_at_once_are_apart() -> None:
     with_pool(work)
 
 
+@pytest.mark.long
 def test_nothing_is_left_after_many_short_lives() -> None:
     tokens: list[str] = []
     roots: list[str] = []
@@ -200,6 +202,7 @@ def test_nothing_is_left_after_many_short_lives() -> None:
     assert roots[0] not in Path("/proc/self/mounts").read_text()  # other mounts may be a neighbour's
 
 
+@pytest.mark.long
 def test_what_is_wanted_again_is_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice as many at once as stand by: the third time they are ready. Of what was wanted once, or where nothing is to
     stand by, there are no more than before."""

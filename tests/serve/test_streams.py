@@ -141,6 +141,7 @@ def request(path: str, tools: bool, stops: list[str], most: int) -> dict[str, An
     return {"messages": [user("a")], "max_tokens": most, **more, **({"tools": [TOOL]} if tools else {})}
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(
     said=st.lists(piece, max_size=12).map(b"".join),

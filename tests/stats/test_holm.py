@@ -61,7 +61,7 @@ def _line(base: np.ndarray, changed: np.ndarray) -> Compared:
     return Compared(Variant("v"), "reward", 0.95, pairs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lines", "seeds", "tasks"),
     [(4, 5, 16), *(pytest.param(*sizes, marks=pytest.mark.soak) for sizes in ((10, 3, 24), (6, 8, 24)))],

@@ -71,6 +71,7 @@ def open_page(view: Tab, name: str) -> None:
         view.page.wait_for_selector(".js-plotly-plot .main-svg")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_readable_by_all(view: Tab, name: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
@@ -105,6 +106,7 @@ def serious(results: Any) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_the_first_paint_comes_within_a_second(browser: Any, base: str) -> None:
     paints = []
     for _ in range(3):  # a core that another test holds must not decide

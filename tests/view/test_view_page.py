@@ -60,6 +60,7 @@ def first_episode(view: Tab) -> dict[str, Any]:
 # --- finding one's way ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_from_the_runs_to_a_turn_and_back_by_keyboard_alone(view: Tab) -> None:
     page = view.open()
     page.keyboard.press("j")
@@ -113,6 +114,7 @@ def test_the_first_tab_skips_to_the_content(view: Tab) -> None:
     assert page.evaluate("document.activeElement.id") == "main"
 
 
+@pytest.mark.long
 def test_a_link_leads_to_a_turn_a_token_a_step_and_a_part(view: Tab) -> None:
     row = first_episode(view)
     page = view.open("trajectory", run=RUN, id=row["id"], turn=1)
@@ -127,6 +129,7 @@ def test_a_link_leads_to_a_turn_a_token_a_step_and_a_part(view: Tab) -> None:
     assert "Changed since exp1.0-arith-1115" in re.sub(r"\s+", " ", view.text())
 
 
+@pytest.mark.long
 def test_runs_are_filtered_sorted_and_laid_over_one_another(view: Tab) -> None:
     page = view.open()
     page.get_by_label("Filter runs").fill("1116")
@@ -154,6 +157,7 @@ def test_a_list_is_searched_and_filtered(view: Tab) -> None:
     page.wait_for_selector(f"text={everything} found")
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_said_with_what_to_do(browser: Any, base: str) -> None:
     with tab(browser, base) as view:
         view.open("nowhere")
@@ -165,6 +169,7 @@ def test_what_is_wrong_is_said_with_what_to_do(browser: Any, base: str) -> None:
         view.seen.refused.clear()
 
 
+@pytest.mark.long
 def test_an_empty_directory_teaches(browser: Any, tmp_path: Path) -> None:
     with serving(Options(tmp_path)) as viewer, tab(browser, viewer.url) as view:
         view.open()
@@ -173,6 +178,7 @@ def test_an_empty_directory_teaches(browser: Any, tmp_path: Path) -> None:
         assert "air train quickstart" in view.text()
 
 
+@pytest.mark.long
 def test_colours_are_chosen_and_kept(browser: Any, base: str) -> None:
     with tab(browser, base) as view:
         check_colours(view)
@@ -263,6 +269,7 @@ def test_tokens_are_walked_by_keys_and_by_pointer_with_all_their_numbers(view: T
     assert "in the train mask" in view.text(".token-legend") and "by=mask" in page.url
 
 
+@pytest.mark.long
 def test_thousands_of_tokens_stay_fast(view: Tab) -> None:
     page = view.open("tokens", run=RUN, id="long")
     assert page.locator("[data-i]").count() == MANY_TOKENS
@@ -293,6 +300,7 @@ def test_the_exported_file_opens_alone(browser: Any, view: Tab, tmp_path: Path) 
 # --- harm -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_harmful_trajectory_is_text_everywhere(view: Tab) -> None:
     view.open("trajectory", run=RUN, id="harm")
     text = view.text()

@@ -56,7 +56,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
         yield viewer
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hostile_episodes_are_only_text(hostile: Viewer) -> None:
     found = rows(hostile)
     assert len(found) == len(HOSTILE) + 14

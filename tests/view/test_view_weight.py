@@ -76,7 +76,7 @@ print(json.dumps({"grown": peak() - before, "rows": rows, "problems": runs[0]["p
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", HEAVY)
 def test_what_a_file_would_grow_to_is_not_read(tmp_path: Path, name: str) -> None:
     for folder in ("light", "heavy"):

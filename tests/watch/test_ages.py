@@ -75,7 +75,7 @@ def test_a_token_that_is_older_than_the_bound_is_told_of() -> None:
     assert sign and "sampled from version 2 to 7, not 3 to 7" in sign.seen
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_update_that_does_not_reach_the_engine_stops_a_run_beside_it(tmp_path: Any) -> None:
     """The engine goes on with the first weights under new versions: the gap is there at age 0."""
 

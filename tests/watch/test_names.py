@@ -49,7 +49,7 @@ def emitted_names() -> set[str]:
     return {name for line in Run.open(run).metrics() for name in flat_line(line)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_number_of_a_real_run_is_explained() -> None:
     for name in sorted(emitted_names()):
         found = describe(name)

@@ -81,6 +81,7 @@ def recorded_courses() -> list[Sequence[float]]:
     return found
 
 
+@pytest.mark.long
 def test_E10_fewer_than_one_healthy_run_in_a_hundred_is_accused() -> None:
     """Runs of 50 steps along recorded courses of success, and flat ones; half of them the worst case, a reward that has
     nothing to do with success and so does not fall with it by chance."""

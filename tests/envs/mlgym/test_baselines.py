@@ -111,7 +111,7 @@ def test_starter_code_is_its_own_baseline(root: Path) -> None:
     assert with_baselines(lambda own: own.of(spec)) == 5.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_models_are_trained_as_the_task_says(root: Path) -> None:
     for key, named in (("letterModel", 2.6472), ("pointsModel", 0.66)):
         spec = load_task(root, key)

@@ -360,7 +360,7 @@ def test_missing_pictures_are_an_error_with_the_ways_to_get_them(
         prepare("imageClassificationFMnist", 77)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_solvers_are_timed_beside_the_starter_and_wrong_answers_cost(tmp_path: Path) -> None:
     folder = workspace("3SATTime", tmp_path)
     starter = scores_of(folder)
@@ -459,6 +459,7 @@ def grade(spec: TaskSpec, agent_home: Path, grader_home: Path) -> str:
     return f"valid submission: x\nbaseline: {{}}\nscore: {found.get(data.VALIDATE, found)}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", GAMES)
 def test_researchers_of_the_games_score_by_their_level(key: str, tmp_path: Path) -> None:
     spec, facts = spec_of(key), recorded(key, 0)
@@ -475,7 +476,7 @@ def test_researchers_of_the_games_score_by_their_level(key: str, tmp_path: Path)
     assert min(ends["senior"]) > baseline
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_researchers_of_titanic_score_by_their_level(tmp_path: Path) -> None:
     spec = spec_of("titanic")
     ends = {level: play(spec, level, 1, tmp_path / level)[1][-1] for level in LEVELS}
@@ -494,6 +495,7 @@ def first_reply(spec: TaskSpec, seed: int) -> str:
     return asyncio.run(researcher("novice", spec, seed, TURNS_A_TASK).reply([], []))["content"]
 
 
+@pytest.mark.long
 def test_of_two_drafts_the_better_one_is_submitted(tmp_path: Path) -> None:
     spec = spec_of("blotto")
     for seed in range(40):

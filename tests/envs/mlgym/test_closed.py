@@ -348,7 +348,7 @@ def solve(num_vars, clauses):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_one_grading_has_shown_is_not_asked_in_the_next(tmp_path: Path) -> None:
     """So a table of answers is worth nothing, by whatever way it got out."""
     grader_workspace("3SATTime", 0, tmp_path)

@@ -159,6 +159,7 @@ def test_what_a_script_says_that_fails_is_told(air: Any, root: Path) -> None:
     assert not load_task(root, KEY).runnable
 
 
+@pytest.mark.long
 def test_a_task_without_a_script_and_one_of_ours(air: Any, root: Path) -> None:
     code, _, problem = air("tasks", "prepare", "hubPictures", "--mlgym-root", root)
     assert code == 1 and "has no script that makes the data" in problem and "hf download" in problem

@@ -269,6 +269,7 @@ def test_a_workspace_too_large_to_grade_is_told(lab: Lab, root: Path, monkeypatc
     assert "2001 files" in lab.attempt(spec, "touch a.yaml; for i in $(seq 1999); do : >$i; done").problem
 
 
+@pytest.mark.long
 def test_a_language_model_is_scored_by_torchrun(lab: Lab, root: Path) -> None:
     if "torch" in lab.backend.interpreter.missing:
         pytest.skip("torch is not installed")

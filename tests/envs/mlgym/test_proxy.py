@@ -153,6 +153,7 @@ def test_code_that_does_not_end_ends_the_grading(lab: Lab, dilemma: TaskSpec) ->
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.long
 def test_huge_output_goes_nowhere(lab: Lab, dilemma: TaskSpec) -> None:
     noisy = "import sys\nprint('{\"Score\": 9}' * 10**6)\nsys.stderr.write('x' * 10**7)\n" + DEFECT
     grade = lab.grade(dilemma, lab.attempt(dilemma, "true", {"strategy.py": noisy}))

@@ -128,6 +128,7 @@ def game(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dic
 # --- MLGym's files ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_published_episode_gives_the_same_scores(air: Any, root: Path, game: Any, tmp_path: Path) -> None:
     path = write_traj(tmp_path / "model__prisonersDilemma__default/run_0.traj", *game, "submitted")
     code, text, _ = air("replay", path, "--mlgym-root", root)
@@ -239,7 +240,7 @@ class Script:
         return Message(role="assistant", content=f"So.\n```bash\n{command}\n```" if command else "Nothing.")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_our_own_trajectories_are_replayed_with_their_rewards(air: Any, root: Path, tmp_path: Path) -> None:
     async def episode() -> dict[str, Any]:
         env = MlgymEnv(MlgymArgs(task_configs=["prisonersDilemma"], mlgym_root=str(root), standby=0))
@@ -268,7 +269,7 @@ def test_our_own_trajectories_are_replayed_with_their_rewards(air: Any, root: Pa
 ZEROS = "(echo PassengerId,Survived; tail -n +2 data/test.csv | cut -d, -f1 | sed 's/$/,0/') > submission.csv"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("score", ["last", "best"])
 def test_a_table_of_ours_has_the_same_score_on_both_halves_again(air: Any, tmp_path: Path, score: Any) -> None:
     async def episode() -> dict[str, Any]:

@@ -68,6 +68,7 @@ def test_giving_up_earns_nothing_whatever_was_done_before() -> None:
     with_env(work)
 
 
+@pytest.mark.long
 def test_the_best_or_the_last_score_counts() -> None:
     worse = DEFECT.replace("return 1", "return 0")
 
@@ -128,6 +129,7 @@ def test_components_are_chosen_by_name_and_unknown_ones_refused() -> None:
     with_env(work)
 
 
+@pytest.mark.long
 def test_the_starters_own_work_costs_whoever_hands_it_in() -> None:
     """By its bytes, but for comments and files that nobody calls; an attempt of one's own costs nothing."""
     worse = DEFECT.replace("return 1", "return 0")

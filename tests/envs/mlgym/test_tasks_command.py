@@ -64,6 +64,7 @@ def test_a_check_runs_the_baseline_and_validates_it(air: Any, root: Path) -> Non
     assert "sandbox, network: " in text and "characters" in text and text.endswith("It can be run.\n")
 
 
+@pytest.mark.long
 def test_a_game_is_checked_by_its_starter_code_where_the_baseline_is_its_evaluation(air: Any, root: Path) -> None:
     """As MLGym's games have it; the evaluation needs the opponent, which the agent's world has not."""
     code, text, _ = air("tasks", "check", "prisonersDilemma", "--mlgym-root", root)

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bub
 KINDS = ("rating", "count", "names", "detail")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("episodes", [32, pytest.param(256, marks=pytest.mark.soak)])
 def test_many_episodes_at_once_share_four_sandboxes(episodes: int) -> None:
     async def crowd() -> tuple[list[Trajectory], int, int]:

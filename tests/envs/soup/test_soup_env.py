@@ -162,7 +162,7 @@ def made_of(seeds: int) -> list[Task]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_sandbox
 def test_the_oracle_solves_every_kind_through_the_tools() -> None:
     check_oracle(1)
@@ -191,7 +191,7 @@ def test_a_noop_gets_nothing_on_any_kind() -> None:
         assert trajectory.reward == 0 and trajectory.ending == "max_turns"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_sandbox
 def test_demonstrations_are_right_as_often_as_asked_and_differ() -> None:
     tasks = list(env(difficulty="primer").tasks("train")[:30])

@@ -149,6 +149,7 @@ def test_twins_show_the_same_things(kind: str) -> None:
             assert page.select("section.part table")  # older values, to mislead
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("analyser,spans", [("word", (1, 2)), pytest.param("char_wb", (2, 4), marks=pytest.mark.slow)])
 def test_a_classifier_cannot_tell_limits_by_their_prompts(analyser: str, spans: tuple[int, int]) -> None:
     """Other seeds on either side: that prompts are shared seed by seed does not help it, or hinder."""

@@ -145,7 +145,7 @@ def test_what_code_has_and_what_it_has_not() -> None:
     assert said[11] == "bye"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_time_and_output_are_bounded() -> None:
     said = asyncio.run(
         outputs(

@@ -46,6 +46,7 @@ def survive(arena: Arena, command: str, timeout: float = 2.5) -> str:
     return arena.do(work(), 90)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bomb",
     [

@@ -41,6 +41,7 @@ def code(s):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "abuse",
     [
@@ -235,7 +236,7 @@ race(LOOT, keep_open, 6)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the patch is x86-64's")
 def test_no_agent_can_answer_the_python_of_another_world(arena: Arena) -> None:
     """The other world could be a grader's: then the agent writes its own score."""
@@ -334,7 +335,7 @@ def test_closing_does_not_wait_for_stopped_scripts(arena: Arena) -> None:
     assert arena.do(work()) < 3.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_door_that_was_killed_knows_the_living_worlds_again(arena: Arena) -> None:
     """Both doors, under two worlds: files that are asked for at once, a script, and `python` in the agent's shell."""
 

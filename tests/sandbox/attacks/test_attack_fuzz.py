@@ -189,6 +189,7 @@ def fuzz(arena: Arena, episodes: Episodes, possible: dict[str, list[float]], see
     return sum("score" in one.metrics for one in played)
 
 
+@pytest.mark.long
 def test_random_hostile_episodes_have_an_honest_score_or_none(
     arena: Arena, episodes: Episodes, possible: dict[str, list[float]]
 ) -> None:

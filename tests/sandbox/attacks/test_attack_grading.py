@@ -34,6 +34,7 @@ class Trick(int):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "value",
     [
@@ -61,7 +62,7 @@ def frame(value, kind=b"r"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "before",
     [
@@ -102,7 +103,7 @@ def test_a_strategy_that_never_answers_is_given_up(episodes: Episodes) -> None:
     assert played.ending == "done" and "score" not in played.metrics and time.monotonic() - started < 60
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["matches.py", "verdict.py", "target.py", "agent_code.py", "agent_link.py", "evaluate.py", "random.py",
                                   "matches/__init__.py", "numpy.py", "json/__init__.py", "sitecustomize.py"])  # fmt: skip
 def test_a_module_of_the_evaluations_name_is_not_the_evaluations(episodes: Episodes, name: str) -> None:
@@ -285,7 +286,7 @@ def starters_time(all_episodes: Episodes) -> float:
     return all_episodes.score("3SATTime", "echo >> solver.py", "submit")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ignore", ["", IGNORE], ids=["zombie", "gone"])
 def test_work_in_a_child_nobody_waits_for_is_counted(episodes: Episodes, starters_time: float, ignore: str) -> None:
     """It ends as a zombie, or (with SIGCHLD ignored) as nothing: its time is in no living process."""
@@ -315,7 +316,7 @@ def solve(num_vars, clauses):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ignore", ["", IGNORE], ids=["zombie", "gone"])
 def test_time_does_not_run_backwards(episodes: Episodes, ignore: str) -> None:
     """What burnt time before it was asked and ends while it is asked takes that time with it."""
@@ -338,7 +339,7 @@ def solve(num_vars, clauses):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_error_does_not_carry_hidden_instances_out(episodes: Episodes) -> None:
     """What code saw in grading, told by its own error: with it the next version knows the answers by heart."""
     played = episodes.play("3SATTime", "cp solver.py starter.py", write("solver.py", TELL), "validate")

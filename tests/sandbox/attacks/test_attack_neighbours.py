@@ -64,7 +64,7 @@ def read(path: str) -> bytes:
         return b""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sixty_four_attackers_at_once_leave_an_honest_world_alone(arena: Arena) -> None:
     async def work() -> None:
         honest = await arena.world()
@@ -86,7 +86,7 @@ def test_sixty_four_attackers_at_once_leave_an_honest_world_alone(arena: Arena) 
     arena.do(work(), 100)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.soak)])
 def test_attacked_worlds_leave_nothing_with_the_host(arena: Arena, count: int) -> None:
     async def work(count: int) -> None:

@@ -58,7 +58,7 @@ def test_D25_forty_spinners_leave_a_neighbour_its_share(arena: Arena) -> None:
     assert beside < SLOWER * alone + 0.3, f"{alone:.2f} s alone, {beside:.2f} s beside them"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_busy_worlds_leave_the_host_its_share(arena: Arena) -> None:
     """Each by itself would weigh as much as the host's process: four for each core would make it five times as slow."""
     if "weaker" in arena.backend.protections()["cpu"]:
@@ -211,6 +211,7 @@ for name in ("shmget", "semget", "msgget"):
 print("done")"""
 
 
+@pytest.mark.long
 def test_memory_that_is_no_process_is_refused_where_nothing_counts_it(arena: Arena, bare: Bubblewrap) -> None:
     async def work() -> list[str]:
         world = await bare.start(IMAGE)
@@ -227,6 +228,7 @@ def test_memory_that_is_no_process_is_refused_where_nothing_counts_it(arena: Are
     assert arena.do(work()) == ["done\n", "done\n", "on\n"]
 
 
+@pytest.mark.long
 def test_every_kind_of_work_is_graded_where_no_group_can_be_written(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +245,7 @@ def test_every_kind_of_work_is_graded_where_no_group_can_be_written(
             assert played.metrics["scored"] == 1, (family, episodes.seen(played))
 
 
+@pytest.mark.long
 def test_time_of_a_child_that_is_gone_is_not_free_where_no_group_counts_it(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +303,7 @@ def strict(everything: Arena) -> Iterator[Bubblewrap]:
     everything.do(backend.close())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("syscalls", ["usual", "strict"])
 def test_ordinary_tools_work(
