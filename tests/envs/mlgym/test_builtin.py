@@ -522,10 +522,10 @@ def test_demonstrations_are_seeded_short_and_various(key: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_researcher_ends_in_time(key: str, name: str) -> None:
     agent = researcher(name, spec_of(key), 0, 3)
-    last = ""
+    messages = [Message(role="user", content="Traceback")]
     for _ in range(3):
-        last = asyncio.run(agent.reply([Message(role="user", content="Traceback")], []))["content"]
-    assert ("submit" in last) == (name != "noop")
+        messages += [asyncio.run(agent.reply(messages, [])), Message(role="user", content="Traceback")]
+    assert ("submit" in messages[-2]["content"]) == (name != "noop")
 
 
 def test_always_defecting_is_good_and_opening_kindly_better() -> None:
