@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from airloop import interrupts
 from airloop.runs.run import Run
 from airloop.success import NAME, step_success, success_in
 from airloop.text.sparkline import sparkline
@@ -89,6 +90,7 @@ class Display:
             self.run.log(visible(text))
         if text.startswith("evaluating"):
             self._board.pace.evaluation_began(time.monotonic())
+        interrupts.note_phase(visible(text))
         self._board.phase(text, total)
 
     def advance(self, detail: str = "") -> None:
