@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airloop import interrupts
-from airloop.commands.common import Json, begin, fail, print_json, refuse_minutes
+from airloop.commands.common import Json, begin, fail, fail_of_system, print_json, refuse_minutes
 from airloop.commands.configs import configs
 from airloop.commands.distill import distill
 from airloop.commands.env import env
@@ -53,7 +53,10 @@ def main() -> None:
     interrupts.install_handlers()
     use_plain_signs()
     try:
-        interrupts.raise_again(app(prog_name="air", standalone_mode=False))
+        try:
+            interrupts.raise_again(app(prog_name="air", standalone_mode=False))
+        finally:
+            sys.stdout.flush()  # what was printed is told of here, if it cannot be written
     except AirError as error:
         fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
     except InfraError as error:
@@ -64,6 +67,8 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except (typer.Abort, SystemExit):
         raise
+    except OSError as error:
+        fail_of_system(error)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a wrong option or argument
             fail(f"{error.format_message()}\n  see `air --help`", 2)

@@ -18,6 +18,7 @@ from airloop.config.lines import key_lines
 from airloop.config.orchestrator import DEFAULT_ENV, not_toml
 from airloop.errors import AirError
 from airloop.files import is_deeper
+from airloop.os_errors import refusal
 from airloop.shipped import name_of, names, nearest, shipped
 
 KeyPath = tuple[str | int, ...]
@@ -223,10 +224,12 @@ def _named(word: str) -> str:
 
 
 def _read_file(name: str, settings: Settings, environments: bool) -> None:
-    path = _find(name)
     try:
+        path = _find(name)
         text = path.read_text(encoding="utf-8").removeprefix("\ufeff")
         tree = tomllib.loads(text)
+    except OSError as error:
+        raise refusal(error, "read", name) from error
     except UnicodeDecodeError as error:
         raise AirError(f"{name}: byte {error.start} is not UTF-8, which TOML requires.", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
