@@ -18,7 +18,7 @@ from airloop.config.conflict import Conflict
 from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, SETTLED, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.rules import NOT_YET
-from airloop.config.sources import KeyPath, Mistake, Origin, Settings, at, leaves, parse_path
+from airloop.config.sources import SHORT_FLAGS, KeyPath, Mistake, Origin, Settings, at, leaves, parse_path
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError
 from airloop.plugins import plugins
@@ -106,6 +106,9 @@ def explain(error: ErrorDetails, settings: Settings) -> Mistake:
     kept = {k: v for k, v in answer.changes.items() if k == keys.dotted(*path) or _unsaid(k, settings)}
     answer = replace(answer, changes=kept)
     name, field = keys.dotted(*path), keys.field_at(path)
+    if field is not None and field.examples and answer.changes.get(name) is None:  # no default to fall back on
+        example = f"--{_short(name)} {field.examples[0]}" if as_flags else f"{path[-1]} = {field.examples[0]}"
+        answer = replace(answer, changes={}, instead=f"write {example}, for instance", choice=True)
     return Mistake(
         f"{head(path, value, origin)}: {answer.why}.",
         correction(answer.changes, as_flags=as_flags, instead=answer.instead, choice=answer.choice),
@@ -134,7 +137,7 @@ def _expectation(error: ErrorDetails, path: KeyPath, value: Any) -> Answer:
     if section is not None:
         if name in ALIASES and isinstance(value, str):
             return Answer(f"expected a table, [{name}]", ALIASES[name].changes(value))
-        return Answer(f"expected a table, [{name}], not a single value", {name: _example_table(section)})
+        return Answer(f"expected a table, [{name}], not a single value", {name: _example_table(section, path, value)})
     if isinstance(value, str) and (known := FOREIGN_VALUES.get(name, {}).get(value)):
         return known
     message = error["msg"].removeprefix("Value error, ")
@@ -171,7 +174,11 @@ def _suggestion(field: keys.FieldInfo, value: Any) -> Any:
     return default
 
 
-def _example_table(section: type[keys.BaseModel]) -> dict[str, Any]:
+def _example_table(section: type[keys.BaseModel], path: KeyPath, given: Any) -> dict[str, Any]:
+    """What a section may have; of a key without a default, what was said may be meant for it."""
+    for name, field in section.model_fields.items():
+        if field.examples:
+            return {name: given if _fits((*path, name), given) else field.examples[0]}
     defaults = {
         name: field.get_default(call_default_factory=True)
         for name, field in section.model_fields.items()
@@ -346,11 +353,17 @@ def correction(
         return f"{delete}; {instead}" if instead else delete
     lead = f"your choice: {instead}; otherwise " if choice else ""
     if as_flags:
-        flags = " ".join(f"--{keys.dotted(*p)} {_flag_text(v)}" for p, v in leaves(changes).items() if v is not None)
+        flags = " ".join(
+            f"--{_short(keys.dotted(*p))} {_flag_text(v)}" for p, v in leaves(changes).items() if v is not None
+        )
         return f"{lead}write {flags}"
     where = " above the first [section]" if all(len(path) == 1 for path in leaves(changes)) else ""
     of = " of the table" if what == "table" else ""
     return f"{lead}write{where} instead{of}\n{indented(toml_lines(changes))}"
+
+
+def _short(key: str) -> str:
+    return next((short for short, whole in SHORT_FLAGS.items() if whole == key), key)
 
 
 def _flag_text(value: Any) -> str:

@@ -116,7 +116,9 @@ def read_sources(argv: Sequence[str], foreign: Sequence[str], *, environments: b
     for file in files:
         _read_file(file, settings, environments)
     for name, text in flags:
-        name = SHORT_FLAGS.get(name, name)
+        if whole := SHORT_FLAGS.get(name):  # said again as it was typed
+            settings.spelt[whole] = f"--{name}" + ("" if text is None else f" {shlex.quote(text)}")
+            name = whole
         bare = name.replace("-", "_")
         if bare in foreign:
             settings.foreign_flags[bare] = text
@@ -283,11 +285,16 @@ def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
     path, negated = _flag_path(name, settings.tree)
     flag = f"--{name}"
     written = settings.spelt.get(name) or (flag if text is None else f"{flag} {shlex.quote(text)}")
-    annotation = getattr(field_at(path), "annotation", None)
+    flag = written if text is None else flag
+    field = field_at(path)
+    annotation = getattr(field, "annotation", None)
     if text is None or negated:
         if annotation is not None and without_none(annotation) is not bool:
+            example = (field.examples if field else None) or ["VALUE"]
             problem = f"{flag} needs a value."
-            settings.mistakes.append(Mistake(problem, f"write {flag} VALUE", frozenset([".".join(map(str, path))])))
+            settings.mistakes.append(
+                Mistake(problem, f"write {flag} {example[0]}", frozenset([".".join(map(str, path))]))
+            )
             return
         if text is not None:
             settings.mistakes.append(Mistake(f"{written}: a --no- flag takes no value.", f"write {flag}"))
