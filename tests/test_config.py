@@ -463,3 +463,27 @@ def test_a_budget_that_is_none_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         load_config(["@", str(tmp_path / "a.toml")])
     assert "write minutes = 12, for instance" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("train arith --minuts 3", "write --minutes 3"),
+        ("train --config f.toml", "write @ f.toml"),
+        ("train -c f.toml", "write @ f.toml"),
+        ("train --env arith", "write --orchestrator.env.0.id arith"),
+        ("train --hlep", "write --help"),
+        ("train arith --resmue outputs/exp1.0", "write --resume outputs/exp1.0"),
+        ("plan arith --josn", "write --json"),
+        ("eval arith --splitt test", "write --split test"),
+        ("eval arith -n 3", "write --n"),
+        ("train arith max_steps=3", "write --max_steps 3"),
+        ("train max_steps=3", "write --max_steps 3"),
+        ("train ARITH", "did you mean arith?"),
+        ("train arith gsm8k/cpu", "lay the copy over it: arith @ gsm8k/cpu.toml"),
+    ],
+)
+def test_what_is_typed_first_is_answered_with_what_to_type(air: Any, words: str, fix: str) -> None:
+    code, _, problem = air(*words.split())
+    assert code == 1 and fix in problem, problem
+    assert "the top level has" not in problem

@@ -15,10 +15,11 @@ from pydantic_core import ErrorDetails
 
 from airloop.config import keys
 from airloop.config.conflict import Conflict
+from airloop.config.first_flags import flag_meant, short_flag
 from airloop.config.foreign import ALIASES, AMBIGUOUS, ENV_ARGS, FOREIGN_KEYS, FOREIGN_VALUES, SETTLED, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.rules import NOT_YET
-from airloop.config.sources import SHORT_FLAGS, KeyPath, Mistake, Origin, Settings, at, leaves, parse_path
+from airloop.config.sources import KeyPath, Mistake, Origin, Settings, at, leaves, parse_path
 from airloop.config.toml import toml_key, toml_value
 from airloop.errors import AirError
 from airloop.plugins import plugins
@@ -107,7 +108,7 @@ def explain(error: ErrorDetails, settings: Settings) -> Mistake:
     answer = replace(answer, changes=kept)
     name, field = keys.dotted(*path), keys.field_at(path)
     if field is not None and field.examples and answer.changes.get(name) is None:  # no default to fall back on
-        example = f"--{_short(name)} {field.examples[0]}" if as_flags else f"{path[-1]} = {field.examples[0]}"
+        example = f"--{short_flag(name)} {field.examples[0]}" if as_flags else f"{path[-1]} = {field.examples[0]}"
         answer = replace(answer, changes={}, instead=f"write {example}, for instance", choice=True)
     return Mistake(
         f"{head(path, value, origin)}: {answer.why}.",
@@ -202,6 +203,8 @@ def _right_place(path: KeyPath, value: Any, settings: Settings, *, as_flags: boo
     """Why there is no such key, and what to write: by known mistakes, then by name, then by spelling."""
     section, leaf = path[:-1], str(path[-1]).replace("-", "_")
     if answer := by_name(path, value, settings.tree):
+        return answer
+    if as_flags and not section and (answer := flag_meant(leaf, value)):
         return answer
     if leaf in ENV_ARGS:
         return _env_arg(section, leaf, value, settings, as_flags=as_flags)
@@ -354,16 +357,12 @@ def correction(
     lead = f"your choice: {instead}; otherwise " if choice else ""
     if as_flags:
         flags = " ".join(
-            f"--{_short(keys.dotted(*p))} {_flag_text(v)}" for p, v in leaves(changes).items() if v is not None
+            f"--{short_flag(keys.dotted(*p))} {_flag_text(v)}" for p, v in leaves(changes).items() if v is not None
         )
         return f"{lead}write {flags}"
     where = " above the first [section]" if all(len(path) == 1 for path in leaves(changes)) else ""
     of = " of the table" if what == "table" else ""
     return f"{lead}write{where} instead{of}\n{indented(toml_lines(changes))}"
-
-
-def _short(key: str) -> str:
-    return next((short for short, whole in SHORT_FLAGS.items() if whole == key), key)
 
 
 def _flag_text(value: Any) -> str:

@@ -123,9 +123,8 @@ class Run:
     def open(cls, path: Path) -> Run:
         """An existing run, to be resumed or read; AirError if the directory is none."""
         with reading(path / "config.toml"):
-            there = (path / "config.toml").is_file()
-        if not there:
-            raise AirError(f"{path} is not a run: it has no config.toml.", "name a directory that `air train` made.")
+            if not (path / "config.toml").is_file():
+                raise AirError(f"{path} is not a run: it has no config.toml.", "name one that `air train` made.")
         return cls(path.resolve(), load_config(["@", str(path / "config.toml")], environments=False))
 
     @property
