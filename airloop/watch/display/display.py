@@ -93,6 +93,10 @@ class Display:
         interrupts.note_phase(visible(text))
         self._board.phase(text, total)
 
+    def ready(self) -> None:
+        """Nothing is under way any more: who is served says what comes next."""
+        self._board.end()
+
     def advance(self, detail: str = "") -> None:
         self._board.advance(visible(detail))
 
