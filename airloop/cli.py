@@ -106,6 +106,20 @@ def _check_environments(config: Any) -> None:
         find_environment(entry.id)
 
 
+def _refuse_at_once(config: Any, resume: Path | None, dry: bool) -> None:
+    """Before seconds of imports: no run to go on with, no model at a path, no place for what is made."""
+    from airloop.models.sources import refuse_local
+    from airloop.os_errors import check_place
+    from airloop.runs.run import Run
+
+    if resume is not None:
+        Run.open(resume)
+        return
+    if not dry:
+        refuse_local(config.model.name)
+        check_place(Path(config.output_dir), "output_dir")
+
+
 def _unfinished(config: Any) -> Path | None:
     from airloop.runs.run import Run
 
@@ -151,6 +165,7 @@ def train(
     if resume is None:
         _check_environments(config)
         resume = _unfinished(config) if go_on else None
+    _refuse_at_once(config, resume, dry)
     from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:
