@@ -152,6 +152,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train: air train @ config.toml [--key value …] or air train --resume RUN."""
+    if resume is None and not [word for word in context.args if word != "--"]:
+        raise AirError("Nothing says what to train.", "name a config: `air train quickstart`, or `air train @ FILE`.")
     config = _config(context, TRAIN_HELP)
     if resume is not None and context.args:
         raise AirError(

@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 from support.tiny_runs import tiny_run, write_config
 
+from airloop import training
+from airloop.runs.run import Run
+from airloop.step import Outcome
+from airloop.training import Finished
+
 
 def test_eval_then_compare(air: Any, tmp_path: Path) -> None:
     config = write_config(tmp_path)
@@ -89,3 +94,19 @@ def test_tasks(air: Any) -> None:
 def test_the_package_can_be_run_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "airloop", "--version"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.startswith("air ")
+
+
+@pytest.mark.parametrize("words", [["train"], ["train", "--"], ["train", "--continue"], ["train", "--dry-run"]])
+def test_a_run_of_nothing_is_refused(
+    air: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had begun one, with the default model and the default task."""
+    monkeypatch.chdir(tmp_path)
+    code, _, problem = air(*words)
+    assert code == 1 and "air train quickstart" in problem and not (tmp_path / "outputs").exists()
+
+
+def test_flags_alone_say_what_to_train(air: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "start", lambda config, *_: Finished(Run(tmp_path, config), Outcome([], []), "done"))
+    monkeypatch.chdir(tmp_path)
+    assert air("train", "--model.name", "tiny:llama")[:2] == (0, "done\n")
