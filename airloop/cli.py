@@ -71,7 +71,8 @@ def main() -> None:
         fail_of_system(error)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a wrong option or argument
-            fail(f"{error.format_message()}\n  see `air --help`", 2)
+            where = getattr(error, "ctx", None)
+            fail(f"{error.format_message()}\n  see `{where.command_path if where else 'air'} --help`", 2)
         raise
 
 

@@ -110,3 +110,25 @@ def test_flags_alone_say_what_to_train(air: Any, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(training, "start", lambda config, *_: Finished(Run(tmp_path, config), Outcome([], []), "done"))
     monkeypatch.chdir(tmp_path)
     assert air("train", "--model.name", "tiny:llama")[:2] == (0, "done\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("tasks show", 2, "see `air tasks show --help`"),
+        ("compare", 2, "see `air compare --help`"),
+        ("compare nosuch", 1, "There is no run nosuch."),
+        ("train @ a.yaml", 1, "a.yaml is YAML, and air reads TOML."),
+        ("train a.json", 1, "a.json is JSON, and air reads TOML."),
+        ("train @ dangling.toml", 1, "dangling.toml is a link to nowhere.toml, which is not there."),
+    ],
+)
+def test_what_is_wrong_with_what_was_named_is_said(
+    air: Any, words: str, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("trainer:\n  total_epochs: 3\n")
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "dangling.toml").symlink_to("nowhere.toml")
+    found, _, problem = air(*words.split())
+    assert found == code and told in problem, problem

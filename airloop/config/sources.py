@@ -28,6 +28,7 @@ KeyPath = tuple[str | int, ...]
 SHORT_FLAGS = {"minutes": "budget.minutes"}
 _ASSIGNED = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=.*", re.DOTALL)
 _WORD_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NOT_TOML = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON"}
 DEEPEST = 30  # sections in sections; an environment's own arguments may have some
 
 
@@ -272,7 +273,15 @@ def _too_deep(name: str) -> AirError:
 def _find(name: str) -> Path:
     path = Path.cwd() / Path(name).expanduser()
     if path.is_file():
+        if path.suffix in _NOT_TOML:
+            raise AirError(
+                f"{name} is {_NOT_TOML[path.suffix]}, and air reads TOML.",
+                "write its keys as TOML, or as flags; those of verl go as they are on its command line: "
+                "air train a.b=c … (docs/coming_from.md)",
+            )
         return path
+    if path.is_symlink():
+        raise AirError(f"{name} is a link to {path.readlink()}, which is not there.", "link it anew, or name the file.")
     if known := name_of(name):
         raise AirError(
             f"There is no file {name}. A config of that name comes with air and needs no @.",
