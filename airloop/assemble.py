@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airloop import interrupts
 from airloop.config import Config, with_changes
 from airloop.engine.base import Engine, Sampling
 from airloop.envs.base import Environment, Opening, load_environment
@@ -50,6 +51,7 @@ class Components:
             await env.close()
 
 
+@interrupts.at_once()
 def assemble(
     config: Config, say: Say, ranks: Ranks | None = None, envs: dict[str, Environment] | None = None
 ) -> Components:

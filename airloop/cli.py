@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from airloop import interrupts
-from airloop.commands.common import Json, begin, fail, print_json, refuse_minutes
+from airloop.commands.common import Json, begin, fail, fail_of_system, print_json, refuse_minutes
 from airloop.commands.configs import configs
 from airloop.commands.distill import distill
 from airloop.commands.env import env
@@ -53,7 +53,10 @@ def main() -> None:
     interrupts.install_handlers()
     use_plain_signs()
     try:
-        interrupts.raise_again(app(prog_name="air", standalone_mode=False))
+        try:
+            interrupts.raise_again(app(prog_name="air", standalone_mode=False))
+        finally:
+            sys.stdout.flush()  # what was printed is told of here, if it cannot be written
     except AirError as error:
         fail(str(error), interrupts.exit_code() if isinstance(error, Stopped) else 1)
     except InfraError as error:
@@ -64,9 +67,12 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except (typer.Abort, SystemExit):
         raise
+    except OSError as error:
+        fail_of_system(error)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a wrong option or argument
-            fail(f"{error.format_message()}\n  see `air --help`", 2)
+            where = getattr(error, "ctx", None)
+            fail(f"{error.format_message()}\n  see `{where.command_path if where else 'air'} --help`", 2)
         raise
 
 
@@ -101,6 +107,20 @@ def _check_environments(config: Any) -> None:
         find_environment(entry.id)
 
 
+def _refuse_at_once(config: Any, resume: Path | None, dry: bool) -> None:
+    """Before seconds of imports: no run to go on with, no model at a path, no place for what is made."""
+    from airloop.models.sources import refuse_local
+    from airloop.os_errors import check_place
+    from airloop.runs.run import Run
+
+    if resume is not None:
+        Run.open(resume)
+        return
+    if not dry:
+        refuse_local(config.model.name)
+        check_place(Path(config.output_dir), "output_dir")
+
+
 def _unfinished(config: Any) -> Path | None:
     from airloop.runs.run import Run
 
@@ -133,6 +153,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train: air train @ config.toml [--key value …] or air train --resume RUN."""
+    if resume is None and not [word for word in context.args if word != "--"]:
+        raise AirError("Nothing says what to train.", "name a config: `air train quickstart`, or `air train @ FILE`.")
     config = _config(context, TRAIN_HELP)
     if resume is not None and context.args:
         raise AirError(
@@ -146,6 +168,7 @@ def train(
     if resume is None:
         _check_environments(config)
         resume = _unfinished(config) if go_on else None
+    _refuse_at_once(config, resume, dry)
     from airloop.watch.display.display import Display
 
     with Display(quiet=as_json) as display:

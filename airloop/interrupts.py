@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import signal
 import subprocess
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _stopped_by = signal.SIGINT
+_phase = "what has begun"  # as the display last said it
+_finishing: list[str] = []  # updates that are finished, whoever wants to stop
+_at_once = 0  # parts that leave nothing half done, inside one another
 
 
 def install_handlers() -> None:
@@ -34,16 +38,45 @@ def install_launcher_handlers() -> None:
     signal.signal(signal.SIGTERM, _nothing)  # not SIG_IGN, which the agents' commands would inherit
 
 
+def note_phase(text: str) -> None:
+    """What the command is at, for whoever stops it."""
+    global _phase
+    _phase = text
+
+
+@contextlib.contextmanager
+def finishing(what: str) -> Iterator[None]:
+    """Around what is finished once it has begun, although it may give the loop its turn."""
+    _finishing.append(what)
+    try:
+        yield
+    finally:
+        _finishing.remove(what)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Around what holds the interpreter for long and leaves nothing half done, such as loading a model: a first Ctrl-C
+    ends it there, and not once it has come to its end."""
+    global _at_once
+    _at_once += 1
+    try:
+        yield
+    finally:
+        _at_once -= 1
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """asyncio.run, for a command that may have been started with Ctrl-C ignored: a script's background job.
 
-    asyncio turns the first Ctrl-C into a cancellation, so that what holds the interpreter comes to its end. Where
-    Ctrl-C is ignored it does not, and neither would it for our `kill`.
+    asyncio turns the first Ctrl-C into a cancellation, so that what holds the interpreter comes to its end; what that
+    is is said at once, and `at_once` is excepted. Where Ctrl-C is ignored it does not, and neither would it for our
+    `kill`.
     """
     if asyncio._get_running_loop() is not None:
         return _beside(main)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or signal.getsignal(signal.SIGTERM) is not _stop:
-        return asyncio.run(main)
+        return asyncio.run(_answered(main))
     try:
         return asyncio.run(_cancelled_by_kill(main))
     except asyncio.CancelledError:
@@ -73,25 +106,54 @@ def _beside(main: Coroutine[Any, Any, T]) -> T:
             raise
 
 
+async def _answered(main: Coroutine[Any, Any, T]) -> T:
+    """With the handler that asyncio has just put in place, behind ours."""
+    loop, cancels = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    if not callable(cancels) or cancels is signal.default_int_handler:  # whoever started us has other plans
+        return await main
+    asked = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            _answer(loop)
+        cancels(number, frame)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        return await main
+    finally:
+        signal.signal(signal.SIGINT, cancels)
+
+
+def _answer(loop: asyncio.AbstractEventLoop) -> None:
+    """To the first Ctrl-C. Written past the display, which may be in the middle of a line."""
+    if _at_once and not _finishing:
+        raise KeyboardInterrupt
+    if _finishing or asyncio.current_task(loop) is not None:  # else all wait for something, and stop now
+        what = _finishing[-1] if _finishing else _phase
+        with contextlib.suppress(OSError):
+            os.write(2, f"\nstopping: {what} is finished first; Ctrl-C again ends it at once\n".encode())
+
+
 async def _cancelled_by_kill(main: Coroutine[Any, Any, T]) -> T:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
-    def stop() -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         global _stopped_by
         _stopped_by = signal.SIGTERM
-        task.cancel()
-        again()
-
-    def again() -> None:
-        loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, _stop)  # the next one does not wait
+        _answer(loop)
+        task.cancel()
+        loop.call_soon_threadsafe(lambda: None)  # or a loop that waits would not look
 
-    loop.add_signal_handler(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, stop)
     try:
         return await main
     finally:
-        again()
+        signal.signal(signal.SIGTERM, _stop)
 
 
 def raise_again(returned: object) -> None:

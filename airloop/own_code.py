@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from airloop.errors import AirError
+from airloop.os_errors import reading
 
 MARK = ".py:"
 OWN = "airloop_own_"  # how the names of modules made of such files begin
@@ -50,8 +51,10 @@ def check_file(file_id: str, what: str, correct: str) -> Path:
     """The file, not yet imported. One that lies inside a run's directory came with the run, from whoever made it:
     reading a run must never run code."""
     path = Path(split_id(file_id)[0]).expanduser().absolute()
-    if not path.is_file():
-        raise AirError(f"There is no file {path} for the {what} {file_id!r}.", correct)
+    with reading(path):
+        if not path.is_file():
+            raise AirError(f"There is no file {path} for the {what} {file_id!r}.", correct)
+        path.open("rb").close()
     if run := inside_run(path):
         raise AirError(
             f"The {what} {file_id!r} is a file inside the run {run}, and a run's files are never executed.",

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from airloop import interrupts
 from airloop.assemble import Components
 from airloop.budget import Budget, keep_to_budget
 from airloop.config import Config
@@ -87,6 +88,7 @@ class Training:
         config = self.run.path / "config.toml"
         how = f"write it into {config}, then `air train --resume {self.run.path}`"
         with (
+            interrupts.finishing("the update"),
             waiting("the update", "the learner", UPDATE_S, here=True),
             memory_told(self.parts.policy.device, self.parts.config.trainer.token_budget, how),
         ):

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from airloop import interrupts
 from airloop.assemble import (
     Components,
     assemble,
@@ -350,7 +351,10 @@ async def fit_demonstrations(
         while len(metrics) < steps:
             began, step = time.monotonic(), len(metrics)
             batch = next(order)
-            with waiting("a supervised update", "the learner", UPDATE_S, here=True):
+            with (
+                interrupts.finishing("a supervised update"),
+                waiting("a supervised update", "the learner", UPDATE_S, here=True),
+            ):
                 lr = scheduled_lr(settings.schedule, settings.lr, step, steps, warmup_steps=warmup)
                 report = parts.learner.update(demonstration_batch(batch), lr)
             metrics.append({"kind": "sft", "step": step, **report.metrics})

@@ -41,6 +41,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from airloop.errors import AirError
+from airloop.os_errors import reading
 
 # Fewer seeds say nothing about how seeds differ.
 FEWEST_SEEDS = 3
@@ -91,7 +92,9 @@ class Written(_Table):
 
 def read_written(path: Path) -> Written:
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        with reading(path):
+            text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise AirError(f"{path} is not valid TOML: {error}.", START) from None
     try:

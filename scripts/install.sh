@@ -16,6 +16,29 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
     sys.exit(f"air needs a Python with its global lock; this is a free-threaded build of {found}.")
 '
 
+# The first line, before the seconds that Python and pip take to start; then one each so many seconds with how much there
+# is, until the script ends, however it does.
+every=${AIR_SAY_EVERY_S:-20}
+waiting=
+announce() {
+    [ -z "$waiting" ] || return 0
+    echo "installing what \`$command\` needs into $venv (once; some minutes)"
+    temporary=$(mktemp -d "${TMPDIR:-/tmp}/air-install.XXXXXX") || stop "no temporary folder can be made in ${TMPDIR:-/tmp}." "free some GB there, then $command again"
+    say_how_much &
+    waiting=$!
+    trap 'kill "$waiting" 2>/dev/null; rm -rf "$temporary"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+}
+
+say_how_much() {
+    trap - EXIT INT TERM
+    while sleep "$every" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        kb=$(du -skc "$venv" "$temporary" 2>/dev/null | tail -n 1 | cut -f 1)
+        printf '  %s MB are there\n' "$((${kb:-0} / 1024))"
+    done
+}
+
 stop() {
     printf 'air: %s\n' "$1" >&2
     [ $# -lt 2 ] || printf '  fix: %s\n' "$2" >&2
@@ -32,12 +55,19 @@ find_python() {
     stop "${first:-there is no ${PYTHON:-python3} here.}" "install Python 3.12 and name it: $command PYTHON=python3.12"
 }
 
+has_pip() {
+    [ -x "$venv/bin/python" ] || return 1
+    announce
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1
+}
+
 make_venv() {
     if [ ! -e "$ours" ] && [ -n "$(ls -A "$venv" 2>/dev/null)" ]; then
         stop "$venv is there, was not made by air, and has no pip to install with." \
             "add pip to it, or let air make another: $command VENV=.venv-air"
     fi
     find_python
+    announce
     made=$("$python" -m venv --clear --without-pip "$venv" 2>&1 && "$venv/bin/python" -m ensurepip --default-pip 2>&1 && touch "$ours") && return
     case $made in
     *No\ module\ named\ *ensurepip*) stop "this Python cannot make virtual environments: $made" "on Debian and Ubuntu, apt install python3-venv" ;;
@@ -49,7 +79,7 @@ make_venv() {
 # Its lines go to the log; names of packages are shown, so that minutes are not silent. Python compiles what is imported;
 # pip would compile everything, of which that is a twentieth, and take two thirds of the processor's time for it.
 run_pip() {
-    "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile "$@" -e ".[$extras]" 2>&1
+    TMPDIR=$temporary "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile "$@" -e ".[$extras]" 2>&1
     echo "exit status $?"
 }
 
@@ -79,12 +109,12 @@ explain() {
 anew=
 if [ -e "$begun" ] && [ ! -e "$ours" ]; then
     anew=--force-reinstall # somebody's own environment: not ours to clear
-elif [ -e "$begun" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+elif [ -e "$begun" ] || ! has_pip; then
     make_venv
 fi
 "$venv/bin/python" -c "$CHECK" || stop "that is the Python of $venv." "$command VENV=.venv-new PYTHON=python3.12"
 touch "$begun" || stop "$venv cannot be written to."
-echo "installing what \`$command\` needs into $venv (once; some minutes)"
+announce
 : >"$log"
 run_pip $anew | show
 [ "$(tail -n 1 "$log")" = "exit status 0" ] || explain

@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 from support.tiny_runs import tiny_run, write_config
 
+from airloop import training
+from airloop.runs.run import Run
+from airloop.step import Outcome
+from airloop.training import Finished
+
 
 def test_eval_then_compare(air: Any, tmp_path: Path) -> None:
     config = write_config(tmp_path)
@@ -89,3 +94,41 @@ def test_tasks(air: Any) -> None:
 def test_the_package_can_be_run_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "airloop", "--version"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.startswith("air ")
+
+
+@pytest.mark.parametrize("words", [["train"], ["train", "--"], ["train", "--continue"], ["train", "--dry-run"]])
+def test_a_run_of_nothing_is_refused(
+    air: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had begun one, with the default model and the default task."""
+    monkeypatch.chdir(tmp_path)
+    code, _, problem = air(*words)
+    assert code == 1 and "air train quickstart" in problem and not (tmp_path / "outputs").exists()
+
+
+def test_flags_alone_say_what_to_train(air: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "start", lambda config, *_: Finished(Run(tmp_path, config), Outcome([], []), "done"))
+    monkeypatch.chdir(tmp_path)
+    assert air("train", "--model.name", "tiny:llama")[:2] == (0, "done\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("tasks show", 2, "see `air tasks show --help`"),
+        ("compare", 2, "see `air compare --help`"),
+        ("compare nosuch", 1, "There is no run nosuch."),
+        ("train @ a.yaml", 1, "a.yaml is YAML, and air reads TOML."),
+        ("train a.json", 1, "a.json is JSON, and air reads TOML."),
+        ("train @ dangling.toml", 1, "dangling.toml is a link to nowhere.toml, which is not there."),
+    ],
+)
+def test_what_is_wrong_with_what_was_named_is_said(
+    air: Any, words: str, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("trainer:\n  total_epochs: 3\n")
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "dangling.toml").symlink_to("nowhere.toml")
+    found, _, problem = air(*words.split())
+    assert found == code and told in problem, problem

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from airloop.config import ALIASES, Config, EnvConfig, describe_keys, format_keys, load_config, to_toml
+from airloop.config import ALIASES, Config, EnvConfig, Refused, describe_keys, format_keys, load_config, to_toml
 from airloop.errors import AirError
 
 H100_V5 = """\
@@ -435,3 +435,55 @@ def test_every_key_has_a_type_and_a_sentence():
 def test_importing_the_config_imports_nothing_heavy():
     code = "import sys, airloop.config; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        (["--minutes", "abc"], "--minutes abc: expected a valid number", "write --minutes 12, for instance"),
+        (["--minutes", "-1"], "--minutes -1: expected greater than 0", "write --minutes 12, for instance"),
+        (["--minutes=0"], "--minutes 0: expected greater than 0", "write --minutes 12, for instance"),
+        (["--minutes"], "--minutes needs a value", "write --minutes 12"),
+        (["--budget.minutes", "0"], "--budget.minutes 0: expected", "write --minutes 12, for instance"),
+        (["--budget", "3"], "--budget 3: expected a table", "write --minutes 3"),
+        (["--budget", "abc"], "--budget abc: expected a table", "write --minutes 12"),
+    ],
+)
+def test_a_budget_that_is_none_is_said_as_it_was_typed_with_an_example(
+    words: list[str], problem: str, fix: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        load_config(words)
+    assert refused.value.problem.startswith(problem) and fix in refused.value.fix
+    assert "leave it out" not in str(refused.value)
+
+
+def test_a_budget_that_is_none_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[budget]\nminutes = 0\n")
+    with pytest.raises(Refused) as refused:
+        load_config(["@", str(tmp_path / "a.toml")])
+    assert "write minutes = 12, for instance" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("train arith --minuts 3", "write --minutes 3"),
+        ("train --config f.toml", "write @ f.toml"),
+        ("train -c f.toml", "write @ f.toml"),
+        ("train --env arith", "write --orchestrator.env.0.id arith"),
+        ("train --hlep", "write --help"),
+        ("train arith --resmue outputs/exp1.0", "write --resume outputs/exp1.0"),
+        ("plan arith --josn", "write --json"),
+        ("eval arith --splitt test", "write --split test"),
+        ("eval arith -n 3", "write --n"),
+        ("train arith max_steps=3", "write --max_steps 3"),
+        ("train max_steps=3", "write --max_steps 3"),
+        ("train ARITH", "did you mean arith?"),
+        ("train arith gsm8k/cpu", "lay the copy over it: arith @ gsm8k/cpu.toml"),
+    ],
+)
+def test_what_is_typed_first_is_answered_with_what_to_type(air: Any, words: str, fix: str) -> None:
+    code, _, problem = air(*words.split())
+    assert code == 1 and fix in problem, problem
+    assert "the top level has" not in problem

@@ -4,6 +4,7 @@ no network; and everything that can go wrong with them."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,6 +52,12 @@ import sysconfig
 from pathlib import Path
 for entry in {entries}:
     (Path(sysconfig.get_path("purelib")) / Path(entry).name).symlink_to(entry)
+"""
+# What `python -m venv` is without the file of that name beside it.
+REAL_VENV = """
+import runpy
+sys.path.pop(0)
+runpy.run_module("venv", run_name="__main__")
 """
 PYPROJECT = """
 [project]
@@ -115,6 +122,22 @@ def test_another_python_is_refused_by_make(project: Path, version: str, words: l
     assert done.returncode != 0 and not (project / ".venv").exists()
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_first_line_comes_before_the_environment_and_others_while_pip_is_silent(project: Path) -> None:
+    """`python -m venv`, ensurepip and the large wheels had each been silent for as long as they take."""
+    with_our_pip(project)
+    said, before = project / "said", project / "before"
+    # Python's own, once it has kept what was said until then.
+    (project / "venv.py").write_text(f"import shutil, sys; shutil.copy({str(said)!r}, {str(before)!r})\n" + REAL_VENV)
+    command = ["sh", "scripts/install.sh", ".venv", "some", ".train"]
+    env = {**environment(SLOW="1", AIR_SAY_EVERY_S="0.2", TMPDIR=str(project)), "MAKECMDGOALS": "train"}
+    with said.open("w") as file:
+        done = subprocess.run(command, cwd=project, env=env, stdout=file, stderr=file, timeout=300, check=False)
+    assert done.returncode == 0, said.read_text()
+    assert before.read_text() == "installing what `make train` needs into .venv (once; some minutes)\n"
+    assert len(re.findall(r"^  \d+ MB are there$", said.read_text(), re.MULTILINE)) >= 3, said.read_text()
+    assert not list(project.glob("air-install.*"))
 
 
 def test_no_python_at_all(project: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
-from airloop import interrupts
+from airloop import assemble, interrupts
+from airloop.config import load_config
+from airloop.watch.display.display import Display
 
 REPORT = "import signal; print([signal.getsignal(n).__class__.__name__ for n in (signal.SIGINT, signal.SIGTERM)])"
 USUAL = "['builtin_function_or_method', 'Handlers']"  # KeyboardInterrupt, and SIG_DFL
@@ -185,3 +189,79 @@ def test_an_interrupt_of_a_notebook_cancels_what_runs_beside_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(notebook())
     assert ended == [True]
+
+
+def stopped_in(work: Callable[[], None], capfd: pytest.CaptureFixture[str]) -> tuple[list[str], str]:
+    """A command that is interrupted in the middle of what holds the interpreter: what it came to, and what it said."""
+    came_to: list[str] = []
+
+    async def main() -> None:
+        try:
+            work()
+            came_to.append("worked")
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0)  # what is to be closed is closed
+            came_to.append("closed")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.run(main())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return came_to, capfd.readouterr().err
+
+
+def test_what_is_finished_first_is_said_at_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "_phase", "what has begun")
+
+    def phase() -> None:
+        Display(quiet=True).phase("measuring this machine")
+        signal.raise_signal(signal.SIGINT)
+        os.write(2, b"still at it\n")
+
+    came_to, said = stopped_in(phase, capfd)
+    assert came_to == ["worked", "closed"]
+    assert said == "\nstopping: measuring this machine is finished first; Ctrl-C again ends it at once\nstill at it\n"
+
+    def update() -> None:
+        with interrupts.at_once(), interrupts.finishing("the update"):
+            signal.raise_signal(signal.SIGINT)
+
+    came_to, said = stopped_in(update, capfd)
+    assert came_to == ["worked", "closed"] and "stopping: the update is finished first" in said
+
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    came_to, said = stopped_in(twice, capfd)
+    assert came_to == [] and said.count("stopping") == 1
+
+
+def test_a_model_that_is_being_loaded_is_not_finished_first(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had been: for minutes nothing answered a first Ctrl-C."""
+
+    def load(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("goes on")
+
+    monkeypatch.setattr(assemble, "_assemble", load)
+    config = load_config(["arith"])
+    came_to, said = stopped_in(lambda: assemble.assemble(config, print, envs={}) and None, capfd)
+    assert came_to == ["closed"] and said == ""
+
+
+def test_who_waits_is_stopped_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    def soon() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, signal.raise_signal, signal.SIGINT)
+
+    came_to, said = stopped_in(soon, capfd)
+    assert came_to == ["worked", "closed"] and said == ""

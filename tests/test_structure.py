@@ -27,6 +27,7 @@ FLOORS = (
         "threads",
         "version",
     ),
+    ("os_errors",),
     ("clocks", "events", "extras", "files", "machine", "own_code", "shipped", "waits"),
     ("envs", "models", "ranks", "sandbox", "stats"),
     ("policy", "starter", "success"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from airloop.errors import AirError
+from airloop.os_errors import FULL, refusal
 from airloop.text.plain import speaks_utf8
 
 if TYPE_CHECKING:
@@ -41,6 +44,26 @@ def print_json(data: Any) -> None:
 def fail(text: str, code: int) -> NoReturn:
     print(f"air: {text}", file=sys.stderr)
     sys.exit(code)
+
+
+def fail_of_system(error: OSError) -> NoReturn:
+    """What the system refuses of a file is its user's to mend; its other errors are defects, with their traceback."""
+    if error.filename is not None or isinstance(error, FileNotFoundError):
+        fail(str(refusal(error)), 1)
+    if isinstance(error, BrokenPipeError):  # as in `air … | head`: nobody listens any more
+        _say_nothing_more()
+        sys.exit(1)  # as typer does for what it hears of it
+    if error.errno in FULL:
+        _say_nothing_more()
+        told = AirError(f"What was to be written could not be: {error.strerror}.", "free space where the output goes.")
+        fail(str(told), 1)
+    raise error
+
+
+def _say_nothing_more() -> None:
+    """Python itself would try again at its end, and say so."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse_minutes(context: typer.Context) -> None:

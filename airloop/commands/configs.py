@@ -10,6 +10,7 @@ import typer
 
 from airloop.commands.common import Json, print_json
 from airloop.errors import AirError
+from airloop.os_errors import refusal
 from airloop.shipped import LAB, about, names, shipped
 
 configs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -52,5 +53,7 @@ def copy(
         raise AirError(f"{place} is there already.", f"name another: air configs copy {name} DEST") from None
     except FileNotFoundError:
         raise AirError(f"There is no folder {place.parent} to write {place.name} into.", "make it first.") from None
+    except OSError as error:
+        raise refusal(error, "written") from None
     command = f"air {'lab run' if name.startswith(LAB) else 'train @'} {shlex.quote(str(place))}"
     print_json({"file": str(place)}) if as_json else print(f"{place}\nuse it with `{command}`")

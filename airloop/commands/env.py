@@ -61,11 +61,14 @@ def install_environment(
     """Install an environment of verifiers, with that library, by itself: air env install my-env ./my_env."""
     from airloop.verifiers.host import Host
     from airloop.verifiers.installed import install
+    from airloop.watch.display.display import Display
 
     options = [word for url in extra_index_url or () for word in ("--extra-index-url", url)]
-    with saying(f"installing {name}", quiet=as_json):
+    with Display(quiet=as_json) as display:
+        display.say(f"air env install: {name}")
+        display.phase(f"installing {' '.join(what or [name])}")
         folder = install(name, what or [name], options)
-    with saying("loading it", quiet=as_json):
+        display.phase("loading it")
         host = Host(name, str(folder / "bin" / "python"), {})
         try:
             found: dict[str, Any] = host.describe()

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from airloop.errors import AirError
+from airloop.text.command_flags import note_flags
 
 WIDEST = 120
 NARROWEST = 40
@@ -22,6 +23,12 @@ _ROW = re.compile(r"(\s+-\S+(?: \S+)*\s{2,})(?=\S)")
 
 class Group(TyperGroup):
     """A group of commands whose list has the whole first sentence of each."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        found = super().resolve_command(ctx, args)
+        params = found[1].params if found[1] else ()
+        note_flags(["--help", *(flag for option in params for flag in (*option.opts, *option.secondary_opts))])
+        return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]

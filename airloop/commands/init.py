@@ -20,6 +20,8 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a starter: an environment of one file, a config that trains it, a README of ten lines."""
+    if directory.is_file():
+        raise AirError(f"{directory} is a file, not a folder.", "name another place.")
     if there := [name for name in FILES if (directory / name).exists()]:
         raise AirError(
             f"{directory} has {' and '.join(there)} already.", "name another folder: nothing is overwritten."

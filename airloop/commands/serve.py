@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from airloop import interrupts
+from airloop.commands.common import begin
 from airloop.commands.help import asks_for_help, print_help
 from airloop.errors import AirError
 
@@ -48,7 +49,7 @@ def serve(
     from airloop.watch.display.display import Display
 
     with Display() as display:
-        display.say(f"air serve: {agent}")
+        begin(display, f"air serve: {agent}")
         try:
             interrupts.run(_serve(agent, list(context.args), host, port, api_key, display))
         except KeyboardInterrupt:
@@ -67,9 +68,11 @@ async def _serve(agent: str, argv: list[str], host: str, port: int, api_key: str
     from airloop.serve.server import serving
 
     player = find_policy(agent, argv)
+    display.phase("loading the model")
     loaded = load_agent(player, display.say, envs={})
     try:
         async with serving(open_endpoint(loaded, api_key).app(), host, port) as url:
+            display.ready()  # for hours, and nothing is waited for
             display.say(f"serving {player.label} at {url}/v1 (Ctrl-C ends it)")
             await asyncio.Event().wait()
     finally:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airloop.config.flag_values import parse_flag
 from airloop.config.keys import field_at
-from airloop.config.sources import parse_flag
 from airloop.learn.losses import POLICY_LOSSES
 
 

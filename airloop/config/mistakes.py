@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from airloop.config import keys
 from airloop.config.conflict import Conflict
 from airloop.config.env_aliases import env_args
+from airloop.config.first_flags import flag_meant, short_flag
 from airloop.config.foreign import ALIASES, AMBIGUOUS, FOREIGN_KEYS, FOREIGN_VALUES, SETTLED, Alias, Answer
 from airloop.config.foreign_paths import foreign_at
 from airloop.config.rules import NOT_YET
@@ -107,6 +108,9 @@ def explain(error: ErrorDetails, settings: Settings) -> Mistake:
     kept = {k: v for k, v in answer.changes.items() if k == keys.dotted(*path) or _unsaid(k, settings)}
     answer = replace(answer, changes=kept)
     name, field = keys.dotted(*path), keys.field_at(path)
+    if field is not None and field.examples and answer.changes.get(name) is None:  # no default to fall back on
+        example = f"--{short_flag(name)} {field.examples[0]}" if as_flags else f"{path[-1]} = {field.examples[0]}"
+        answer = replace(answer, changes={}, instead=f"write {example}, for instance", choice=True)
     return Mistake(
         f"{head(path, value, origin)}: {answer.why}.",
         correction(answer.changes, as_flags=as_flags, instead=answer.instead, choice=answer.choice),
@@ -135,7 +139,7 @@ def _expectation(error: ErrorDetails, path: KeyPath, value: Any) -> Answer:
     if section is not None:
         if name in ALIASES and isinstance(value, str):
             return Answer(f"expected a table, [{name}]", ALIASES[name].changes(value))
-        return Answer(f"expected a table, [{name}], not a single value", {name: _example_table(section)})
+        return Answer(f"expected a table, [{name}], not a single value", {name: _example_table(section, path, value)})
     if isinstance(value, str) and (known := FOREIGN_VALUES.get(name, {}).get(value)):
         return known
     message = error["msg"].removeprefix("Value error, ")
@@ -172,7 +176,11 @@ def _suggestion(field: keys.FieldInfo, value: Any) -> Any:
     return default
 
 
-def _example_table(section: type[keys.BaseModel]) -> dict[str, Any]:
+def _example_table(section: type[keys.BaseModel], path: KeyPath, given: Any) -> dict[str, Any]:
+    """What a section may have; of a key without a default, what was said may be meant for it."""
+    for name, field in section.model_fields.items():
+        if field.examples:
+            return {name: given if _fits((*path, name), given) else field.examples[0]}
     defaults = {
         name: field.get_default(call_default_factory=True)
         for name, field in section.model_fields.items()
@@ -196,6 +204,8 @@ def _right_place(path: KeyPath, value: Any, settings: Settings, *, as_flags: boo
     """Why there is no such key, and what to write: by known mistakes, then by name, then by spelling."""
     section, leaf = path[:-1], str(path[-1]).replace("-", "_")
     if answer := by_name(path, value, settings.tree):
+        return answer
+    if as_flags and not section and (answer := flag_meant(leaf, value)):
         return answer
     if leaf in env_args():
         return _env_arg(section, leaf, value, settings, as_flags=as_flags)
@@ -347,7 +357,9 @@ def correction(
         return f"{delete}; {instead}" if instead else delete
     lead = f"your choice: {instead}; otherwise " if choice else ""
     if as_flags:
-        flags = " ".join(f"--{keys.dotted(*p)} {_flag_text(v)}" for p, v in leaves(changes).items() if v is not None)
+        flags = " ".join(
+            f"--{short_flag(keys.dotted(*p))} {_flag_text(v)}" for p, v in leaves(changes).items() if v is not None
+        )
         return f"{lead}write {flags}"
     where = " above the first [section]" if all(len(path) == 1 for path in leaves(changes)) else ""
     of = " of the table" if what == "table" else ""

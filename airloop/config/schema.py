@@ -168,6 +168,7 @@ class BudgetConfig(Section):
     minutes: float | None = Field(
         default=None,
         gt=0,
+        examples=[12],
         description="The whole run is planned into this time: fewer steps, episodes and evaluated tasks where need be.",
     )
 

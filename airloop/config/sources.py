@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any
 
 from airloop.config.anchors import anchor_paths
+from airloop.config.flag_values import parse_flag
 from airloop.config.keys import field_at, is_free, section_at, without_none
 from airloop.config.lines import key_lines
-from airloop.config.orchestrator import DEFAULT_ENV, not_toml
+from airloop.config.orchestrator import DEFAULT_ENV
 from airloop.errors import AirError
 from airloop.files import is_deeper
+from airloop.os_errors import refusal
 from airloop.shipped import name_of, names, nearest, shipped
+from airloop.text.command_flags import flags_of_command
 
 KeyPath = tuple[str | int, ...]
 
 # Flags that are typed often.
 SHORT_FLAGS = {"minutes": "budget.minutes"}
 _ASSIGNED = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=.*", re.DOTALL)
+_WORD_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NOT_TOML = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON"}
 DEEPEST = 30  # sections in sections; an environment's own arguments may have some
 
 
@@ -115,7 +119,9 @@ def read_sources(argv: Sequence[str], foreign: Sequence[str], *, environments: b
     for file in files:
         _read_file(file, settings, environments)
     for name, text in flags:
-        name = SHORT_FLAGS.get(name, name)
+        if whole := SHORT_FLAGS.get(name):  # said again as it was typed
+            settings.spelt[whole] = f"--{name}" + ("" if text is None else f" {shlex.quote(text)}")
+            name = whole
         bare = name.replace("-", "_")
         if bare in foreign:
             settings.foreign_flags[bare] = text
@@ -196,6 +202,8 @@ def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[s
             name, _, text = word.partition("=")
             flags.append((name.lstrip("+"), text))
             settings.spelt[name.lstrip("+")] = word
+        elif mistake := _no_file(word, argv, named):
+            settings.mistakes.append(mistake)
         elif not named:
             named = word
             try:
@@ -208,13 +216,28 @@ def _split(argv: list[str], settings: Settings) -> tuple[list[str], list[tuple[s
     return files, flags
 
 
+def _no_file(word: str, following: list[str], named: str) -> Mistake | None:
+    """What is not meant as a config's name: a key without its dashes, a flag with one, a second name."""
+    if found := _WORD_ASSIGNED.fullmatch(word):
+        return Mistake(f"{word}: keys are written as flags.", f"write --{found[1]} {shlex.quote(found[2])}")
+    if word.startswith("-") and len(word) > 1:
+        if word[1:] in flags_of_command():
+            return Mistake(f"{word}: flags begin with two dashes.", f"write -{word}")
+        file = following.pop(0) if following and not following[0].startswith(("-", "@")) else "FILE.toml"
+        return Mistake(f"{word}: flags begin with two dashes, and files are named after @.", f"write @ {file}")
+    if named and word in names():
+        fix = f"leave one of the two out, or `air configs copy {word}` and lay the copy over it: {named} @ {word}.toml"
+        return Mistake(f"{word}: one config goes by its name, {named}, and others by @.", fix)
+    return None
+
+
 def _named(word: str) -> str:
     """The file behind a word by itself, as in `air train quickstart`: a config that comes with air, or a path."""
     if word in names():
         return str(shipped(word))
     if Path(word).expanduser().is_file():
         return word
-    if known := name_of(word) or nearest(word):
+    if known := name_of(word) or nearest(word) or nearest(word.lower()):
         raise AirError(f"There is no config {word}: none comes with air, and no file.", f"did you mean {known}?")
     raise AirError(
         f"{word} is neither a config that comes with air nor a file.",
@@ -223,10 +246,12 @@ def _named(word: str) -> str:
 
 
 def _read_file(name: str, settings: Settings, environments: bool) -> None:
-    path = _find(name)
     try:
+        path = _find(name)
         text = path.read_text(encoding="utf-8").removeprefix("\ufeff")
         tree = tomllib.loads(text)
+    except OSError as error:
+        raise refusal(error, "read", name) from error
     except UnicodeDecodeError as error:
         raise AirError(f"{name}: byte {error.start} is not UTF-8, which TOML requires.", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
@@ -248,7 +273,15 @@ def _too_deep(name: str) -> AirError:
 def _find(name: str) -> Path:
     path = Path.cwd() / Path(name).expanduser()
     if path.is_file():
+        if path.suffix in _NOT_TOML:
+            raise AirError(
+                f"{name} is {_NOT_TOML[path.suffix]}, and air reads TOML.",
+                "write its keys as TOML, or as flags; those of verl go as they are on its command line: "
+                "air train a.b=c … (docs/coming_from.md)",
+            )
         return path
+    if path.is_symlink():
+        raise AirError(f"{name} is a link to {path.readlink()}, which is not there.", "link it anew, or name the file.")
     if known := name_of(name):
         raise AirError(
             f"There is no file {name}. A config of that name comes with air and needs no @.",
@@ -280,11 +313,16 @@ def _apply_flag(name: str, text: str | None, settings: Settings) -> None:
     path, negated = _flag_path(name, settings.tree)
     flag = f"--{name}"
     written = settings.spelt.get(name) or (flag if text is None else f"{flag} {shlex.quote(text)}")
-    annotation = getattr(field_at(path), "annotation", None)
+    flag = written if text is None else flag
+    field = field_at(path)
+    annotation = getattr(field, "annotation", None)
     if text is None or negated:
         if annotation is not None and without_none(annotation) is not bool:
+            example = (field.examples if field else None) or ["VALUE"]
             problem = f"{flag} needs a value."
-            settings.mistakes.append(Mistake(problem, f"write {flag} VALUE", frozenset([".".join(map(str, path))])))
+            settings.mistakes.append(
+                Mistake(problem, f"write {flag} {example[0]}", frozenset([".".join(map(str, path))]))
+            )
             return
         if text is not None:
             settings.mistakes.append(Mistake(f"{written}: a --no- flag takes no value.", f"write {flag}"))
@@ -351,43 +389,3 @@ def _put(tree: dict[str, Any], path: KeyPath, value: Any) -> None:
             node[part] = [{"id": DEFAULT_ENV}] if default_env and is_index else [] if is_index else {}
         if depth < len(path) - 1:
             node = node[part]
-
-
-def parse_flag(text: str, annotation: Any = None) -> Any:
-    """A flag's text as a value of the key's type; text that does not fit stays, for the schema to refuse."""
-    kind = without_none(annotation)
-    if kind is not annotation and text.lower() in ("none", "null"):
-        return None
-    if kind is str or get_origin(kind) is Literal:
-        return text
-    if kind is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if kind in (int, float):
-        return _number(text, kind)
-    return _guess(text)
-
-
-def _number(text: str, kind: type) -> int | float | str:
-    try:
-        number = float(text)
-        if kind is float:
-            return number
-        return int(text) if text.lstrip("+-").isdigit() else int(number) if number.is_integer() else text
-    except (ValueError, OverflowError):
-        return text
-
-
-def _guess(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-        if list(parsed) == ["value"]:
-            return parsed["value"]
-    except tomllib.TOMLDecodeError:
-        pass
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        return text
-    if not_toml(parsed) is not None:
-        raise LookupError("there is no null in TOML, so it could not be saved with the run.", "leave it out")
-    return parsed

@@ -122,6 +122,8 @@ class Environment(ABC, Generic[A]):
     # The metric, from 0 to 1, that its users want (`correct`, `improved`). It comes before the reward wherever results
     # are shown, chosen or compared: a reward can rise without it. None: only the reward is known.
     success: ClassVar[str | None] = None
+    # What `tasks` may be asked for; another name is a misspelt one, and refused before it is.
+    splits: ClassVar[tuple[str, ...]] = ("train", "eval", "test")
     # What a family of its tasks is ("level", "hops"), where comparisons count by families.
     family_label: ClassVar[str] = "task"
     # Weights of the reward components: these, unless the config names others (weigh). The only place that has them.
@@ -165,7 +167,7 @@ class Environment(ABC, Generic[A]):
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of "train", "eval" or "test", always in the same order."""
+        """The tasks of "train", "eval" or "test" (or another of its `splits`), always in the same order."""
 
     def count(self, split: str) -> int:
         """How many there are. An environment that makes its tasks, and knows their number, may say it at once."""

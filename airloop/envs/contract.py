@@ -3,6 +3,7 @@ score or no task is a sentence with the method's name, and numbers of any librar
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -71,6 +72,15 @@ async def score_session(session: Session) -> Score:
 
 
 def list_tasks(env: Environment[Any], split: str) -> Sequence[Task]:
+    """AirError for a split that it does not have: a misspelt name would give no tasks, or, where an environment makes
+    them, tasks of no split that anything else has."""
+    if split not in env.splits:
+        near = difflib.get_close_matches(split, env.splits, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise AirError(
+            f"{env.name or _name(env)} has no tasks in the split {split!r}: there is no such split.",
+            f"{hint}It has {', '.join(env.splits)} (splits of {_name(env)}).",
+        )
     found: Any = env.tasks(split)
     found = list(found) if isinstance(found, Iterator) else found
     listed = hasattr(found, "__len__") and hasattr(found, "__getitem__") and not isinstance(found, Mapping | str)

@@ -22,6 +22,7 @@ from airloop.envs.paths import existing
 from airloop.errors import AirError
 from airloop.extras import check_extra
 from airloop.files import parse_json
+from airloop.os_errors import refusal
 
 Row = dict[str, Any]
 
@@ -124,7 +125,11 @@ def _of_file(path: Path, part: slice) -> list[Row]:
     try:
         held = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
         text = held.decode("utf-8-sig")  # Excel and others write a mark of three bytes first
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except OSError as error:
+        if error.errno is None:  # gzip's own
+            raise AirError(f"{path} cannot be read: {error}.", "fetch the file again; it may be cut off.") from error
+        raise refusal(error, "read", str(path)) from error
+    except (EOFError, zlib.error, UnicodeDecodeError) as error:
         raise AirError(f"{path} cannot be read: {error}.", "fetch the file again; it may be cut off.") from error
     if ".jsonl" not in path.suffixes and text.lstrip().startswith("["):
         rows = _json(text, f"{path}")

@@ -78,6 +78,11 @@ def compare_named(names: Sequence[str], common: bool = False) -> Comparison:
     """Two evaluations by name, or before and after of one run."""
     if len(names) == 1 and (Path(names[0]) / "config.toml").is_file():
         names = [f"{names[0]}:before", f"{names[0]}:after"]
+    if len(names) == 1 and ":" not in names[0] and not Path(names[0]).expanduser().exists():
+        raise AirError(
+            f"There is no run {names[0]}.",
+            "name a directory that `air train` made; `air log list` shows those there are.",
+        )
     if len(names) != 2:
         raise AirError(
             f"A comparison needs two evaluations; given: {' '.join(names) or 'none'}.",

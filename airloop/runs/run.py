@@ -43,6 +43,7 @@ from airloop.config import Config, load_config, to_toml, with_changes
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
 from airloop.files import GrowingLines, append_line, parse_json, read_lines, read_object, write_json, write_text
+from airloop.os_errors import reading
 from airloop.rollout.schedule import place_in_step
 from airloop.runs.damaged import is_held
 from airloop.runs.entries import add_entry, locked
@@ -121,8 +122,9 @@ class Run:
     @classmethod
     def open(cls, path: Path) -> Run:
         """An existing run, to be resumed or read; AirError if the directory is none."""
-        if not (path / "config.toml").is_file():
-            raise AirError(f"{path} is not a run: it has no config.toml.", "name a directory that `air train` made.")
+        with reading(path / "config.toml"):
+            if not (path / "config.toml").is_file():
+                raise AirError(f"{path} is not a run: it has no config.toml.", "name one that `air train` made.")
         return cls(path.resolve(), load_config(["@", str(path / "config.toml")], environments=False))
 
     @property

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from airloop.errors import AirError
+from airloop.models import download
 
-INSTALL_S = 1800.0
 BESIDE = ("uv",)  # v1 starts agents' programs with it; without it, v1 would install one into the user's home
 
 
@@ -69,9 +69,10 @@ def _make(target: Path, wanted: Sequence[str], options: Sequence[str]) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(target / "bin" / "python"), "--disable-pip-version-check"]
     command = [*pip, "install", "--quiet", "--no-compile", *options, *wanted, *BESIDE]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
-    except subprocess.TimeoutExpired:
-        raise AirError(f"pip has not ended in {INSTALL_S:.0f} s.", "see whether its index can be reached.") from None
+        done = download.run_download(command, target, " ".join(wanted), "pip")
+    except subprocess.TimeoutExpired as error:
+        problem = f"pip has written nothing more for {error.timeout / 60:.0f} minutes."
+        raise AirError(problem, "see whether its index can be reached, then repeat the command.") from None
     if done.returncode:
         raise AirError(
             f"{' '.join(wanted)} cannot be installed: {pip_error(done.stderr)}",

@@ -39,6 +39,7 @@ class SoupEnv(Environment[SoupArgs]):
     action_format: ClassVar[ActionFormat] = "tools"
     success: ClassVar[str | None] = "passed"
     family_label: ClassVar[str] = "level"
+    splits: ClassVar[tuple[str, ...]] = tuple(generator.SEEDS)
     dishonest: ClassVar[tuple[str, ...]] = ("noop", "guesser", "motions", "cheat")
     penalties: ClassVar[tuple[str, ...]] = ("safety", "efficiency", "library")
     # What the answer's worth is reduced by, and what a wrong episode is lifted to: nothing without the answer.
@@ -91,8 +92,6 @@ class SoupEnv(Environment[SoupArgs]):
         if split == "bench":
             chosen = set(self.kinds)
             return [self._task(kind, seed, split) for kind, seed in generator.bench() if kind in chosen]
-        if split not in ("train", "eval", "test"):
-            raise AirError(f"Environment 'soup' has no split {split!r}.", "use train, eval, test or bench.")
         seeds = generator.SEEDS[split]
         training = split == "train"
         count = self.args.num_examples_per_kind if training else HELD_OUT_PER_KIND
@@ -112,7 +111,7 @@ class SoupEnv(Environment[SoupArgs]):
         return {kind: shares[generator.KINDS[kind].level] if split == "train" else 1 for kind in self.kinds}
 
     def count(self, split: str) -> int:
-        if split not in ("train", "eval", "test"):
+        if split not in generator.SEEDS or split == "bench":
             return super().count(split)
         each = self.args.num_examples_per_kind if split == "train" else HELD_OUT_PER_KIND
         return each * sum(self._repeats(split).values())

@@ -133,3 +133,30 @@ def test_held_out_tasks_that_are_trained_on_are_said(tmp_path: Path, id: str, to
     with case_of({**ARITH, "orchestrator.env.0.id": named}) as case:
         seen = [finding.seen for result in examine(case, ["fast"], ["D-tasks"]) for finding in result.findings]
     assert sum("8 of 8 test tasks of mine are train tasks, too (the first: '0')" in one for one in seen) == told, seen
+
+
+@pytest.mark.parametrize("name", ["arith", "gsm8k", "gsm8k-calculator", "mlgym", "musique", "soup", "tune"])
+def test_a_misspelt_split_is_refused_by_every_environment(name: str) -> None:
+    """mlgym made tasks of whatever name it was asked for, arith drew them, and others said that there were none."""
+    env = load_environment(name)
+    assert {"train", "eval", "test"} <= set(env.splits)
+    for split in env.splits:
+        assert len(list_tasks(env, split)) == env.count(split) > 0
+    with pytest.raises(AirError) as refused:
+        list_tasks(env, "tset")
+    assert "there is no such split" in refused.value.problem and "did you mean 'test'?" in refused.value.fix
+
+
+def test_an_evaluation_on_a_misspelt_split_is_refused(air: Any, tmp_path: Path) -> None:
+    words = ["--agent", "scripted:oracle", "--split", "tset", "--n", "2", "--output_dir", tmp_path]
+    free = ["--orchestrator.env.0.args", "{ split_by = 'none' }"]
+    code, _, problem = air("eval", "arith", *words, *free)
+    assert code == 1 and "did you mean 'test'?" in problem
+
+
+def test_an_environment_names_splits_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(TEXT + '    splits = ("train", "test", "hard")\n')
+    env = load_environment(f"{tmp_path / 'own.py'}:MyEnv")
+    assert len(list_tasks(env, "hard")) == 8
+    with pytest.raises(AirError, match="no such split"):
+        list_tasks(env, "eval")

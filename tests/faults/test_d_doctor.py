@@ -67,7 +67,7 @@ def test_D18_an_error_rewarded_upwards(tmp_path: Path) -> None:
 def test_D5_a_split_without_tasks() -> None:
     argv = ["--orchestrator.eval.test_split", "nowhere", "--orchestrator.env.0.args.split_by", "pairs"]
     _, finding = trouble([*TINY, *argv], "D5")
-    assert finding.verdict == "fail" and "have no tasks in the split 'nowhere'" in finding.seen
+    assert finding.verdict == "fail" and "has no tasks in the split 'nowhere': there is no such split" in finding.seen
 
 
 @needs_bwrap

@@ -123,7 +123,7 @@ def test_G11_every_long_phase_says_how_far_it_is(tmp_path: Path, monkeypatch: py
     assert "supervised start 1/4, loss" in log or "supervised start 2/4, loss" in log  # whoever looks later sees it too
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "doctor", "warmstart"])
+@pytest.mark.parametrize("command", ["train", "eval", "doctor", "warmstart", "serve"])
 def test_G11_the_first_line_comes_before_the_libraries(command: str, tmp_path: Path) -> None:
     """Within 3 s of this process's own work: what other processes of a busy machine take of the time is not its doing.
     (The wall clock once said 4.4 s for half a second of work.)"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import socket
@@ -10,11 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 from support.endpoint_world import user
 from support.warm_process import Process
 
 from airloop.errors import AirError
+from airloop.eval import agents
 from airloop.serve.server import bind_socket
+from airloop.watch.display.display import Display
 
 
 @pytest.mark.slow
@@ -65,3 +69,27 @@ def test_an_answer_does_not_wait_for_its_second_half() -> None:
         one.listen()
         with pytest.raises(AirError, match="cannot listen on"):
             bind_socket("127.0.0.1", one.getsockname()[1])
+
+
+def test_what_is_done_before_anybody_is_served_is_said(
+    air: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For half a minute nothing had been: a phase is what the heartbeat and the live block speak of."""
+    phases: list[str] = []
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "phase", lambda self, text, total=0: phases.append(text))
+    monkeypatch.setattr(agents, "load_agent", stopped)
+    monkeypatch.chdir(tmp_path)
+    code, _, said = air("serve", "--agent", "tiny:llama", "--port", "0")
+    assert code == 0 and said.splitlines()[0] == "air serve: tiny:llama"
+    assert phases == ["loading libraries", "loading the model"]
+
+
+def test_a_phase_ends_where_nothing_more_is_waited_for() -> None:
+    with Display(Console(file=io.StringIO())) as display:
+        display.phase("loading the model")
+        display.ready()
+        assert display._board.current is None

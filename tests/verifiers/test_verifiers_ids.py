@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +13,11 @@ from airloop.config import load_config
 from airloop.envs.base import load_environment
 from airloop.envs.files import title
 from airloop.errors import AirError
+from airloop.models import download
 from airloop.runs.run import digest_of
 from airloop.verifiers import installed
 from airloop.verifiers.host import module_of
+from airloop.watch.display import heartbeat
 
 CONFIG = '[model]\nname = "tiny:llama"\n[[orchestrator.env]]\nid = "verifiers:ENV"\nargs = { python = "py", x = [1] }\n'
 
@@ -83,6 +87,24 @@ def test_what_cannot_be_installed_leaves_what_was_there(monkeypatch: pytest.Monk
     with pytest.raises(AirError, match="cannot be installed"):
         installed.install("echo", ["no-such-package-at-all"])
     assert before.read_text() == "as it was" and [path.name for path in installed.home().iterdir()] == ["echo"]
+
+
+def test_an_installation_ends_by_standstill_and_says_how_much_has_come(
+    air: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had said one line, and ended a pip that still fetched at its 1,800th second."""
+    pip = tmp_path / "python"
+    pip.write_text('#!/bin/sh\nhead -c 2500000 /dev/zero > "$TMPDIR/wheel"; exec sleep 60\n')
+    pip.chmod(0o755)
+    monkeypatch.setattr(installed.venv, "create", lambda target, with_pip: target.mkdir(parents=True))
+    monkeypatch.setattr(installed.sys, "executable", str(pip))
+    monkeypatch.setattr(download, "LOOK_S", 0.05)
+    monkeypatch.setattr(download, "STILL_S", 0.5)
+    monkeypatch.setattr(heartbeat, "FIRST_S", 0.1)
+    code, _, said = air("env", "install", "echo")
+    assert code == 1 and "air env install: echo" in said and "pip has written nothing more" in said
+    assert re.search(r"installing echo, .*waiting for echo by pip: 2 MB|echo: 2 MB", said), said
+    assert not installed.folder_of("echo").exists()
 
 
 def test_an_interpreter_that_has_no_such_library_is_told_of() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from airloop import interrupts
 from airloop.runs.run import Run
 from airloop.success import NAME, step_success, success_in
 from airloop.text.sparkline import sparkline
@@ -89,7 +90,12 @@ class Display:
             self.run.log(visible(text))
         if text.startswith("evaluating"):
             self._board.pace.evaluation_began(time.monotonic())
+        interrupts.note_phase(visible(text))
         self._board.phase(text, total)
+
+    def ready(self) -> None:
+        """Nothing is under way any more: who is served says what comes next."""
+        self._board.end()
 
     def advance(self, detail: str = "") -> None:
         self._board.advance(visible(detail))
