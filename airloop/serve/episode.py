@@ -306,9 +306,10 @@ class ServedEpisode:
         asked: float,
     ) -> Choice:
         sampled, halted = until_stop(_sampled(generation), request.stop, self.tokenizer)
+        self.engine.counters.abandoned += len(generation.token_ids) - len(sampled.token_ids)
         trained = self.trains(messages, self.opening)
         reply = self.forest.append(prompt, sampled, trained=trained)
-        cut = generation.stop == "length" and not halted
+        cut = sampled.stop == "length"
         said = reply.text.partition(halted)[0] if halted else reply.text
         spoken = read_reply(said, tools=request.tools, parser=self.parser, cut=cut, thinking=prompt.thinking)
         actions = spoken.calls or (Action("text", said),)

@@ -109,6 +109,23 @@ def test_texts_that_end_a_reply_end_what_is_trained() -> None:
     assert CHAT.decode(branch.tokens).count("made up") == 1
 
 
+def test_a_text_that_ends_a_reply_is_no_length_and_what_came_behind_it_is_counted() -> None:
+    engine = Recorded(lambda prompt, seed: "look STOP" + " and on" * 90)
+    stops = ["STOP", "<|im_end|>", "never"]
+
+    async def work(client: Client) -> None:
+        for stop in stops:
+            answer = await client.ask(user("a"), stop=stop, max_tokens=700 if stop == "<|im_end|>" else 150)
+            assert (answer["choices"][0]["finish_reason"] == "length") == (stop == "never")
+
+    episode = play(work, engine, sampling=Sampling(max_tokens=700))
+    replies = [exchange.sampled for exchange in episode.exchanges if exchange.sampled]
+    assert [reply.stop for reply in replies] == ["text", "stop", "length"]
+    assert episode.metrics()["length_stops"] == pytest.approx(1 / 3)
+    kept, drawn = (sum(map(len, ids)) for ids in ([r.token_ids for r in replies], [own for _, own in engine.pairs]))
+    assert engine.counters.abandoned == drawn - kept == 150 - len("look STOP")
+
+
 def test_tokens_in_and_tokens_out() -> None:
     engine = Recorded()
 

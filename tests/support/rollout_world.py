@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from airloop.engine.base import ContextFull, Generation, Heard, Limits, Sampling
+from airloop.engine.base import ContextFull, Counters, Generation, Heard, Limits, Sampling
 from airloop.envs.base import EnvArgs, Environment, Opening, Session
 from airloop.models.chat import ChatTokenizer
 from airloop.models.tiny import tiny_tokenizer
@@ -70,6 +70,7 @@ class ScriptedEngine:
     ) -> None:
         self.tokenizer, self.speak, self.context, self.lockstep = tokenizer, speak, context, lockstep
         self.version = 0
+        self.counters = Counters()
         self.waiting: dict[str, asyncio.Event] = {}
         self.steps: list[list[str]] = []
         self.orders: list[str] = []
