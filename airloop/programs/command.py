@@ -151,6 +151,8 @@ class Command:
                 lease = await running.pool.lease(self.image, address.seconds + MARGIN_S)
             async with lease:
                 ran = await self._run(lease, task, seed, address)
+                if (door := lease.world.passage) is not None and door.trouble:
+                    raise InfraError(f"a request of the agent did not get out of its sandbox: {door.trouble}")
                 crash = await _crash(lease, *ran, address)
                 async with _bounded(COPY_S, "the workspace could not be copied"):
                     folder = await running.copies.make(lease.world.pack, self.args.disk_mb << 20)

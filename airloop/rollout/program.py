@@ -149,7 +149,7 @@ class Door:
 
     def __init__(self) -> None:
         self.endpoint = Endpoint(MODEL)
-        self._serving = serving(self.endpoint.app())
+        self._serving = serving(self.endpoint.app(), crowded=self.endpoint.crowded)
         self._url = ""
 
     async def __aenter__(self) -> Door:
@@ -276,6 +276,8 @@ async def _play(
         asked_nothing = f"the program failed before it had asked anything: {played.crash}"
     if episode.trouble is not None:  # whatever the program made of it
         raise _spoilt(episode.trouble)
+    if played.crash and episode.refused:
+        raise InfraError(f"the endpoint had no room for all connections, perhaps for this program's: {played.crash}")
     if played.ending == "deadline" and (lost_s := added()) > UNSERVED_SHARE * address.seconds:
         raise InfraError(f"for {lost_s:.0f} of the program's {address.seconds:.0f} s the engine could serve nobody")
     if not episode.exchanges and not episode.full:

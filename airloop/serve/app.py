@@ -73,6 +73,11 @@ class Endpoint:
         episode.end()
         return episode
 
+    def crowded(self) -> None:
+        """A connection was refused; whose it was nobody knows."""
+        for episode in self.episodes.values():
+            episode.refused += 1
+
     def key(self, id: str) -> str:
         made = hmac.digest(self.secret, id.encode(), hashlib.sha256)
         return "air-" + base64.urlsafe_b64encode(made).decode().rstrip("=")

@@ -113,6 +113,7 @@ class Caller(Connection):
             self._look_later()
             return
         self._refused = True
+        self.crowded()
         self.connections.discard(self)
         transport.write(BUSY)
         transport.close()
@@ -172,7 +173,11 @@ class Caller(Connection):
         if not waiting:
             return False
         min(waiting, key=lambda caller: caller._began).hang_up()
+        self.crowded()
         return True
+
+    def crowded(self) -> None:
+        """There was no room for this one, or for another that had to leave."""
 
     def hang_up(self) -> None:
         self.connections.discard(self)  # at once: whoever comes next counts

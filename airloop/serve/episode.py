@@ -88,6 +88,7 @@ class ServedEpisode:
     full: bool = False  # a conversation had no room left for a reply
     trouble: Exception | None = None  # the first of the machinery's: whatever became of it, the episode is spoilt
     abandoned: int = 0  # requests whose client was gone before the reply
+    refused: int = 0  # connections that there was no room for, perhaps its own
     asked: dict[str, list[Any]] = field(default_factory=dict)  # sampling that clients wanted and the run decides
     # By the digest of a request's body, the same to the byte: for a client that never got its answer and asks again.
     answers: dict[bytes, Answer] = field(default_factory=dict)

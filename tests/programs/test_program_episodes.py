@@ -18,6 +18,8 @@ from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import EpisodeDefect
 from airloop.rollout.program import Address, ProgramCrashed, ProgramEnvironment, Silent
 from airloop.rollout.sampler import Sampler
+from airloop.serve.app import Endpoint
+from airloop.serve.episode import ServedEpisode
 from airloop.types import Message, Score, Task, Trajectory
 
 Program = Callable[["Client"], Awaitable[Any]]
@@ -160,6 +162,11 @@ async def _fails_at_once(client: Client) -> float:
 async def _fails_later(client: Client) -> float:
     await client.ask(user("x"))
     raise ProgramCrashed("ValueError: no")
+
+
+async def _asks_once(client: Client) -> float:
+    await client.ask(user("x"))
+    return 1.0
 
 
 async def _sleeps(client: Client) -> float:
@@ -307,6 +314,22 @@ def test_trouble_of_the_machinery_is_never_a_score(swallowed: bool) -> None:
     assert played.ending == "infra_error" and "CUDA error" in played.error
     with pytest.raises(EpisodeDefect, match="the engine is gone"):
         play(program, Breaks(EngineFailed("the engine is gone", "look")))
+
+
+@pytest.mark.parametrize(("crashes", "ending"), [(True, "infra_error"), (False, "done")])
+def test_a_crash_where_there_was_no_room_for_a_connection_is_trouble(
+    crashes: bool, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Endpoint.open
+
+    def open_and_refuse(endpoint: Endpoint, id: str, episode: ServedEpisode) -> str:
+        key = opened(endpoint, id, episode)
+        endpoint.crowded()
+        return key
+
+    monkeypatch.setattr(Endpoint, "open", open_and_refuse)
+    played, _ = play(_fails_later if crashes else _asks_once)
+    assert played.ending == ending and ("no room" in played.error) == crashes
 
 
 def test_a_crash_has_a_success_of_nothing_whatever_it_is_called() -> None:
