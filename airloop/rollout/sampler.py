@@ -135,7 +135,7 @@ class Sampler:
         seeds = seeds_of(plan, self._settings, step, first=first)
         round = _Collection(self, self._settings, step, version, plan, finished or {}, seeds, first=first, seat=seat)
         await round.run([number])
-        del round.counts["abandoned_tokens"]  # the engine counts those of all groups that are under way
+        del round.counts["abandoned_tokens"]  # the engine counts those of all groups: who takes them asks it
         round.absorb([round.share([number])])
         return round.collected()
 
