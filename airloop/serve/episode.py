@@ -85,7 +85,7 @@ class ServedEpisode:
     trains: Callable[[Sequence[Message], Sequence[Message]], bool] = lambda messages, first: True
     requests: int = 0
     spent: bool = False  # more was asked than most_requests
-    full: bool = False  # a conversation had no room left for a reply
+    full_after: int = -1  # replies, when a conversation last had no room left for one
     trouble: Exception | None = None  # the first of the machinery's: whatever became of it, the episode is spoilt
     abandoned: int = 0  # requests whose client was gone before the reply
     refused: int = 0  # connections that there was no room for, perhaps its own
@@ -139,6 +139,11 @@ class ServedEpisode:
         noted = sampled if trained else None
         self.exchanges.append(Exchange(said, (), reply.text, (Action("text", reply.text),), noted, times, began))
         return reply, generation.stop
+
+    @property
+    def full(self) -> bool:
+        """It ended so: who was refused for its length, shortened it and went on did not."""
+        return self.full_after == len(self.exchanges)
 
     def branches(self) -> tuple[Branch, ...]:
         return self.forest.branches()
@@ -253,7 +258,7 @@ class ServedEpisode:
                 self.abandoned += 1
                 raise
             except ContextFull:
-                self.full = True
+                self.full_after = len(self.exchanges)
                 raise
             except Exception as error:
                 self.trouble = self.trouble or error
@@ -269,7 +274,7 @@ class ServedEpisode:
             return
         context = self.engine.describe().context
         if messages > context or characters > context * LONGEST_TOKEN:
-            self.full = True
+            self.full_after = len(self.exchanges)
             raise ContextFull(
                 f"{messages} messages with {characters} characters do not fit a context of {context} tokens"
             )
@@ -354,7 +359,7 @@ class ServedAgent(ServedEpisode):
         try:
             reply = await self.agent.reply(messages, request.tools)
         except ContextFull:
-            self.full = True
+            self.full_after = len(self.exchanges)
             raise
         except Exception as error:
             self.trouble = self.trouble or error

@@ -208,6 +208,18 @@ def test_a_full_context_is_told_to_the_program_and_of_the_episode() -> None:
     assert (played.ending, played.reward) == ("context_full", 0.5)
 
 
+def test_who_makes_room_in_a_full_context_and_goes_on_has_not_ended_in_it() -> None:
+    async def program(client: Client) -> float:
+        await client.ask(user("short"))
+        with pytest.raises(ProgramCrashed, match="context_length_exceeded"):
+            await client.ask(user("x" * 500))
+        await client.ask(user("in short"))
+        return 0.5
+
+    played, _ = play(program, Recorded(context=300))
+    assert (played.ending, played.reward, len(played.turns)) == ("done", 0.5, 2)
+
+
 def test_a_request_that_is_under_way_when_the_episode_ends_is_given_up() -> None:
     class Slow(Recorded):
         async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
