@@ -28,9 +28,10 @@ from airloop.rollout.episode import (
     weighted_reward,
     with_place,
 )
+from airloop.serve.answer import Answer
 from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import BadRequest, ChatRequest
-from airloop.serve.episode import Answer, ServedAgent, ServedEpisode
+from airloop.serve.episode import ServedAgent, ServedEpisode
 from airloop.serve.server import serving
 from airloop.serve.unfolding import Live
 from airloop.success import measured_success

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.engine.base import ContextFull, EngineFailed
 from airloop.errors import AirError
+from airloop.serve.answer import Answer
 from airloop.serve.anthropic_form import MessagesForm, read_messages_request
 from airloop.serve.bodies import TWO_LENGTHS, Bodies
 from airloop.serve.chat_answer import ChatForm
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
-from airloop.serve.episode import Answer, ServedEpisode
+from airloop.serve.episode import ServedEpisode
 from airloop.serve.responses_form import ResponsesForm, read_responses_request
 from airloop.serve.stream import EventStream, Form, WholeAnswer
 from airloop.serve.unfolding import Live
@@ -147,7 +148,17 @@ class Endpoint:
         """Reads a request, has it answered, and writes the answer down, each in the client's own form."""
         episode = self._episode(request)
         body, digest = await self._body(request)
-        asked = read(body)
+        with episode.defects_noted():
+            return await self._answer_read(request, episode, digest, read(body), made)
+
+    async def _answer_read(
+        self,
+        request: Request,
+        episode: ServedEpisode,
+        digest: bytes,
+        asked: ChatRequest,
+        made: Callable[[ChatRequest, ServedEpisode], Form],
+    ) -> Any:
         form = made(asked, episode)
         # A client that says that it asks again never got its answer. The same question asked anew is a second sample.
         again = request.headers.get(RETRIES, "0") != "0"

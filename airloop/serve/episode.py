@@ -6,13 +6,16 @@ import asyncio
 import hashlib
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
 from airloop.engine.base import ContextFull, Engine, Generation, Heard, Sampling
+from airloop.errors import AirError
 from airloop.seeds import stable_hash, turn_seed
+from airloop.serve.answer import Answer, Choice, Exchange
 from airloop.serve.chat_form import BadRequest, ChatRequest, Spoken, call_ids, form_of, read_reply
 from airloop.serve.unfolding import Live, Unfolding, until_stop
 from airloop.serve.waiting import Stoppable
@@ -22,43 +25,6 @@ T = TypeVar("T")
 KEPT = 64  # answers, the latest ones
 FEW = 1024  # messages, or tokens, that take no time to speak of
 LONGEST_TOKEN = 256  # characters; those that stand for white space are the longest
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One reply to a request: as a client gets it, and as it was sampled."""
-
-    message: dict[str, Any]
-    finish: str  # stop, length, tool_calls
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    halted: str = ""  # the text that ended it, of those that were to
-
-    @property
-    def tokens(self) -> int:
-        return len(self.token_ids)
-
-
-@dataclass(frozen=True)
-class Answer:
-    choices: tuple[Choice, ...]
-    prompt_tokens: int
-    cached_tokens: int
-    version: int
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What a reply was said to, what it does, and how it came about; as many as replies, in their order."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...]
-    reply: str
-    actions: tuple[Action, ...]
-    sampled: Sampled | None  # None: not of the policy, or not to be trained
-    times: Times
-    asked: float  # by time.monotonic()
-    answered: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -139,6 +105,17 @@ class ServedEpisode:
         noted = sampled if trained else None
         self.exchanges.append(Exchange(said, (), reply.text, (Action("text", reply.text),), noted, times, began))
         return reply, generation.stop
+
+    @contextmanager
+    def defects_noted(self) -> Iterator[None]:
+        """What goes wrong inside and is nobody's fault but ours spoils the episode."""
+        try:
+            yield
+        except (BadRequest, ContextFull, AirError):
+            raise
+        except Exception as error:
+            self.trouble = self.trouble or error
+            raise
 
     @property
     def full(self) -> bool:
@@ -317,12 +294,15 @@ class ServedEpisode:
         reply = self.forest.append(prompt, sampled, trained=trained)
         cut = sampled.stop == "length"
         said = reply.text.partition(halted)[0] if halted else reply.text
-        spoken = read_reply(said, tools=request.tools, parser=self.parser, cut=cut, thinking=prompt.thinking)
-        actions = spoken.calls or (Action("text", said),)
         times, noted = _times(generation), sampled if trained else None
-        message = self._note(
-            Exchange(tuple(messages), request.tools, reply.text, actions, noted, times, asked), spoken, before
-        )
+        exchange = Exchange(tuple(messages), request.tools, reply.text, (Action("text", said),), noted, times, asked)
+        try:
+            with self.defects_noted():
+                spoken = read_reply(said, tools=request.tools, parser=self.parser, cut=cut, thinking=prompt.thinking)
+        except Exception:  # nobody gets the reply: numbers must agree all the same
+            self.exchanges.append(exchange)
+            raise
+        message = self._note(replace(exchange, actions=spoken.calls or exchange.actions), spoken, before)
         finish = "tool_calls" if spoken.calls else "length" if cut else "stop"
         return Choice(message, finish, reply.token_ids, reply.logprobs, halted)
 

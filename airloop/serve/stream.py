@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from airloop.serve.answer import Answer
 from airloop.serve.chat_form import BadRequest
-from airloop.serve.episode import Answer
 from airloop.serve.unfolding import Live
 from airloop.serve.waiting import Listening, give_up
 

@@ -11,6 +11,7 @@ from support.endpoint_world import CALL, CHAT, TOOL, Client, Recorded, episode_o
 from support.rollout_world import STOP
 
 from airloop.engine.base import EngineFailed, Sampling
+from airloop.serve import episode as episodes
 from airloop.serve.app import RETRIES, Endpoint
 from airloop.serve.bodies import LARGEST_BODY
 from airloop.serve.episode import KEPT, ServedEpisode
@@ -55,6 +56,40 @@ def test_a_malformed_call_is_content() -> None:
         assert "tool_calls" not in answer["message"]
 
     play(work, Recorded(lambda prompt, seed: '<tool_call>{"name": "look", '))
+
+
+XML = "<tool_call>\n<function=look>\n<parameter=at>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("at", [True, None, "integer", {"anyOf": True}, {"oneOf": [{"type": [{}]}]}, {"type": {}}])
+def test_a_schema_that_is_none_says_nothing_of_types(at: Any) -> None:
+    parts: list[Any] = [{"properties": {"at": at}}, {"properties": at}, at]
+
+    async def work(client: Client) -> None:
+        for parameters in parts:
+            tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+            (call,) = (await client.say(user("x"), tools=[tool]))["tool_calls"]
+            assert call["function"]["arguments"] == '{"at": 1}'
+
+    assert play(work, Recorded(lambda prompt, seed: XML)).trouble is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_defect_of_ours_spoils_the_episode_and_loses_no_reply(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Recorded(lambda prompt, seed: "one")
+
+    async def work(client: Client) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(episodes, "read_reply", lambda *said, **more: 1 / 0)
+            answer = await client.post({"messages": [user("x")], "stream": stream})
+            assert "internal_error" in answer.text
+        first = await client.say(user("x"))
+        await client.say(user("x"), first, user("y"))
+
+    episode = play(work, engine)
+    assert isinstance(episode.trouble, ZeroDivisionError)
+    assert len(episode.exchanges) == len(episode.forest.replies) == 3
+    assert episode.branches()[-1].turns[-1] == 2 and 1 in episode.branches()[-1].turns, "of the second reply"
 
 
 def test_a_thought_is_told_apart_and_the_tokens_stay() -> None:
