@@ -93,6 +93,9 @@ class ServedEpisode:
     ) -> tuple[Reply, str]:
         """A reply to tokens as they are; and why it ended."""
         began, number = time.monotonic(), self._count()
+        if len(token_ids) > FEW and len(token_ids) >= (context := self.engine.describe().context):
+            self.full_after = len(self.exchanges)
+            raise ContextFull(f"{len(token_ids)} tokens do not fit a context of {context}")
         if max(token_ids, default=0) >= self.tokenizer.vocab_size:
             raise BadRequest(f"There is no token {max(token_ids)}.", param="token_ids")
         prompt = self.forest.prompt_of_tokens(token_ids)

@@ -184,6 +184,19 @@ def test_tokens_in_and_tokens_out() -> None:
     assert trained_pairs(episode) == engine.pairs and len(episode.branches()) == 1
 
 
+def test_tokens_that_cannot_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode = CHAT.decode
+    monkeypatch.setattr(CHAT, "decode", lambda ids, **more: (decoded.append(len(ids)), decode(ids, **more))[1])
+
+    async def work(client: Client) -> None:
+        for count in (3000, 100):
+            refused = await client.post({"token_ids": [97] * count}, "/inference/v1/generate")
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+    assert play(work, Recorded(context=50)).full and max(decoded, default=0) <= 100
+
+
 def test_a_stream_says_the_same() -> None:
     engine = Recorded(lambda prompt, seed: f"I look.\n{CALL}")
 
