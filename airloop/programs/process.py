@@ -19,6 +19,7 @@ from airloop.errors import AirError, InfraError
 END_S = 10.0  # from being told to end until it is killed
 KEPT = 4096  # characters of what it printed, the last ones
 LOCAL = "127.0.0.1,localhost,::1"
+RUNS = ("VLLM_API_KEY", "AIR_ADAPTERS_KEY", "AIR_REMOTE_KEY")  # what the run itself is known by
 
 
 class OrderedProcess:
@@ -33,8 +34,8 @@ class OrderedProcess:
         self.printed = ""  # the end of what it has printed by itself
 
     def environ(self) -> dict[str, str]:
-        """Its variables."""
-        env = dict(os.environ)
+        """Its variables: nobody else is to reach what the run itself asks."""
+        env = {name: value for name, value in os.environ.items() if name not in RUNS}
         if self._command[0] != sys.executable:  # another environment, with libraries of its own
             env.pop("PYTHONPATH", None)
         return {**env, **direct()}

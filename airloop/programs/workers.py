@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError, InfraError
-from airloop.programs.process import OrderedProcess, direct
+from airloop.programs.process import RUNS, OrderedProcess, direct
 from airloop.rollout.program import ProgramCrashed
 
 WORKER = Path(__file__).with_name("worker.py")
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 LEAST_SECRET = 8  # characters: shorter ones are words
 USERS = ("OPENAI_", "ANTHROPIC_")  # what names of variables begin with that are for clients
-RUNS = ("VLLM_API_KEY", "AIR_ADAPTERS_KEY", "AIR_REMOTE_KEY")  # what the run itself is known by
 SHOWN = 400  # characters of what a program printed last
 AGENT, SCORER = "the agent's program", "the scorer"
 FIXES = {AGENT: "correct the agent's file; `air tasks show` plays its first request.", SCORER: "correct the scorer."}
@@ -32,12 +31,12 @@ class Workers(OrderedProcess):
         super().__init__([python or sys.executable, str(WORKER), str(path), function], f"the process that starts {who}")
 
     def environ(self) -> dict[str, str]:
-        """A library that makes a client when it is imported must not make one with the user's own key, and no agent is
-        to reach what the run itself asks. A scorer may have a model to ask, which is not the policy."""
+        """A library that makes a client when it is imported must not make one with the user's own key. A scorer may
+        have a model to ask, which is not the policy, and has all that the run has."""
         env = super().environ()
         if self._who == AGENT:
-            env = {name: value for name, value in env.items() if not name.startswith(USERS) and name not in RUNS}
-        return env
+            return {name: value for name, value in env.items() if not name.startswith(USERS)}
+        return {**env, **{name: os.environ[name] for name in RUNS if name in os.environ}}
 
     async def run(
         self, task: Mapping[str, Any], variables: Mapping[str, str], given: Sequence[str] = ()

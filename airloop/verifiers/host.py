@@ -28,6 +28,7 @@ class Host:
         self.name = name
         told = json.dumps({"name": name, "folder": folder, "args": dict(args)}, default=str)
         command = [interpreter(name, python), str(WORKER), told]
+        self._keys: dict[str, str] = {}  # of episodes that it knows: what it says of one may name another's
         self._process = OrderedProcess(command, f"the environment {name!r} of verifiers")
 
     def describe(self) -> dict[str, Any]:
@@ -58,12 +59,18 @@ class Host:
         return [(one["values"], one["reward"]) for one in self._result(said, {})["scores"]]
 
     def forget(self, episodes: Sequence[str]) -> None:
+        for episode in episodes:
+            self._keys.pop(f"KEY {episode}", None)
         self._process.tell({"do": "forget", "episodes": list(episodes)})
 
     async def _play(self, row: Mapping[str, Any], address: Address, **more: str) -> dict[str, Any]:
         at = {"base_url": address.base_url, "api_key": address.api_key, "model": address.model}
-        said = await self._process.ask({"do": "play", "row": row, **at, **more})
-        return self._result(said, address.variables())
+        self._keys[own := f"KEY {address.episode}"] = address.api_key
+        try:
+            return self._result(await self._process.ask({"do": "play", "row": row, **at, **more}), address.variables())
+        finally:
+            if not more:
+                self._keys.pop(own, None)
 
     def close(self) -> None:
         self._process.close()
@@ -83,6 +90,7 @@ class Host:
 
     def _result(self, said: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
         result: dict[str, Any] = said["result"]
+        variables = {**variables, **self._keys}
         told = {kind: masked(str(result[kind]), variables) for kind in ("defect", "crash", "infra") if kind in result}
         if lacking := result.get("lacks"):
             raise AirError(
