@@ -19,9 +19,11 @@ from typing import Any, NoReturn
 
 DEPTH = 64  # of errors that were raised from errors
 TEMPORARY = 75  # the exit code of a program that says: not my fault, try again (sysexits.h)
-# Trouble on the way to the policy: no ending of the agent's, whatever it was wrapped into.
-NOT_THE_AGENTS = (ConnectionError,)
-NAMES_OF_SUCH = {"APIConnectionError", "APITimeoutError", "InternalServerError", "InfraError"}
+# A way that was lost, whatever it was wrapped into. Whether it was the way to the policy the run knows; an action of
+# the agent's own may have led anywhere.
+LOST = (ConnectionError,)
+NAMES_OF_LOST = {"APIConnectionError", "APITimeoutError", "InternalServerError"}
+NAMED_TROUBLE = "InfraError"  # what an agent itself calls no fault of its own
 
 
 def episode(path: str, name: str, order: dict[str, Any], told: int) -> NoReturn:
@@ -57,18 +59,26 @@ def outcome(path: str, name: str, task: dict[str, Any], given: list[str] | None 
         return {"defect": str(error)}
     except BaseException as error:
         traceback.print_exc()
-        return {"infra" if is_infra(error) else "crash": told_of(error, path)}
+        return {fate(error): told_of(error, path)}
 
 
 def is_infra(error: BaseException | None) -> bool:
-    """Of it, or of what it was raised from."""
+    return fate(error) != "crash"
+
+
+def fate(error: BaseException | None) -> str:
+    """Of it, or of what it was raised from: crash, infra (trouble), or lost (a connection: trouble, perhaps)."""
+    found = "crash"
     for _ in range(DEPTH):
         if error is None:
-            return False
-        if isinstance(error, NOT_THE_AGENTS) or {k.__name__ for k in type(error).__mro__} & NAMES_OF_SUCH:
-            return True
+            break
+        names = {k.__name__ for k in type(error).__mro__}
+        if NAMED_TROUBLE in names:
+            return "infra"
+        if isinstance(error, LOST) or names & NAMES_OF_LOST:
+            found = "lost"
         error = error.__cause__ or error.__context__
-    return False
+    return found
 
 
 def reseed(seed: int) -> None:

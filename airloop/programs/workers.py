@@ -12,7 +12,7 @@ from typing import Any
 
 from airloop.errors import AirError, InfraError
 from airloop.programs.process import RUNS, OrderedProcess, direct
-from airloop.rollout.program import ProgramCrashed
+from airloop.rollout.program import LostConnection, ProgramCrashed
 
 WORKER = Path(__file__).with_name("worker.py")
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
@@ -67,6 +67,9 @@ def _score(ended: Mapping[str, Any], variables: Mapping[str, str], who: str) -> 
         raise AirError(f"{who.capitalize()}: {masked(result['defect'], variables)}.", FIXES[who])
     if "crash" in result:
         raise ProgramCrashed(masked(result["crash"], variables))
+    if "lost" in result:
+        lost = f"{who}: {masked(result['lost'], variables)}"
+        raise LostConnection(lost) if who == AGENT else InfraError(lost)
     if "infra" in result:
         raise InfraError(f"{who}: {masked(result['infra'], variables)}")
     if ended.get("gone"):

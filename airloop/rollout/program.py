@@ -86,6 +86,11 @@ class ProgramCrashed(Exception):
     """The agent's own program failed after the policy had spoken: its ending, with the score of nothing done."""
 
 
+class LostConnection(InfraError):
+    """The agent's own program failed for want of a connection: trouble if it was that to the policy, and else its
+    ending, for it may have been told to ask anybody."""
+
+
 class ProgramEnvironment(Environment[A]):
     """An environment whose episodes are played by programs. `name`, `tasks` and `play` must be given."""
 
@@ -271,6 +276,10 @@ async def _play(
     except OutOfTime as error:
         played = Played(nothing.rewards, nothing.metrics, "deadline")
         asked_nothing = f"{error}, and it had asked nothing"
+    except LostConnection as error:
+        if episode.lost or not episode.exchanges:
+            raise
+        played = Played(nothing.rewards, nothing.metrics, crash=str(error))
     except ProgramCrashed as error:
         played = Played(nothing.rewards, nothing.metrics, crash=str(error))
     if played.crash:

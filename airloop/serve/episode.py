@@ -121,6 +121,11 @@ class ServedEpisode:
             raise
 
     @property
+    def lost(self) -> bool:
+        """A request was broken off or had no room; one that is under way may have been, unheard."""
+        return bool(self.abandoned or self.refused or self._under_way)
+
+    @property
     def full(self) -> bool:
         """It ended so: who was refused for its length, shortened it and went on did not."""
         return self.full_after == len(self.exchanges)

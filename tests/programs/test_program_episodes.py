@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from airloop.programs.client import AsyncClient
 from airloop.programs.client import Client as PlainClient
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import EpisodeDefect
-from airloop.rollout.program import Address, ProgramCrashed, ProgramEnvironment, Silent
+from airloop.rollout.program import Address, LostConnection, ProgramCrashed, ProgramEnvironment, Silent
 from airloop.rollout.sampler import Sampler
 from airloop.serve.app import Endpoint
 from airloop.serve.episode import ServedEpisode
@@ -326,6 +327,30 @@ def test_trouble_of_the_machinery_is_never_a_score(swallowed: bool) -> None:
     assert played.ending == "infra_error" and "CUDA error" in played.error
     with pytest.raises(EpisodeDefect, match="the engine is gone"):
         play(program, Breaks(EngineFailed("the engine is gone", "look")))
+
+
+async def _gives_up_waiting(client: Client) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(client.ask(user("y")), 0.2)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_connection_that_is_lost_is_trouble_where_it_was_that_to_the_policy(seen: bool) -> None:
+    class Slow(Recorded):
+        async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
+            if self.pairs:
+                await asyncio.sleep(60)
+            return await super().generate(token_ids, sampling, order)
+
+    async def program(client: Client) -> float:
+        await client.ask(user("x"))
+        if seen:
+            await _gives_up_waiting(client)
+        raise LostConnection("ConnectionRefusedError: no such host")
+
+    played, _ = play(program, Slow())
+    assert played.ending == ("infra_error" if seen else "done") and "no such host" in played.error
+    assert played.metrics.get("crashed") == (None if seen else 1.0) and played.reward == 0.0
 
 
 @pytest.mark.parametrize(("crashes", "ending"), [(True, "infra_error"), (False, "done")])
