@@ -66,6 +66,7 @@ class ServedEpisode:
         self._under_way: set[Stoppable] = set()
         self._over = False
         self._prompt_tokens = self._cached_tokens = 0
+        self._thoughts: dict[int, str] = {}
         self._by_call: dict[str, int] = {}
         self._by_form: dict[str, list[int]] = {}
         self._by_place: dict[tuple[bytes, str], list[int]] = {}  # by what was said before it, and what it says
@@ -196,12 +197,11 @@ class ServedEpisode:
 
     def _number(self, message: Mapping[str, Any], form: str, before: bytes) -> int | None:
         """Which reply of ours an assistant's message is."""
-        alike = self._by_form.get(form, [])
+        alike, after = self._by_form.get(form, []), self._by_place.get((before, form), [])
+        if thought := str(message.get("reasoning_content") or "").strip():  # most clients leave it out
+            alike, after = ([n for n in found if self._thoughts.get(n) == thought] for found in (alike, after))
         minted = {self._by_call.get(call) for call in call_ids(message)}
         named = [number for number in alike if minted == {number}] if minted else []
-        after = self._by_place.get((before, form), [])
-        if thought := message.get("reasoning_content"):
-            after = [number for number in after if thought in self.exchanges[number].reply] or after
         found = named or after or alike
         # Of several that differ in what they thought, and that all were said elsewhere, none is the one.
         same = len({self.exchanges[number].reply for number in found}) == 1
@@ -320,6 +320,7 @@ class ServedEpisode:
         message = spoken.message(lambda i: self._mint(number, i))
         self.exchanges.append(exchange)
         form = form_of(message)
+        self._thoughts[number] = spoken.thought
         self._by_form.setdefault(form, []).append(number)
         self._by_place.setdefault((before, form), []).append(number)
         self._by_call |= {call: number for call in call_ids(message)}
