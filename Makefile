@@ -1,4 +1,4 @@
-# make train: everything from nothing to a trained agent.   make test: all tests.   Each sets up what it needs.
+# make train: everything from nothing to a trained agent.   make test: linters, types, tests.   Each sets up what it needs.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -9,7 +9,7 @@ WORKERS ?= 4
 export PYTHONDONTWRITEBYTECODE =
 PYTEST := "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: train test test-fast test-interop durations soak lint clean for-train for-dev
+.PHONY: train test test-fast test-long test-interop durations soak lint clean for-train for-dev
 
 train: for-train
 	"$(BIN)/air" train quickstart --continue
@@ -22,6 +22,10 @@ test: for-dev
 test-fast: for-dev
 	$(PYTEST) --fast
 
+# What takes seconds of a processor each: whole runs, many processes, attacks by the dozen. CI runs them after `make test`.
+test-long: for-dev
+	$(PYTEST) -m "long and not soak"
+
 # Agents of other libraries, each in an environment of its own under .venv-interop (made once). What cannot be installed
 # is skipped by name, with the reason.
 test-interop: for-dev
@@ -30,12 +34,12 @@ test-interop: for-dev
 
 # What `make test-fast` leaves out: to be made anew, on an idle machine, when it has become slow.
 durations: for-dev
-	$(PYTEST) --note-durations
+	$(PYTEST) -m "not soak and not interop" --note-durations
 
 # Before a release: what takes minutes and seldom fails, then every test in an order of its own.
 soak: for-dev
-	$(PYTEST) -m soak
-	$(PYTEST) -p randomly
+	$(PYTEST) -m "soak and not interop"
+	$(PYTEST) -p randomly -m "not soak and not interop"
 
 lint: for-dev
 	"$(BIN)/ruff" check --fix .

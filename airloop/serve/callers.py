@@ -29,7 +29,7 @@ else:
     except ImportError:
         from airloop.serve.by_h11 import Connection
 
-PATIENCE_S = 10.0  # for a request's head to come, and for any byte of an answer to be taken
+PATIENCE_S = 10.0  # for a request's head to come once it has begun, and for any byte of an answer to be taken
 MOST = 256  # connections, fewer where the system gives a process few files
 MOST_AGENTS = 4096  # likewise, of agents
 WAITING = 32  # that the system may hold for us, and that are taken in one go before any is looked at
@@ -121,6 +121,8 @@ class Caller(Connection):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if self._rests:
+            self._due = self.loop.time() + PATIENCE_S  # a head begins
         if self.cycle is not None and self.cycle.response_complete and self.half_read:
             self._unread += len(data)
             if self._unread > UNREAD:
@@ -148,6 +150,11 @@ class Caller(Connection):
         self.flow.resume_reading()
         if self.lost:
             told()
+
+    @property
+    def _rests(self) -> bool:
+        """Between two requests, with nothing of the next one here: uvicorn hangs up when its own time is over."""
+        return self.timeout_keep_alive_task is not None
 
     @property
     def waits(self) -> bool:
@@ -198,7 +205,7 @@ class Caller(Connection):
             self._looking = self.loop.call_at(self._due, self._look)
             return
         left = self.transport.get_write_buffer_size()
-        if self.waits or (left and left >= self._left > 0):
+        if (self.waits and not self._rests) or (left and left >= self._left > 0):
             self.hang_up()
         else:
             self._look_later()

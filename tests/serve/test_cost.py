@@ -15,6 +15,7 @@ from support.endpoint_world import CHAT, Recorded, episode_of, user
 
 from airloop.engine.base import Sampling
 from airloop.open_files import allow_files
+from airloop.serve import callers
 from airloop.serve.app import Endpoint
 from airloop.serve.callers import Gathering
 from airloop.serve.chat_form import form_of
@@ -127,6 +128,57 @@ def test_who_hangs_up_is_given_up_on_and_whose_line_stays_is_not(stream: bool) -
     began, given_up, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
     cancelled, abandoned, said = asyncio.run(asyncio.wait_for(ask(), 60))
     assert (cancelled, abandoned) == (1, 1) and b" 200 " in said
+
+
+def test_a_line_that_rests_between_requests_is_kept_and_half_a_head_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: list[callers.Caller] = []
+    came: asyncio.Queue[bytes] = asyncio.Queue()
+    received = callers.Caller.data_received
+
+    def receive(caller: callers.Caller, data: bytes) -> None:
+        here[:] = [caller]
+        received(caller, data)
+        came.put_nowait(data)
+
+    def look() -> None:
+        """As when its patience is over."""
+        here[0]._due = 0.0
+        here[0]._look()
+
+    monkeypatch.setattr(callers.Caller, "data_received", receive)
+
+    async def work() -> None:
+        endpoint = Endpoint("tiny")
+        key = endpoint.open("one", episode_of(Recorded()))
+        body = json.dumps({"messages": [user("a")]})
+        lines = [
+            f"POST {CHAT_PATH} HTTP/1.1",
+            "Host: a",
+            f"Authorization: Bearer {key}",
+            f"Content-Length: {len(body)}",
+        ]
+        asked = "\r\n".join([*lines, "", body]).encode()
+        async with serving(endpoint.app()) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            for _ in range(2):
+                writer.write(asked)
+                answer = await reader.readuntil(b"\r\n\r\n")
+                assert b"200 OK" in answer
+                length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+                await reader.readexactly(int(length.partition(b":")[2]))
+                for _ in range(3):
+                    look()
+                assert here[0] in here[0].connections
+            while not came.empty():
+                came.get_nowait()
+            writer.write(b"POST /e/one HTT")
+            await came.get()
+            assert here[0]._due > 0, "from now on it has so long for the rest"
+            look()
+            assert await reader.read() == b"", "half a head has its deadline"
+            writer.close()
+
+    asyncio.run(work())
 
 
 def test_what_is_not_there_and_what_may_not_be_asked_so() -> None:
