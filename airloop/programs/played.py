@@ -159,7 +159,7 @@ def as_score(value: Any) -> Any:
 def as_number(value: Any, what: str) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadScore(f"{what} that the function returned is {value!r}, and must be a number") from None
     if number != number or number in (float("inf"), float("-inf")):
         raise BadScore(f"{what} that the function returned is {number}")

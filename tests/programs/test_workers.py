@@ -34,6 +34,7 @@ PROGRAM = """
         return builtins.COUNT
     def nothing(task): return None
     def infinite(task): return float("inf")
+    def endless(task): return 10**400
     def wrong(task): return task["absent"]
     def offline(task): raise ConnectionError("no way")
     class InfraError(Exception): pass
@@ -120,8 +121,9 @@ def test_every_episode_has_a_process_of_its_own(program: Any) -> None:
     [
         ("nothing", AirError, "must be a number"),
         ("infinite", AirError, "is inf"),
+        ("endless", AirError, "must be a number"),
         ("absent", AirError, "no function 'absent'"),
-        ("wrong", ProgramCrashed, r"KeyError: 'absent' \(line 17\)"),
+        ("wrong", ProgramCrashed, r"KeyError: 'absent' \(line 18\)"),
         ("leaves", ProgramCrashed, r"sys.exit\(3\)"),
         ("hard_exit", ProgramCrashed, "code 9 .* last words"),
         ("offline", LostConnection, "no way"),
