@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -227,11 +227,21 @@ class ServedEpisode:
         more: list[dict[str, Any]] = [{"heard": one} for one in heard] or [{}] * n
         given = zip(draws, orders, more, strict=True)
         drawing = [self.engine.generate(token_ids, s, order=o, **m) for s, o, m in given]
-        several = n > 1 and asyncio.gather(*drawing)
-        drawn = await self._until_over(several) if several else [await self._until_over(drawing[0])]
+        drawn = await self._all_of(drawing) if n > 1 else [await self._until_over(drawing[0])]
         self._prompt_tokens += len(token_ids) * len(drawn)
         self._cached_tokens += sum(generation.cached_tokens for generation in drawn)
         return drawn
+
+    async def _all_of(self, drawing: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+        """Several replies side by side: all, or none."""
+        under_way = [asyncio.ensure_future(one) for one in drawing]
+        try:
+            return await self._until_over(asyncio.gather(*under_way))
+        except BaseException:
+            for one in under_way:
+                if not one.cancel() and not one.cancelled() and one.exception() is None:  # it had been given already
+                    self.engine.counters.abandoned += len(one.result().token_ids)
+            raise
 
     async def _until_over(self, work: Awaitable[T]) -> T:
         """What the engine gives, if the episode does not end before."""

@@ -14,6 +14,7 @@ from airloop.engine.base import EngineFailed, Sampling
 from airloop.serve import episode as episodes
 from airloop.serve.app import RETRIES, Endpoint
 from airloop.serve.bodies import LARGEST_BODY
+from airloop.serve.chat_form import read_request
 from airloop.serve.episode import KEPT, ServedEpisode
 
 
@@ -159,6 +160,33 @@ def test_a_text_that_ends_a_reply_is_no_length_and_what_came_behind_it_is_counte
     assert episode.metrics()["length_stops"] == pytest.approx(1 / 3)
     kept, drawn = (sum(map(len, ids)) for ids in ([r.token_ids for r in replies], [own for _, own in engine.pairs]))
     assert engine.counters.abandoned == drawn - kept == 150 - len("look STOP")
+
+
+def test_a_reply_that_was_there_when_the_one_beside_it_was_given_up_is_counted() -> None:
+    class Uneven(Recorded):
+        async def generate(self, token_ids: Any, sampling: Any, order: str = "", heard: Any = None) -> Any:
+            if order.endswith(".1"):
+                await first.wait()
+                asking.cancel()
+                await asyncio.sleep(60)
+            found = await super().generate(token_ids, sampling, order, heard)
+            first.set()
+            return found
+
+    async def work() -> None:
+        nonlocal asking, first
+        first = asyncio.Event()
+        asking = asyncio.ensure_future(episode.chat(read_request({"messages": [user("a")], "n": 2})))
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+
+    first: asyncio.Event
+    asking: asyncio.Future[Any]
+    engine = Uneven()
+    episode = episode_of(engine)
+    asyncio.run(work())
+    ((_, came),) = engine.pairs
+    assert engine.counters.abandoned == len(came) > 0 and not episode.forest.replies and episode.abandoned == 1
 
 
 def test_tokens_in_and_tokens_out() -> None:
