@@ -12,7 +12,7 @@ from airloop.assemble import Components, training_schedule
 from airloop.clocks import Clock, SimulatedClock, WallClock
 from airloop.ranks import MEET_S, Ranks
 from airloop.rollout.admission_queue import AdmissionQueue, Admitted
-from airloop.rollout.collected import Collected, Place
+from airloop.rollout.collected import Collected, Place, abandoned
 from airloop.rollout.group_scoring import incomplete_groups
 from airloop.rollout.producer import Producer
 from airloop.runs.admissions import Admissions, UpdateGroups
@@ -34,7 +34,8 @@ class Supply:
         config = parts.config
         o = config.orchestrator
         self._run, self._seed, self._rollouts = run, config.seed, o.rollouts_per_example
-        self._envs = parts.envs
+        self._envs, self._engine = parts.envs, parts.engine
+        self._abandoned = abandoned(parts.engine)  # tokens, when it was last asked
         self._groups = o.batch_size // o.rollouts_per_example
         self._longest_s = (o.retries + 2) * o.episode_timeout_s
         self._schedule = training_schedule(config, parts.envs)
@@ -86,7 +87,9 @@ class Supply:
             self._over(refused=True)
         self._move_to_step(step, groups)
         ended = [group.ended for group in groups if group.ended is not None]
-        return taken, Collected.joined(ended, seconds=time.perf_counter() - began)
+        before, self._abandoned = self._abandoned, abandoned(self._engine)
+        stats = {"seconds": time.perf_counter() - began, "abandoned_tokens": self._abandoned - before}
+        return taken, Collected.joined(ended, **stats)
 
     def trained(self) -> None:
         """The update is made and served: from now on groups are sampled by the new policy."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 Ending = Literal["done", "max_turns", "context_full", "deadline", "infra_error"]
-StopReason = Literal["stop", "length"]
+StopReason = Literal["stop", "length", "text"]  # text: one that the client named, and nothing behind it is kept
 
 
 class Message(TypedDict):

@@ -277,7 +277,7 @@ def as_transcript(trajectory: Trajectory, tokenizer: Any) -> Trajectory:
     for turn, shown in zip(trajectory.turns, trajectory.conversations(), strict=True):
         transcript.show(shown)
         ids = tokenizer.encode(turn.reply["content"])
-        cut = turn.sampled is not None and turn.sampled.stop == "length" and bool(ids)
+        cut = turn.sampled is not None and turn.sampled.stop != "stop" and bool(ids)
         ids = [*ids] if cut else [*ids, tokenizer.stop_ids[0]]  # nobody learns to end where another was cut off
         transcript.append_sampled(Sampled(tuple(ids), (0.0,) * len(ids), "length" if cut else "stop", 0))
     return replace(trajectory, branches=transcript.branches())

@@ -248,6 +248,28 @@ def test_gpus(tmp_path: Path, text: str, problem: str, corrected: str):
     assert problem in answer and corrected in answer and "a.toml:1" in answer and "mistakes" not in answer
 
 
+@pytest.mark.parametrize(
+    ("text", "corrected"),
+    [
+        ("trainer_gpu_ids = [2, 3]", "trainer_gpu_ids = [2]"),
+        ("inference_gpu_ids = [2, 3]\ntrainer_gpu_ids = [2, 3]", "trainer_gpu_ids = [2]\n    inference_gpu_ids = [2]"),
+        ("trainer.processes = 2", "processes = 1"),
+        ("cluster.nodes = 2\ncluster.gpus_per_node = 2", "nodes = 1"),
+        (
+            'cluster = { nodes = 3, roles = { learner = 2, sampler = 1 } }\ninference.backend = "vllm"\n'
+            'inference.vllm.adapters = "http"',
+            "[cluster.roles]\n    learner = 1\n    [cluster]\n    nodes = 2",
+        ),
+    ],
+)
+def test_remote_agents_have_one_process_to_ask(tmp_path: Path, text: str, corrected: str):
+    write(tmp_path, "tasks.jsonl", '{"a": 1}\n')
+    env = '[[orchestrator.env]]\nid = "program"\nargs = { remote = true, tasks = "tasks.jsonl" }\n'
+    answer = refusal("@", write(tmp_path, "a.toml", f"{text}\n{env}"))
+    assert "ask one process for episodes" in answer and corrected in answer, answer
+    load_config(["@", write(tmp_path, "b.toml", env)], environments=False)
+
+
 def test_several_gpus_have_a_process_each():
     for flags, gpus, ranks in [
         (["--trainer_gpu_ids=[2,3]"], [2, 3], 2),

@@ -21,6 +21,7 @@ FLOORS = (
         "interrupts",
         "limits",
         "locks",
+        "open_files",
         "plugins",
         "seeds",
         "text",

@@ -13,7 +13,7 @@ import pytest
 from support.rollout_world import StubEnv
 
 from airloop.config import load_config
-from airloop.engine.base import EngineFailed
+from airloop.engine.base import Counters, EngineFailed
 from airloop.rollout.collected import Collected, Dropped, Place, Save, Seat
 from airloop.runs.run import Run
 from airloop.supply import Supply
@@ -69,6 +69,7 @@ class ScriptedSampler:
             turn = Turn((), Message(role="assistant", content="x"), sampled, (), ())
             branch = Branch((1,), (True,), (-1.0,), (0,))
             world.episodes += 1
+            world.counters.abandoned += world.episodes % 5
             made = Trajectory(
                 f"{number}_pi{version}_x{world.episodes}_{number}-{sample}",
                 *(
@@ -103,6 +104,7 @@ class World:
         self.run = Run.create(self.config, "stub")
         self.dice = random.Random(seed)
         self.served = self.episodes = self.deaths = 0
+        self.counters = Counters()  # of an engine whose replies are not all waited for
         self.weights: list[list[int]] = []  # by update: the groups that it was made of
         self.saved = 0  # updates in the checkpoint
 
@@ -110,17 +112,19 @@ class World:
         def sampler(save: Save, schedule: object) -> ScriptedSampler:
             return ScriptedSampler(self, save)
 
-        return SimpleNamespace(config=self.config, envs={"stub": StubEnv(7)}, sampler=sampler)
+        return SimpleNamespace(config=self.config, engine=self, envs={"stub": StubEnv(7)}, sampler=sampler)
 
     async def live(self) -> None:
         """Until it is done, or dies."""
         self.run.first_step = self.served = self.saved
         del self.weights[self.saved :]
-        supply = Supply(self.parts(), self.run)
+        supply, abandoned = Supply(self.parts(), self.run), self.counters.abandoned
         try:
             await supply.start()
             for step in range(self.saved, self.config.max_steps):
                 taken, collected = await supply.take(step)
+                abandoned += collected.stats["abandoned_tokens"]
+                assert abandoned == self.counters.abandoned, "of every token it is said what became of it"
                 for group in collected.groups:
                     versions = [t.turns[0].sampled.version for t in group.trajectories if t.turns[0].sampled]
                     assert step - STALENESS <= group.version <= min(versions) <= max(versions) <= step

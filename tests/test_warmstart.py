@@ -143,7 +143,7 @@ def test_a_reply_that_was_cut_off_teaches_nobody_to_end_there() -> None:
     trajectory = next(iter(run.finished(0).values()))
     (turn,) = trajectory.turns
     assert turn.sampled
-    for stop in ("length", "stop"):
+    for stop in ("length", "text", "stop"):
         said = replace(turn, reply=Message(role="assistant", content="I was"), sampled=replace(turn.sampled, stop=stop))
         other = Shifted(tokenizer)
         (branch,) = as_transcript(replace(trajectory, turns=(said,)), other).branches

@@ -104,7 +104,7 @@ _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\][\w-]*)?\s*\[ARGS\]\s*|([\w.-]+)(?=
 
 
 def _xml(text: str, cut: bool, tools: Sequence[Mapping[str, Any]]) -> list[Action]:
-    types = {tool["function"]["name"]: _types(tool) for tool in tools if "function" in tool}
+    types = {str(tool["function"]["name"]): _types(tool) for tool in tools if "function" in tool}
     actions: list[Action] = []
     for found in _FUNCTION.finditer(text):
         name, inside = found["name"].strip(), found["inside"]
@@ -127,13 +127,16 @@ def _trimmed(said: str) -> str:
 
 
 def _types(tool: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Of each parameter, what it may be; nothing where its schema does not say."""
-    properties = (tool["function"].get("parameters") or {}).get("properties") or {}
+    """Of each parameter, what it may be; nothing where its schema does not say, or is none that we know."""
+    schema = tool["function"].get("parameters")
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
     found: dict[str, set[str]] = {}
-    for name, one in properties.items():
-        choices = [one, *one.get("anyOf", ()), *one.get("oneOf", ())]
+    for name, one in properties.items() if isinstance(properties, Mapping) else ():
+        several = [one.get(word) for word in ("anyOf", "oneOf")] if isinstance(one, Mapping) else []
+        choices = [one, *(choice for listed in several if isinstance(listed, list) for choice in listed)]
         given = [choice.get("type") for choice in choices if isinstance(choice, Mapping)]
-        found[name] = {kind for kinds in given for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind}
+        kinds = [kind for own in given for kind in (own if isinstance(own, list) else [own])]
+        found[name] = {kind for kind in kinds if isinstance(kind, str)}
     return found
 
 

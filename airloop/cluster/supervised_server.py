@@ -106,8 +106,11 @@ class SupervisedServer:
             log.seek(self._read)
             while piece := log.read(PIECE):
                 used = piece if whole else piece[: piece.rfind(b"\n") + 1]
+                if len(piece) == PIECE:  # there is more; a line that is longer comes in parts
+                    used = used or piece
                 for line in used.decode(errors="replace").splitlines():
                     self._on_event("line", line)
                 self._read += len(used)
-                if len(used) < len(piece):
+                if len(used) < len(piece) < PIECE:
                     return
+                log.seek(self._read)

@@ -17,7 +17,7 @@ NOT_YET = ("mps",)  # in the schema, so that they are refused with a reason rath
 
 
 def conflicts(config: RunConfig) -> list[Conflict]:
-    rules = (_groups, _schedule, _loss, _gpus, _shards, _budget, _not_in_this_version)
+    rules = (_groups, _schedule, _loss, _gpus, _shards, _remote, _budget, _not_in_this_version)
     others = (vllm_conflicts, cluster_conflicts, stream_conflicts)
     return [conflict for rule in (*rules, *others) for conflict in rule(config)]
 
@@ -166,6 +166,30 @@ def _shards(config: RunConfig) -> Iterator[Conflict]:
             'shard = false does not go with train = "full" on several GPUs, where all weights are in shards',
             {"trainer.model.shard": True},
         )
+
+
+def _remote(config: RunConfig) -> Iterator[Conflict]:
+    """Agents that live elsewhere know one address, and every process that trains would open one."""
+    if config.ranks == 1 or not any(e.id == "program" and e.args.get("remote") for e in config.orchestrator.env):
+        return
+    roles = config.cluster.roles
+    one: dict[str, Any] = {
+        "trainer_gpu_ids": config.trainer_gpu_ids and config.gpus[:1],
+        "inference_gpu_ids": config.inference.backend == "embedded" and config.inference_gpu_ids and config.gpus[:1],
+        "cluster.gpus_per_node": config.cluster.gpus_per_node and 1,
+        "cluster.nodes": (config.cluster.nodes > 1 and not roles) and 1,
+        "cluster.roles.learner": (roles is not None and roles.learner > 1) and 1,
+        "trainer.processes": config.trainer.processes and 1,
+    }
+    changes = {key: value for key, value in one.items() if value}
+    if roles and roles.learner > 1:
+        changes["cluster.nodes"] = 1 + roles.sampler
+    yield Conflict(
+        (*changes, "orchestrator.env"),
+        f"agents that live elsewhere (args = {{ remote = true }}) ask one process for episodes, and {config.ranks} "
+        "would train: not in this version",
+        changes,
+    )
 
 
 def _base_evaluation(config: RunConfig) -> Iterator[Conflict]:

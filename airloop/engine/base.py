@@ -76,7 +76,7 @@ class Counters:
     sampled: int = 0
     prompt: int = 0  # prompt tokens asked for
     cached: int = 0  # of those, found in the prefix cache
-    abandoned: int = 0  # tokens of replies that nobody waited for to the end
+    abandoned: int = 0  # tokens that no reply was given with: nobody waited for its end, or it had ended before them
     prefill_s: float = 0.0  # steps that computed prompts
     decode_s: float = 0.0  # steps that did nothing but decode
 

@@ -153,6 +153,8 @@ class Command:
                 lease = await resources.pool.lease(self.image, address.seconds + MARGIN_S)
             async with lease:
                 ran = await self._run(lease, task, seed, address)
+                if (door := lease.world.passage) is not None and door.trouble:
+                    raise InfraError(f"a request of the agent did not get out of its sandbox: {door.trouble}")
                 crash = await _crash(lease, *ran, address)
                 async with _with_timeout(COPY_S, "the workspace could not be copied"):
                     folder = await resources.copies.make(lease.world.pack, self.args.disk_mb << 20)

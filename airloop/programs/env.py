@@ -186,7 +186,7 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
         return made
 
     def _task(self, hashed: str, row: Mapping[str, Any], split: str) -> Task:
-        return Task(self.name, str(row.get("id") or hashed), split, row)
+        return Task(self.name, str(row.get("id") or hashed), split, _plain(row))
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._splits.get(split, ())
@@ -239,6 +239,15 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
 
     async def close(self) -> None:
         await self.runner.close()
+
+
+def _plain(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As JSON has it: agents are told it so, and so it is kept. Dates, as Parquet has them, are texts."""
+    try:
+        json.dumps(row)
+    except TypeError:
+        row = json.loads(json.dumps(row, ensure_ascii=False, default=str))
+    return row
 
 
 def by_hash(rows: Sequence[Row], but: Collection[str] = ()) -> dict[str, Row]:

@@ -19,6 +19,7 @@ from airloop.errors import AirError, InfraError
 END_S = 10.0  # from being told to end until it is killed
 PRINTED_LIMIT = 4096  # characters of its standard error that are kept, the last ones
 LOCAL_HOSTS = "127.0.0.1,localhost,::1"
+RUN_KEYS = ("VLLM_API_KEY", "AIR_ADAPTERS_KEY", "AIR_REMOTE_KEY")  # keys of the run itself
 
 
 class JsonLineProcess:
@@ -33,8 +34,9 @@ class JsonLineProcess:
         self.printed = ""  # the end of its standard error
 
     def environ(self) -> dict[str, str]:
-        """The environment variables it is started with."""
-        env = dict(os.environ)
+        """The environment variables it is started with: none of the run's own keys, for nobody else is to ask what the
+        run asks."""
+        env = {name: value for name, value in os.environ.items() if name not in RUN_KEYS}
         if self._command[0] != sys.executable:  # another environment, with libraries of its own
             env.pop("PYTHONPATH", None)
         return {**env, **no_proxy_variables()}

@@ -19,9 +19,11 @@ from typing import Any, NoReturn
 
 DEPTH = 64  # of errors that were raised from errors
 TEMPORARY = 75  # the exit code of a program that says: not my fault, try again (sysexits.h)
-# Failures between the agent and the policy: not the agent's fault, whatever they were wrapped into.
-INFRA_ERRORS = (ConnectionError,)
-INFRA_ERROR_NAMES = {"APIConnectionError", "APITimeoutError", "InternalServerError", "InfraError"}
+# A connection that was lost, whatever the error was wrapped into. Whether it was the one to the policy, the run knows:
+# an action of the agent's own may have led anywhere.
+LOST_ERRORS = (ConnectionError,)
+LOST_ERROR_NAMES = {"APIConnectionError", "APITimeoutError", "InternalServerError"}
+INFRA_ERROR_NAME = "InfraError"  # what an agent itself calls no fault of its own
 
 
 def run_episode(path: str, name: str, order: dict[str, Any], result_fd: int) -> NoReturn:
@@ -57,18 +59,27 @@ def outcome(path: str, name: str, task: dict[str, Any], given: list[str] | None 
         return {"defect": str(error)}
     except BaseException as error:
         traceback.print_exc()
-        return {"infra" if is_infra(error) else "crash": describe_error(error, path)}
+        return {kind_of(error): describe_error(error, path)}
 
 
 def is_infra(error: BaseException | None) -> bool:
-    """Whether the error, or one that it was raised from, is a failure of the infrastructure."""
+    return kind_of(error) != "crash"
+
+
+def kind_of(error: BaseException | None) -> str:
+    """Of the error, or of one that it was raised from: crash, infra (a failure of the infrastructure), or lost (a
+    connection: such a failure, perhaps)."""
+    found = "crash"
     for _ in range(DEPTH):
         if error is None:
-            return False
-        if isinstance(error, INFRA_ERRORS) or {k.__name__ for k in type(error).__mro__} & INFRA_ERROR_NAMES:
-            return True
+            break
+        names = {k.__name__ for k in type(error).__mro__}
+        if INFRA_ERROR_NAME in names:
+            return "infra"
+        if isinstance(error, LOST_ERRORS) or names & LOST_ERROR_NAMES:
+            found = "lost"
         error = error.__cause__ or error.__context__
-    return False
+    return found
 
 
 def reseed(seed: int) -> None:
@@ -149,7 +160,7 @@ def as_score(value: Any) -> Any:
 def as_number(value: Any, what: str) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadScore(f"{what} that the function returned is {value!r}, and must be a number") from None
     if number != number or number in (float("inf"), float("-inf")):
         raise BadScore(f"{what} that the function returned is {number}")

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError, InfraError
-from airloop.programs.json_process import JsonLineProcess, no_proxy_variables
-from airloop.rollout.program import ProgramCrashed
+from airloop.programs.json_process import RUN_KEYS, JsonLineProcess, no_proxy_variables
+from airloop.rollout.program import LostConnection, ProgramCrashed
 
 WORKER = Path(__file__).with_name("worker.py")
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 SHORTEST_SECRET = 8  # characters: shorter ones are words
 CLIENT_PREFIXES = ("OPENAI_", "ANTHROPIC_")  # of variables that clients of a model read
-RUN_KEYS = ("VLLM_API_KEY", "AIR_ADAPTERS_KEY", "AIR_REMOTE_KEY")  # keys of the run itself
 SHOWN_CHARACTERS = 400  # of the end of what a program printed
 AGENT, SCORER = "the agent's program", "the scorer"
 FIXES = {AGENT: "correct the agent's file; `air tasks show` plays its first request.", SCORER: "correct the scorer."}
@@ -38,12 +37,8 @@ class Workers(JsonLineProcess):
         the run. A scorer keeps them: it may use another model than the policy."""
         env = super().environ()
         if self._role == AGENT:
-            env = {
-                name: value
-                for name, value in env.items()
-                if not name.startswith(CLIENT_PREFIXES) and name not in RUN_KEYS
-            }
-        return env
+            return {name: value for name, value in env.items() if not name.startswith(CLIENT_PREFIXES)}
+        return {**env, **{name: os.environ[name] for name in RUN_KEYS if name in os.environ}}
 
     async def run(
         self, task: Mapping[str, Any], variables: Mapping[str, str], given: Sequence[str] = ()
@@ -74,6 +69,9 @@ def _score(ended: Mapping[str, Any], variables: Mapping[str, str], role: str) ->
         raise AirError(f"{role.capitalize()}: {mask_secrets(result['defect'], variables)}.", FIXES[role])
     if "crash" in result:
         raise ProgramCrashed(mask_secrets(result["crash"], variables))
+    if "lost" in result:
+        lost = f"{role}: {mask_secrets(result['lost'], variables)}"
+        raise LostConnection(lost) if role == AGENT else InfraError(lost)
     if "infra" in result:
         raise InfraError(f"{role}: {mask_secrets(result['infra'], variables)}")
     if ended.get("gone"):

@@ -28,9 +28,10 @@ from airloop.rollout.episode import (
     weighted_reward,
     with_place,
 )
+from airloop.serve.answer import Answer
 from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import BadRequest, ChatRequest
-from airloop.serve.episode import Answer, ServedAgent, ServedEpisode
+from airloop.serve.episode import ServedAgent, ServedEpisode
 from airloop.serve.server import serving
 from airloop.serve.stable_prefix import StreamListener
 from airloop.success import measured_success
@@ -83,6 +84,11 @@ class ProgramOutcome(Score):
 
 class ProgramCrashed(Exception):
     """The agent's own program failed after the policy had spoken: its ending, with the score of nothing done."""
+
+
+class LostConnection(InfraError):
+    """The agent's own program failed for want of a connection: trouble if it was that to the policy, and else its
+    ending, for it may have been told to ask anybody."""
 
 
 class ProgramEnvironment(Environment[A]):
@@ -149,7 +155,7 @@ class EpisodeEndpoint:
 
     def __init__(self) -> None:
         self.endpoint = Endpoint(MODEL)
-        self._serving = serving(self.endpoint.app())
+        self._serving = serving(self.endpoint.app(), crowded=self.endpoint.crowded)
         self._url = ""
 
     async def __aenter__(self) -> EpisodeEndpoint:
@@ -270,12 +276,18 @@ async def _play(
     except OutOfTime as error:
         outcome = ProgramOutcome(nothing.rewards, nothing.metrics, "deadline")
         asked_nothing = f"{error}, and it had asked nothing"
+    except LostConnection as error:
+        if episode.lost or not episode.exchanges:
+            raise
+        outcome = ProgramOutcome(nothing.rewards, nothing.metrics, crash=str(error))
     except ProgramCrashed as error:
         outcome = ProgramOutcome(nothing.rewards, nothing.metrics, crash=str(error))
     if outcome.crash:
         asked_nothing = f"the program failed before it had asked anything: {outcome.crash}"
     if episode.failure is not None:  # whatever the program made of it
         raise _infra_failure(episode.failure)
+    if outcome.crash and episode.refused:
+        raise InfraError(f"the endpoint had no room for all connections, perhaps for this program's: {outcome.crash}")
     if outcome.ending == "deadline" and (lost_s := added()) > UNSERVED_SHARE * address.seconds:
         raise InfraError(f"for {lost_s:.0f} of the program's {address.seconds:.0f} s the engine could serve nobody")
     if not episode.exchanges and not episode.context_full:

@@ -135,7 +135,7 @@ class Sampler:
         seeds = seeds_of(plan, self._settings, step, first=first)
         work = _Collection(self, self._settings, step, version, plan, finished or {}, seeds, first=first, seat=seat)
         await work.run([number])
-        del work.counts["abandoned_tokens"]  # the engine counts those of all groups that are under way
+        del work.counts["abandoned_tokens"]  # the engine counts those of all groups: who takes them asks it
         work.absorb([work.share([number])])
         return work.collected()
 

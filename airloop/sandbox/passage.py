@@ -23,6 +23,7 @@ class Passage:
 
     def __init__(self) -> None:
         self.target: tuple[str, int] | None = None  # until it leads somewhere, whoever comes is hung up on
+        self.trouble = ""  # why one that it should have served was not: no doing of the world's
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -39,7 +40,9 @@ class Passage:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        crowded = len(self._open) >= MOST_CONNECTIONS or len(self.everyone) >= most_of_all()
+        crowded = len(self._open) >= MOST_CONNECTIONS
+        if not crowded and len(self.everyone) >= most_of_all():
+            crowded, self.trouble = True, f"there were {most_of_all()} connections of all sandboxes, the most"
         if self.target is None or crowded:
             writer.close()
             return
@@ -50,8 +53,8 @@ class Passage:
             async with asyncio.timeout(CONNECT_S):
                 far_reader, far_writer = await asyncio.open_connection(*self.target)
             await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
-        except (OSError, TimeoutError):
-            pass
+        except (OSError, TimeoutError) as error:
+            self.trouble = f"the endpoint could not be reached: {type(error).__name__}: {error}"
         finally:
             for group in (self._open, self.everyone):
                 group.discard(writer)

@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from airloop.serve.answer import Answer, Choice
 from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_request
-from airloop.serve.episode import Answer, Choice
 from airloop.serve.stream import Form, event
 
 _IGNORED = {"model", "metadata", "service_tier", "container", "betas", "context_management", "cache_control"}
@@ -27,14 +27,17 @@ def read_messages_request(body: Any) -> ChatRequest:
         if name == "thinking" and _kind(body[name]) in (None, "disabled", "adaptive"):
             continue  # the policy thinks or does not, as it has learned to
         raise BadRequest(f"{name} is not supported here.", param=name, code="unsupported_parameter")
+    said = list(_messages(body.get("messages")))
+    if not said:
+        raise BadRequest("messages must have at least one message that says something.", param="messages")
     choice = _kind(body.get("tool_choice") or {"type": "auto"})
     chat = {
         **{name: body[name] for name in _UNCHANGED if body.get(name) is not None},
-        "messages": [*_system(body.get("system")), *_messages(body.get("messages"))],
+        "messages": [*_system(body.get("system")), *said],
         "tools": [_tool(tool, f"tools.{i}") for i, tool in enumerate(listed(body.get("tools"), "tools"))],
         "tool_choice": choice if choice in ("auto", "none") else "required",
     }
-    if chat["messages"][-1]["role"] == "assistant":
+    if said[-1]["role"] == "assistant":
         raise BadRequest("A reply that is begun by the client cannot be had here.", param="messages")
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.engine.base import ContextFull, EngineFailed
 from airloop.errors import AirError
+from airloop.serve.answer import Answer
 from airloop.serve.anthropic_form import MessagesForm, read_messages_request
 from airloop.serve.cancellation import (
     DisconnectListener,
@@ -28,7 +29,7 @@ from airloop.serve.cancellation import (
 )
 from airloop.serve.chat_answer import ChatForm
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
-from airloop.serve.episode import Answer, ServedEpisode
+from airloop.serve.episode import ServedEpisode
 from airloop.serve.request_limits import TWO_LENGTHS, RequestBodies
 from airloop.serve.responses_form import ResponsesForm, read_responses_request
 from airloop.serve.stable_prefix import StreamListener
@@ -77,6 +78,11 @@ class Endpoint:
         del self._keys[id]
         episode.end()
         return episode
+
+    def crowded(self) -> None:
+        """A connection was refused; whose it was nobody knows."""
+        for episode in self.episodes.values():
+            episode.refused += 1
 
     def key(self, id: str) -> str:
         made = hmac.digest(self.secret, id.encode(), hashlib.sha256)
@@ -147,7 +153,17 @@ class Endpoint:
         """Reads a request, has it answered, and writes the answer down, each in the client's own form."""
         episode = self._episode(request)
         body, digest = await self._body(request)
-        asked = read(body)
+        with episode.defects_noted():
+            return await self._answer_read(request, episode, digest, read(body), made)
+
+    async def _answer_read(
+        self,
+        request: Request,
+        episode: ServedEpisode,
+        digest: bytes,
+        asked: ChatRequest,
+        made: Callable[[ChatRequest, ServedEpisode], Form],
+    ) -> Any:
         form = made(asked, episode)
         # A client that retries never got its answer: it gets that one. The same request as a new one is a second
         # sample.

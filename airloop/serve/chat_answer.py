@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airloop.chat.forest import Tokenizer
+from airloop.serve.answer import Answer, Choice
 from airloop.serve.chat_form import BadRequest, ChatRequest
-from airloop.serve.episode import Answer, Choice
 from airloop.serve.stream import Form, event
 
 CHUNK = "chat.completion.chunk"

@@ -28,7 +28,7 @@ else:
     except ImportError:
         from airloop.serve.by_h11 import Connection
 
-TIMEOUT_S = 10.0  # for a request's head to arrive, and for the client to read any byte of an answer
+TIMEOUT_S = 10.0  # for a request's head to arrive once it has begun, and for the client to read any byte of an answer
 MAX_CONNECTIONS = 256  # connections, fewer where the system gives a process few files
 MAX_AGENT_CONNECTIONS = 4096  # likewise, of agents
 BACKLOG = 32  # connections that the system queues, and that are accepted in one go before any is served
@@ -112,6 +112,7 @@ class LimitedConnection(Connection):
             self._schedule_check()
             return
         self._refused = True
+        self.crowded()
         self.connections.discard(self)
         transport.write(BUSY)
         transport.close()
@@ -119,6 +120,8 @@ class LimitedConnection(Connection):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if self._rests:
+            self._check_at = self.loop.time() + TIMEOUT_S  # a head begins
         if self.cycle is not None and self.cycle.response_complete and self.half_read:
             self._unread += len(data)
             if self._unread > UNREAD_LIMIT:
@@ -148,6 +151,11 @@ class LimitedConnection(Connection):
             callback()
 
     @property
+    def _rests(self) -> bool:
+        """Between two requests, with nothing of the next one received: uvicorn closes it when its own time is over."""
+        return self.timeout_keep_alive_task is not None
+
+    @property
     def is_idle(self) -> bool:
         """Whether it waits for a request: then closing it loses nothing."""
         answered = self.cycle is None or self.cycle.response_complete
@@ -171,7 +179,11 @@ class LimitedConnection(Connection):
         if not waiting:
             return False
         min(waiting, key=lambda connection: connection._began).drop()
+        self.crowded()
         return True
+
+    def crowded(self) -> None:
+        """Called when there was no room for this connection, or another had to be closed for it."""
 
     def drop(self) -> None:
         self.connections.discard(self)  # at once: the next connection counts those that are left
@@ -192,7 +204,7 @@ class LimitedConnection(Connection):
             self._check_timer = self.loop.call_at(self._check_at, self._check)
             return
         unsent = self.transport.get_write_buffer_size()
-        if self.is_idle or (unsent and unsent >= self._unsent > 0):
+        if (self.is_idle and not self._rests) or (unsent and unsent >= self._unsent > 0):
             self.drop()
         else:
             self._schedule_check()

@@ -6,13 +6,16 @@ import asyncio
 import hashlib
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from airloop.chat.forest import Forest, Prompt, Reply, Strategy, Tokenizer
 from airloop.engine.base import ContextFull, Engine, Generation, Sampling, TokenCallback
+from airloop.errors import AirError
 from airloop.seeds import stable_hash, turn_seed
+from airloop.serve.answer import Answer, Choice, Exchange
 from airloop.serve.cancellation import Stoppable
 from airloop.serve.chat_form import BadRequest, ChatRequest, ParsedReply, call_ids, form_of, read_reply
 from airloop.serve.stable_prefix import StablePrefix, StreamListener, until_stop
@@ -22,43 +25,6 @@ T = TypeVar("T")
 KEPT_ANSWERS = 64  # answers, the latest ones
 FEW = 1024  # messages, or tokens, that take no time to speak of
 LONGEST_TOKEN = 256  # characters; those that stand for white space are the longest
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One reply to a request: as the client gets it, and as it was sampled."""
-
-    message: dict[str, Any]
-    finish: str  # stop, length, tool_calls
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stop_text: str = ""  # the stop text that ended it
-
-    @property
-    def tokens(self) -> int:
-        return len(self.token_ids)
-
-
-@dataclass(frozen=True)
-class Answer:
-    choices: tuple[Choice, ...]
-    prompt_tokens: int
-    cached_tokens: int
-    version: int
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A reply with the conversation that it answers, its actions and its tokens; one for each reply, in their order."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...]
-    reply: str
-    actions: tuple[Action, ...]
-    sampled: Sampled | None  # None: not of the policy, or not to be trained
-    times: Times
-    asked_at: float  # by time.monotonic()
-    answered_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -85,9 +51,10 @@ class ServedEpisode:
     trains: Callable[[Sequence[Message], Sequence[Message]], bool] = lambda messages, first: True
     requests: int = 0
     requests_exceeded: bool = False  # there were more requests than most_requests
-    context_full: bool = False  # a conversation had no room left for a reply
+    full_after: int = -1  # how many replies there were when a conversation last had no room left for one
     failure: Exception | None = None  # the first failure of the infrastructure: it fails the episode, whatever follows
     abandoned: int = 0  # requests whose client disconnected before the reply
+    refused: int = 0  # connections that there was no room for, perhaps its own
     requested_sampling: dict[str, list[Any]] = field(default_factory=dict)  # by parameter: the run decides
     # By the digest of a request's body, the same to the byte: for a client that did not receive its answer and retries.
     answers: dict[bytes, Answer] = field(default_factory=dict)
@@ -99,6 +66,7 @@ class ServedEpisode:
         self._under_way: set[Stoppable] = set()
         self._over = False
         self._prompt_tokens = self._cached_tokens = 0
+        self._thoughts: dict[int, str] = {}
         self._by_call: dict[str, int] = {}
         self._by_form: dict[str, list[int]] = {}
         self._by_place: dict[tuple[bytes, str], list[int]] = {}  # by the conversation before it, and its content
@@ -128,6 +96,9 @@ class ServedEpisode:
     ) -> tuple[Reply, str]:
         """A reply to tokens as they are; and why it ended."""
         began, number = time.monotonic(), self._count()
+        if len(token_ids) > FEW and len(token_ids) >= (context := self.engine.describe().context):
+            self.full_after = len(self.exchanges)
+            raise ContextFull(f"{len(token_ids)} tokens do not fit a context of {context}")
         if max(token_ids, default=0) >= self.tokenizer.vocab_size:
             raise BadRequest(f"There is no token {max(token_ids)}.", param="token_ids")
         prompt = self.forest.prompt_of_tokens(token_ids)
@@ -143,6 +114,27 @@ class ServedEpisode:
         )
         return reply, generation.stop
 
+    @contextmanager
+    def defects_noted(self) -> Iterator[None]:
+        """An error of the endpoint's own is a failure of the infrastructure: the episode is not scored."""
+        try:
+            yield
+        except (BadRequest, ContextFull, AirError):
+            raise
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    @property
+    def lost(self) -> bool:
+        """A request was broken off or had no room; one that is under way may have been, unheard."""
+        return bool(self.abandoned or self.refused or self._under_way)
+
+    @property
+    def context_full(self) -> bool:
+        """Whether it ended so: an agent that was refused for its length, shortened it and went on did not."""
+        return self.full_after == len(self.exchanges)
+
     def branches(self) -> tuple[Branch, ...]:
         return self.forest.branches()
 
@@ -155,7 +147,7 @@ class ServedEpisode:
         asked = [*(exchange.asked_at for exchange in self.exchanges), ended][1:]
         for exchange, next_request in zip(self.exchanges, asked, strict=True):
             shown, places = shown_anew(known, exchange.messages)
-            reply = _reply_message(exchange)
+            reply = Message(role="assistant", content=exchange.reply)
             known = [*exchange.messages, reply]
             times = replace(exchange.times, tool=max(0.0, next_request - exchange.answered_at))
             made.append(Turn(shown, reply, exchange.sampled, exchange.actions, (Observation(""),), times, places))
@@ -176,7 +168,7 @@ class ServedEpisode:
 
     def _conversations(self) -> int:
         """How many there are: one begins where a request does not go on from an earlier one and its reply."""
-        ended = {_line([*exchange.messages, _reply_message(exchange)]) for exchange in self.exchanges}
+        ended = {(*_line(exchange.messages), ("assistant", exchange.reply)) for exchange in self.exchanges}
         going_on = sum(
             any(_line(exchange.messages[:i]) in ended for i in range(1, len(exchange.messages)))
             for exchange in self.exchanges
@@ -209,12 +201,11 @@ class ServedEpisode:
 
     def _number(self, message: Mapping[str, Any], form: str, before: bytes) -> int | None:
         """Which of the sampled replies an assistant's message is."""
-        alike = self._by_form.get(form, [])
+        alike, after = self._by_form.get(form, []), self._by_place.get((before, form), [])
+        if thought := str(message.get("reasoning_content") or "").strip():  # most clients leave it out
+            alike, after = ([n for n in found if self._thoughts.get(n) == thought] for found in (alike, after))
         by_id = {self._by_call.get(call) for call in call_ids(message)}
         named = [number for number in alike if by_id == {number}] if by_id else []
-        after = self._by_place.get((before, form), [])
-        if thought := message.get("reasoning_content"):
-            after = [number for number in after if thought in self.exchanges[number].reply] or after
         found = named or after or alike
         # Several replies with different thoughts, all in other conversations: none is recognised.
         same = len({self.exchanges[number].reply for number in found}) == 1
@@ -240,11 +231,21 @@ class ServedEpisode:
         more: list[dict[str, Any]] = [{"on_tokens": one} for one in on_tokens] or [{}] * n
         given = zip(draws, orders, more, strict=True)
         drawing = [self.engine.generate(token_ids, s, order=o, **m) for s, o, m in given]
-        several = n > 1 and asyncio.gather(*drawing)
-        drawn = await self._until_over(several) if several else [await self._until_over(drawing[0])]
+        drawn = await self._all_of(drawing) if n > 1 else [await self._until_over(drawing[0])]
         self._prompt_tokens += len(token_ids) * len(drawn)
         self._cached_tokens += sum(generation.cached_tokens for generation in drawn)
         return drawn
+
+    async def _all_of(self, drawing: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+        """Several replies side by side: all, or none."""
+        under_way = [asyncio.ensure_future(one) for one in drawing]
+        try:
+            return await self._until_over(asyncio.gather(*under_way))
+        except BaseException:
+            for one in under_way:
+                if not one.cancel() and not one.cancelled() and one.exception() is None:  # it had been given already
+                    self.engine.counters.abandoned += len(one.result().token_ids)
+            raise
 
     async def _until_over(self, work: Awaitable[T]) -> T:
         """The engine's reply, unless the episode ends before."""
@@ -256,7 +257,7 @@ class ServedEpisode:
                 self.abandoned += 1
                 raise
             except ContextFull:
-                self.context_full = True
+                self.full_after = len(self.exchanges)
                 raise
             except Exception as error:
                 self.failure = self.failure or error
@@ -272,7 +273,7 @@ class ServedEpisode:
             return
         context = self.engine.describe().context
         if messages > context or characters > context * LONGEST_TOKEN:
-            self.context_full = True
+            self.full_after = len(self.exchanges)
             raise ContextFull(
                 f"{messages} messages with {characters} characters do not fit a context of {context} tokens"
             )
@@ -310,16 +311,20 @@ class ServedEpisode:
         asked: float,
     ) -> Choice:
         sampled, stop_text = until_stop(_sampled(generation), request.stop, self.tokenizer)
+        self.engine.counters.abandoned += len(generation.token_ids) - len(sampled.token_ids)
         trained = self.trains(messages, self.opening)
         reply = self.forest.append(prompt, sampled, trained=trained)
-        cut = generation.stop == "length" and not stop_text
+        cut = sampled.stop == "length"
         text = reply.text.partition(stop_text)[0] if stop_text else reply.text
-        parsed = read_reply(text, tools=request.tools, parser=self.parser, cut=cut, thinking=prompt.thinking)
-        actions = parsed.calls or (Action("text", text),)
         times, noted = _times(generation), sampled if trained else None
-        message = self._note(
-            Exchange(tuple(messages), request.tools, reply.text, actions, noted, times, asked), parsed, before
-        )
+        exchange = Exchange(tuple(messages), request.tools, reply.text, (Action("text", text),), noted, times, asked)
+        try:
+            with self.defects_noted():
+                parsed = read_reply(text, tools=request.tools, parser=self.parser, cut=cut, thinking=prompt.thinking)
+        except Exception:  # the client gets no reply: numbers of replies and exchanges must agree all the same
+            self.exchanges.append(exchange)
+            raise
+        message = self._note(replace(exchange, actions=parsed.calls or exchange.actions), parsed, before)
         finish = "tool_calls" if parsed.calls else "length" if cut else "stop"
         return Choice(message, finish, reply.token_ids, reply.logprobs, stop_text)
 
@@ -329,6 +334,7 @@ class ServedEpisode:
         message = parsed.message(lambda i: self._call_id(number, i))
         self.exchanges.append(exchange)
         form = form_of(message)
+        self._thoughts[number] = parsed.thought
         self._by_form.setdefault(form, []).append(number)
         self._by_place.setdefault((before, form), []).append(number)
         self._by_call |= {call: number for call in call_ids(message)}
@@ -358,7 +364,7 @@ class ServedAgent(ServedEpisode):
         try:
             reply = await self.agent.reply(messages, request.tools)
         except ContextFull:
-            self.context_full = True
+            self.full_after = len(self.exchanges)
             raise
         except Exception as error:
             self.failure = self.failure or error
@@ -374,10 +380,6 @@ class ServedAgent(ServedEpisode):
 
     async def generate(self, *given: Any) -> tuple[Reply, str]:
         raise BadRequest("Who answers here takes messages, not tokens.", code="unsupported_endpoint")
-
-
-def _reply_message(exchange: Exchange) -> Message:
-    return Message(role="assistant", content=exchange.reply)
 
 
 def _line(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:

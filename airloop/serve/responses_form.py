@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from airloop.serve.answer import Answer, Choice
 from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_request
-from airloop.serve.episode import Answer, Choice
 from airloop.serve.stream import Form, event
 
 _IGNORED = {"model", "store", "user", "metadata", "parallel_tool_calls", "include", "service_tier", "safety_identifier"}

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.open_files import allow_files
 
 QUEUED = 512  # connections that the system holds while the loop is busy
 KEEP_ALIVE_S = 75  # longer than clients keep a connection that they do not use
@@ -19,8 +20,11 @@ CLOSE_S = 5.0  # for answers that are under way when it ends
 
 
 @asynccontextmanager
-async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """The address, while the application is served in this event loop.
+async def serving(
+    app: Any, host: str = "127.0.0.1", port: int = 0, crowded: Callable[[], object] = lambda: None
+) -> AsyncIterator[str]:
+    """The address, while the application is served in this event loop. `crowded` hears of every connection that there
+    was no room for.
 
         async with serving(endpoint.app()) as url:
             print(f"{url}/v1")
@@ -31,7 +35,12 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
 
     from airloop.serve.connections import BACKLOG, AgentConnection, quiet_logs
 
+    allow_files()
     ready = asyncio.Event()
+
+    class Ours(AgentConnection):
+        def crowded(self) -> None:
+            crowded()
 
     class Server(uvicorn.Server):
         def capture_signals(self) -> Any:
@@ -45,7 +54,7 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
     listening = bind_socket(host, port)
     config = uvicorn.Config(
         app,
-        http=AgentConnection,
+        http=Ours,
         ws="none",
         backlog=BACKLOG,
         log_level="warning",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from airloop.chat.forest import Tokenizer
 from airloop.serve.chat_form import CALL_SIGNS, LINE_SIGNS, find_call, without_thought
-from airloop.types import Sampled
+from airloop.types import Sampled, StopReason
 
 # A reply is decoded again when it has grown by this part: so all decoding costs as much as that many times the last.
 GROWTH = 64
@@ -117,7 +117,7 @@ def without_beginning(text: str, signs: Iterable[str]) -> str:
 
 def until_stop(sampled: Sampled, stops: Sequence[str], tokenizer: Tokenizer) -> tuple[Sampled, str]:
     """The reply up to the token that completes one of the texts that end it, and which of them. Each of its tokens was
-    drawn as any other: a reply that is ended is one that is cut."""
+    drawn as any other: a reply that is ended is one that is cut, and not at its length."""
     if not stops or not any(stop in tokenizer.decode(sampled.token_ids) for stop in stops):
         return sampled, ""
 
@@ -127,4 +127,6 @@ def until_stop(sampled: Sampled, stops: Sequence[str], tokenizer: Tokenizer) -> 
     end = bisect.bisect_left(range(len(sampled.token_ids) + 1), True, key=ended)
     text = tokenizer.decode(sampled.token_ids[:end])
     first = min((stop for stop in stops if stop in text), key=text.index)
-    return replace(sampled, token_ids=sampled.token_ids[:end], logprobs=sampled.logprobs[:end]), first
+    ids = sampled.token_ids[:end]
+    stop: StopReason = "stop" if ids[-1] in tokenizer.stop_ids else "text"
+    return replace(sampled, token_ids=ids, logprobs=sampled.logprobs[:end], stop=stop), first

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from airloop.serve.answer import Answer
 from airloop.serve.cancellation import DisconnectListener, cancel_and_wait
 from airloop.serve.chat_form import BadRequest
-from airloop.serve.episode import Answer
 from airloop.serve.stable_prefix import StreamListener
 
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]

@@ -28,6 +28,7 @@ class Host:
         self.name = name
         setup = json.dumps({"name": name, "folder": folder, "args": dict(args)}, default=str)
         command = [interpreter(name, python), str(WORKER), setup]
+        self._keys: dict[str, str] = {}  # of episodes that it knows: what it says of one may name another's
         self._process = JsonLineProcess(command, f"the environment {name!r} of verifiers")
 
     def describe(self) -> dict[str, Any]:
@@ -58,12 +59,19 @@ class Host:
         return [(one["values"], one["reward"]) for one in self._result(reply, {})["scores"]]
 
     def forget(self, episodes: Sequence[str]) -> None:
+        for episode in episodes:
+            self._keys.pop(f"KEY {episode}", None)
         self._process.notify({"do": "forget", "episodes": list(episodes)})
 
     async def _play(self, row: Mapping[str, Any], address: Address, **more: str) -> dict[str, Any]:
         at = {"base_url": address.base_url, "api_key": address.api_key, "model": address.model}
-        reply = await self._process.request({"do": "play", "row": row, **at, **more})
-        return self._result(reply, address.variables())
+        self._keys[own := f"KEY {address.episode}"] = address.api_key
+        try:
+            reply = await self._process.request({"do": "play", "row": row, **at, **more})
+            return self._result(reply, address.variables())
+        finally:
+            if not more:
+                self._keys.pop(own, None)
 
     def close(self) -> None:
         self._process.close()
@@ -83,6 +91,7 @@ class Host:
 
     def _result(self, reply: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
         result: dict[str, Any] = reply["result"]
+        variables = {**variables, **self._keys}
         errors = {
             kind: mask_secrets(str(result[kind]), variables) for kind in ("defect", "crash", "infra") if kind in result
         }

@@ -26,6 +26,7 @@ from airloop.engine.vllm import engine as engines
 from airloop.engine.vllm import shared as shared_engines
 from airloop.engine.vllm.adapters import KEPT_VERSIONS, AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
+from airloop.engine.vllm.remote_servers import NodeServer
 from airloop.engine.vllm.server import PROCESS_GUARD, VllmServer
 from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
@@ -280,3 +281,10 @@ def test_a_server_goes_with_whoever_started_it_however_that_ends(tmp_path: Path,
         time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     pytest.fail("the server is still there")
+
+
+def test_no_proxy_of_the_environment_is_asked_for_servers_that_are_near() -> None:
+    near = [VllmServer(f"http://{host}:8000") for host in ("127.0.0.1", "localhost", "[::1]")]
+    near += [VllmServer("http://10.0.0.7:8000", command=["vllm"]), NodeServer("http://10.0.0.7:8000")]
+    assert not any(server.client.trust_env for server in near)
+    assert VllmServer("http://vllm.example:8000").client.trust_env, "who is elsewhere may be behind one"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,9 @@ import pytest
 from support import warm_process
 from support.program_runs import program_run
 
+from airloop.errors import InfraError
+from airloop.rollout.program import Address
+from airloop.verifiers import host
 from airloop_view.server import Options, Viewer, serving
 
 AGENT = '''
@@ -131,3 +136,35 @@ def all_pages(viewer: Viewer) -> Iterator[bytes]:
             for row in json.loads(get("/api/trajectories", run=run, limit="500"))["rows"]:
                 for path in ("/api/trajectory", "/api/tokens", "/api/raw", "/export"):
                     yield get(path, run=row["run"], id=row["id"])
+
+
+WORKER = """
+import json, os, sys
+for line in sys.stdin:
+    order = json.loads(line)
+    there = [name for name in os.environ if name in ("VLLM_API_KEY", "AIR_ADAPTERS_KEY", "AIR_REMOTE_KEY")]
+    kept = [order["api_key"]] if order["do"] == "play" else kept
+    result = {"infra": f"{there} {kept}"} if order["do"] == "score" else {}
+    print(json.dumps({"id": order["id"], "code": 0, "result": result, "printed": ""}), flush=True)
+"""
+
+
+def test_an_environment_of_verifiers_has_no_key_of_the_run_and_says_none_of_an_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "worker.py").write_text(WORKER)
+    monkeypatch.setattr(host, "WORKER", tmp_path / "worker.py")
+    env = host.Host("some", sys.executable, {})
+
+    async def group() -> None:
+        await env.play_first({}, Address("http://x/v1", "air-of-this-episode", episode="a"))
+        await env.score(["a"])
+
+    try:
+        with pytest.raises(InfraError, match="some") as told:
+            asyncio.run(group())
+    finally:
+        env.close()
+    assert str(told.value).endswith("[] ['…']")

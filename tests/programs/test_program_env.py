@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from airloop.doctor.case import Case
 from airloop.doctor.examine import examine
 from airloop.envs.base import load_environment
 from airloop.errors import AirError
+from airloop.programs import env as programs
 from airloop.programs.env import ProgramEnv
 from airloop.rollout.program import Address
 from airloop.runs.run import Run
@@ -162,6 +164,14 @@ def test_paths_are_relative_to_the_toml_and_the_file_is_part_of_the_run(folder: 
     before = digest_of(config)
     (folder / "agent.py").write_text(AGENT + "\n# other code\n")
     assert digest_of(load_config(["@", str(folder / "run.toml")])) != before
+
+
+def test_rows_are_as_json_has_them_also_dates_of_parquet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"row": i, "day": date(2026, 1, 1 + i), "at": {"noon": datetime(2026, 1, 1, 12)}} for i in range(20)]
+    monkeypatch.setattr(programs, "read_with_test", lambda *named: (rows, []))
+    env = load_environment(f"{folder}/agent.py:solve", {"tasks": str(folder / "tasks.jsonl")})
+    found = {task.payload["row"]: task.payload for split in ("train", "eval", "test") for task in env.tasks(split)}
+    assert found[3] == {"row": 3, "day": "2026-01-04", "at": {"noon": "2026-01-01 12:00:00"}} and len(found) == 20
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
@@ -16,8 +17,10 @@ from airloop.programs.client import AsyncClient
 from airloop.programs.client import Client as PlainClient
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import EpisodeDefect
-from airloop.rollout.program import Address, EmptyReplies, ProgramCrashed, ProgramEnvironment
+from airloop.rollout.program import Address, EmptyReplies, LostConnection, ProgramCrashed, ProgramEnvironment
 from airloop.rollout.sampler import Sampler
+from airloop.serve.app import Endpoint
+from airloop.serve.episode import ServedEpisode
 from airloop.types import Message, Score, Task, Trajectory
 
 Program = Callable[["Client"], Awaitable[Any]]
@@ -162,6 +165,11 @@ async def _fails_later(client: Client) -> float:
     raise ProgramCrashed("ValueError: no")
 
 
+async def _asks_once(client: Client) -> float:
+    await client.ask(user("x"))
+    return 1.0
+
+
 async def _sleeps(client: Client) -> float:
     await client.ask(user("x"))
     await asyncio.sleep(100)
@@ -199,6 +207,18 @@ def test_a_full_context_is_told_to_the_program_and_of_the_episode() -> None:
 
     played, _ = play(program, Recorded(context=300))
     assert (played.ending, played.reward) == ("context_full", 0.5)
+
+
+def test_who_makes_room_in_a_full_context_and_goes_on_has_not_ended_in_it() -> None:
+    async def program(client: Client) -> float:
+        await client.ask(user("short"))
+        with pytest.raises(ProgramCrashed, match="context_length_exceeded"):
+            await client.ask(user("x" * 500))
+        await client.ask(user("in short"))
+        return 0.5
+
+    played, _ = play(program, Recorded(context=300))
+    assert (played.ending, played.reward, len(played.turns)) == ("done", 0.5, 2)
 
 
 def test_a_request_that_is_under_way_when_the_episode_ends_is_given_up() -> None:
@@ -307,6 +327,46 @@ def test_trouble_of_the_machinery_is_never_a_score(swallowed: bool) -> None:
     assert played.ending == "infra_error" and "CUDA error" in played.error
     with pytest.raises(EpisodeDefect, match="the engine is gone"):
         play(program, Breaks(EngineFailed("the engine is gone", "look")))
+
+
+async def _gives_up_waiting(client: Client) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(client.ask(user("y")), 0.2)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_connection_that_is_lost_is_trouble_where_it_was_that_to_the_policy(seen: bool) -> None:
+    class Slow(Recorded):
+        async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
+            if self.pairs:
+                await asyncio.sleep(60)
+            return await super().generate(token_ids, sampling, order)
+
+    async def program(client: Client) -> float:
+        await client.ask(user("x"))
+        if seen:
+            await _gives_up_waiting(client)
+        raise LostConnection("ConnectionRefusedError: no such host")
+
+    played, _ = play(program, Slow())
+    assert played.ending == ("infra_error" if seen else "done") and "no such host" in played.error
+    assert played.metrics.get("crashed") == (None if seen else 1.0) and played.reward == 0.0
+
+
+@pytest.mark.parametrize(("crashes", "ending"), [(True, "infra_error"), (False, "done")])
+def test_a_crash_where_there_was_no_room_for_a_connection_is_trouble(
+    crashes: bool, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Endpoint.open
+
+    def open_and_refuse(endpoint: Endpoint, id: str, episode: ServedEpisode) -> str:
+        key = opened(endpoint, id, episode)
+        endpoint.crowded()
+        return key
+
+    monkeypatch.setattr(Endpoint, "open", open_and_refuse)
+    played, _ = play(_fails_later if crashes else _asks_once)
+    assert played.ending == ending and ("no room" in played.error) == crashes
 
 
 def test_a_crash_has_a_success_of_nothing_whatever_it_is_called() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from airloop.errors import AirError, InfraError
 from airloop.programs.workers import WORKER, Workers
-from airloop.rollout.program import ProgramCrashed
+from airloop.rollout.program import LostConnection, ProgramCrashed
 
 AT = {"OPENAI_BASE_URL": "http://127.0.0.1:1/e/x/v1", "OPENAI_API_KEY": "air-0123456789", "AIR_SEED": "5"}
 PROGRAM = """
@@ -34,8 +34,11 @@ PROGRAM = """
         return builtins.COUNT
     def nothing(task): return None
     def infinite(task): return float("inf")
+    def endless(task): return 10**400
     def wrong(task): return task["absent"]
     def offline(task): raise ConnectionError("no way")
+    class InfraError(Exception): pass
+    def says_so(task): raise InfraError("my judge is away")
     def leaves(task): print("so long"); sys.exit(3)
     def temporary(task): sys.exit(75)
     def segfault(task): os.kill(os.getpid(), signal.SIGSEGV)
@@ -118,16 +121,18 @@ def test_every_episode_has_a_process_of_its_own(program: Any) -> None:
     [
         ("nothing", AirError, "must be a number"),
         ("infinite", AirError, "is inf"),
+        ("endless", AirError, "must be a number"),
         ("absent", AirError, "no function 'absent'"),
-        ("wrong", ProgramCrashed, r"KeyError: 'absent' \(line 17\)"),
+        ("wrong", ProgramCrashed, r"KeyError: 'absent' \(line 18\)"),
         ("leaves", ProgramCrashed, r"sys.exit\(3\)"),
         ("hard_exit", ProgramCrashed, "code 9 .* last words"),
-        ("offline", InfraError, "no way"),
+        ("offline", LostConnection, "no way"),
         ("temporary", InfraError, "75"),
         ("killed", InfraError, "was killed"),
         ("segfault", ProgramCrashed, "signal 11"),
         ("tool_times_out", ProgramCrashed, "TimeoutError"),
-        ("wrapped", InfraError, "RuntimeError: gave up"),
+        ("says_so", InfraError, "my judge"),
+        ("wrapped", LostConnection, "RuntimeError: gave up"),
         ("tells_keys", ProgramCrashed, "ValueError: … and …"),
     ],
 )

@@ -253,6 +253,15 @@ def test_a_conversation_far_beyond_the_context_holds_nobody_up(attacked: Attacke
     assert status == 400 and b"context_length_exceeded" in said
 
 
+def test_a_million_token_ids_hold_nobody_up(attacked: Attacked) -> None:
+    body = json.dumps({"token_ids": [97] * 1_000_000}).encode()
+    with attacked.connect() as line:
+        line.sendall(attacked.head("Connection: close", length=len(body), path="/inference/v1/generate") + body)
+        attacked.honest()
+        ((status, said),) = read_answers(line)
+    assert status == 400 and b"context_length_exceeded" in said
+
+
 # --- forms of requests -----------------------------------------------------------------------------------------
 
 

@@ -6,15 +6,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import resource
 from typing import Any
 
 import httpx
 import pytest
 from support.endpoint_world import CHAT, Recorded, episode_of, user
 
+from airloop.engine.base import Sampling
+from airloop.open_files import allow_files
+from airloop.serve import connections
 from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import form_of
 from airloop.serve.connections import BufferedTransport
+from airloop.serve.episode import ServedEpisode
 from airloop.serve.server import YOUNG, rare_collections, serving
 
 CHAT_PATH = "/e/one/v1/chat/completions"
@@ -125,6 +130,57 @@ def test_who_hangs_up_is_given_up_on_and_whose_line_stays_is_not(stream: bool) -
     assert (cancelled, abandoned) == (1, 1) and b" 200 " in said
 
 
+def test_a_line_that_rests_between_requests_is_kept_and_half_a_head_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: list[connections.LimitedConnection] = []
+    came: asyncio.Queue[bytes] = asyncio.Queue()
+    received = connections.LimitedConnection.data_received
+
+    def receive(connection: connections.LimitedConnection, data: bytes) -> None:
+        here[:] = [connection]
+        received(connection, data)
+        came.put_nowait(data)
+
+    def look() -> None:
+        """As when its patience is over."""
+        here[0]._check_at = 0.0
+        here[0]._check()
+
+    monkeypatch.setattr(connections.LimitedConnection, "data_received", receive)
+
+    async def work() -> None:
+        endpoint = Endpoint("tiny")
+        key = endpoint.open("one", episode_of(Recorded()))
+        body = json.dumps({"messages": [user("a")]})
+        lines = [
+            f"POST {CHAT_PATH} HTTP/1.1",
+            "Host: a",
+            f"Authorization: Bearer {key}",
+            f"Content-Length: {len(body)}",
+        ]
+        asked = "\r\n".join([*lines, "", body]).encode()
+        async with serving(endpoint.app()) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            for _ in range(2):
+                writer.write(asked)
+                answer = await reader.readuntil(b"\r\n\r\n")
+                assert b"200 OK" in answer
+                length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+                await reader.readexactly(int(length.partition(b":")[2]))
+                for _ in range(3):
+                    look()
+                assert here[0] in here[0].connections
+            while not came.empty():
+                came.get_nowait()
+            writer.write(b"POST /e/one HTT")
+            await came.get()
+            assert here[0]._check_at > 0, "from now on it has so long for the rest"
+            look()
+            assert await reader.read() == b"", "half a head has its deadline"
+            writer.close()
+
+    asyncio.run(work())
+
+
 def test_what_is_not_there_and_what_may_not_be_asked_so() -> None:
     async def ask() -> list[httpx.Response]:
         endpoint = Endpoint("tiny")
@@ -144,6 +200,38 @@ def test_what_is_not_there_and_what_may_not_be_asked_so() -> None:
 def test_messages_without_calls_have_the_form_that_others_have(text: str, role: str) -> None:
     who = [] if role == "assistant" else [role]
     assert form_of({"role": role, "content": f" {text}\n"}) == json.dumps([text.strip(), [], *who], sort_keys=True)
+
+
+def test_who_is_refused_by_our_own_bounds_is_noted_and_there_may_be_as_many_files_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = [(256, 5000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, given: limits.append(given))
+
+    async def work() -> None:
+        endpoint = Endpoint("tiny")
+        episode = ServedEpisode(Recorded(), CHAT, Sampling(max_tokens=5), seed=1)
+        key = endpoint.open("one", episode)
+        told = asyncio.Event()
+        head = f"POST {CHAT_PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\nContent-Length: 9\r\n\r\n"
+        async with serving(endpoint.app(), crowded=lambda: (endpoint.crowded(), told.set())) as url:
+            port = int(url.rpartition(":")[2])
+            assert limits[-1] == (5000, 5000)
+            limits.append((64, 5000))  # of which a quarter are for connections
+            lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(16)]
+            for _, writer in lines:
+                writer.write(head.encode())
+            assert episode.refused == 0
+            lines.append(await asyncio.open_connection("127.0.0.1", port))
+            await asyncio.wait_for(told.wait(), 60)
+            assert episode.refused > 0
+            for _, writer in lines:
+                writer.close()
+
+    asyncio.run(work())
+    allow_files(20)
+    assert limits[-1] == (64, 5000), "never fewer than they were"
 
 
 def test_the_collector_is_as_it_was_when_the_last_server_has_ended() -> None:

@@ -11,7 +11,9 @@ from support.endpoint_world import CALL, CHAT, TOOL, Client, Recorded, episode_o
 from support.rollout_world import STOP
 
 from airloop.engine.base import EngineFailed, Sampling
+from airloop.serve import episode as episodes
 from airloop.serve.app import RETRIES, Endpoint
+from airloop.serve.chat_form import read_request
 from airloop.serve.episode import KEPT_ANSWERS, ServedEpisode
 from airloop.serve.request_limits import LARGEST_BODY
 
@@ -55,6 +57,40 @@ def test_a_malformed_call_is_content() -> None:
         assert "tool_calls" not in answer["message"]
 
     play(work, Recorded(lambda prompt, seed: '<tool_call>{"name": "look", '))
+
+
+XML = "<tool_call>\n<function=look>\n<parameter=at>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("at", [True, None, "integer", {"anyOf": True}, {"oneOf": [{"type": [{}]}]}, {"type": {}}])
+def test_a_schema_that_is_none_says_nothing_of_types(at: Any) -> None:
+    parts: list[Any] = [{"properties": {"at": at}}, {"properties": at}, at]
+
+    async def work(client: Client) -> None:
+        for parameters in parts:
+            tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+            (call,) = (await client.say(user("x"), tools=[tool]))["tool_calls"]
+            assert call["function"]["arguments"] == '{"at": 1}'
+
+    assert play(work, Recorded(lambda prompt, seed: XML)).failure is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_defect_of_ours_spoils_the_episode_and_loses_no_reply(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Recorded(lambda prompt, seed: "one")
+
+    async def work(client: Client) -> None:
+        with monkeypatch.context() as broken:
+            broken.setattr(episodes, "read_reply", lambda *said, **more: 1 / 0)
+            answer = await client.post({"messages": [user("x")], "stream": stream})
+            assert "internal_error" in answer.text
+        first = await client.say(user("x"))
+        await client.say(user("x"), first, user("y"))
+
+    episode = play(work, engine)
+    assert isinstance(episode.failure, ZeroDivisionError)
+    assert len(episode.exchanges) == len(episode.forest.replies) == 3
+    assert episode.branches()[-1].turns[-1] == 2 and 1 in episode.branches()[-1].turns, "of the second reply"
 
 
 def test_a_thought_is_told_apart_and_the_tokens_stay() -> None:
@@ -109,6 +145,50 @@ def test_texts_that_end_a_reply_end_what_is_trained() -> None:
     assert CHAT.decode(branch.tokens).count("made up") == 1
 
 
+def test_a_text_that_ends_a_reply_is_no_length_and_what_came_behind_it_is_counted() -> None:
+    engine = Recorded(lambda prompt, seed: "look STOP" + " and on" * 90)
+    stops = ["STOP", "<|im_end|>", "never"]
+
+    async def work(client: Client) -> None:
+        for stop in stops:
+            answer = await client.ask(user("a"), stop=stop, max_tokens=700 if stop == "<|im_end|>" else 150)
+            assert (answer["choices"][0]["finish_reason"] == "length") == (stop == "never")
+
+    episode = play(work, engine, sampling=Sampling(max_tokens=700))
+    replies = [exchange.sampled for exchange in episode.exchanges if exchange.sampled]
+    assert [reply.stop for reply in replies] == ["text", "stop", "length"]
+    assert episode.metrics()["length_stops"] == pytest.approx(1 / 3)
+    kept, drawn = (sum(map(len, ids)) for ids in ([r.token_ids for r in replies], [own for _, own in engine.pairs]))
+    assert engine.counters.abandoned == drawn - kept == 150 - len("look STOP")
+
+
+def test_a_reply_that_was_there_when_the_one_beside_it_was_given_up_is_counted() -> None:
+    class Uneven(Recorded):
+        async def generate(self, token_ids: Any, sampling: Any, order: str = "", heard: Any = None) -> Any:
+            if order.endswith(".1"):
+                await first.wait()
+                asking.cancel()
+                await asyncio.sleep(60)
+            found = await super().generate(token_ids, sampling, order, heard)
+            first.set()
+            return found
+
+    async def work() -> None:
+        nonlocal asking, first
+        first = asyncio.Event()
+        asking = asyncio.ensure_future(episode.chat(read_request({"messages": [user("a")], "n": 2})))
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+
+    first: asyncio.Event
+    asking: asyncio.Future[Any]
+    engine = Uneven()
+    episode = episode_of(engine)
+    asyncio.run(work())
+    ((_, came),) = engine.pairs
+    assert engine.counters.abandoned == len(came) > 0 and not episode.forest.replies and episode.abandoned == 1
+
+
 def test_tokens_in_and_tokens_out() -> None:
     engine = Recorded()
 
@@ -130,6 +210,19 @@ def test_tokens_in_and_tokens_out() -> None:
 
     episode = play(work, engine)
     assert trained_pairs(episode) == engine.pairs and len(episode.branches()) == 1
+
+
+def test_tokens_that_cannot_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode = CHAT.decode
+    monkeypatch.setattr(CHAT, "decode", lambda ids, **more: (decoded.append(len(ids)), decode(ids, **more))[1])
+
+    async def work(client: Client) -> None:
+        for count in (3000, 100):
+            refused = await client.post({"token_ids": [97] * count}, "/inference/v1/generate")
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+    assert play(work, Recorded(context=50)).context_full and max(decoded, default=0) <= 100
 
 
 def test_a_stream_says_the_same() -> None:
@@ -188,6 +281,26 @@ def test_a_thought_of_another_conversation_is_not_put_into_this_one() -> None:
     assert "thought one" in sent[2] and "thought two" not in sent[2]
     assert "thought two" in sent[3] and "thought one" not in sent[3]
     assert "thought" not in sent[4] and sorted(trained_pairs(episode)) == sorted(engine.pairs)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_thought_that_comes_back_changed_is_foreign_and_one_that_is_left_out_is_ours(calls: bool) -> None:
+    engine = Recorded(lambda prompt, seed: "<think>\nplan A\n</think>\n\n" + (CALL if calls else "four"))
+
+    async def work(client: Client) -> None:
+        first = await client.say(user("a"), tools=[TOOL])
+        assert first["reasoning_content"] == "plan A"
+        left_out = {name: value for name, value in first.items() if name != "reasoning_content"}
+        edited = [{**first, "reasoning_content": text} for text in ("plan B", "plan", "plan A, or B")]
+        for said in (first, {**first, "reasoning_content": " plan A\n"}, left_out, *edited):
+            await client.ask(user("a"), said, user("b"), tools=[TOOL])
+
+    episode = play(work, engine)
+    (sent, came), *later = engine.pairs
+    own = [asked[: len(sent) + len(came)] == sent + came for asked, _ in later]
+    assert own == [True, True, True, False, False, False]
+    assert "plan A" not in CHAT.decode(engine.pairs[4][0])
+    assert sorted(trained_pairs(episode)) == sorted(engine.pairs)
 
 
 def test_words_that_a_client_puts_into_the_policys_mouth_forge_no_turns() -> None:

@@ -69,10 +69,12 @@ class Attacked:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT_S)
 
-    def head(self, *more: str, episode: str = "one", key: str | None = None, length: int | None = len(BODY)) -> bytes:
+    def head(
+        self, *more: str, episode: str = "one", key: str | None = None, length: int | None = len(BODY), path: str = PATH
+    ) -> bytes:
         """Of a request, up to the empty line."""
         own = self.keys[episode] if key is None else key
-        lines = [f"POST /e/{episode}{PATH} HTTP/1.1", "Host: policy", f"Authorization: Bearer {own}", *more]
+        lines = [f"POST /e/{episode}{path} HTTP/1.1", "Host: policy", f"Authorization: Bearer {own}", *more]
         if length is not None:
             lines.append(f"Content-Length: {length}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

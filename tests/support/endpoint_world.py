@@ -45,7 +45,7 @@ class Recorded(ScriptedEngine):
 
 
 def episode_of(engine: Any, **more: Any) -> ServedEpisode:
-    return ServedEpisode(engine, CHAT, Sampling(max_tokens=200), seed=5, order="0-0", **more)
+    return ServedEpisode(engine, CHAT, **{"sampling": Sampling(max_tokens=200), "seed": 5, "order": "0-0", **more})
 
 
 class Client:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -121,10 +122,15 @@ class VllmServer:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
             timeout = httpx.Timeout(ANSWER_S, read=SILENT_S, pool=None)
             verify = certificates_for(self.url)
-            self._client = httpx.AsyncClient(
-                base_url=self.url, headers=headers, limits=limits, timeout=timeout, verify=verify
-            )
+            known: dict[str, Any] = {"headers": headers, "limits": limits, "timeout": timeout, "verify": verify}
+            self._client = httpx.AsyncClient(base_url=self.url, trust_env=not self._is_near, **known)
         return self._client
+
+    @property
+    def _is_near(self) -> bool:
+        """On this machine, or on a node of this run: no proxy of the environment leads there."""
+        host = urlsplit(self.url).hostname or ""
+        return bool(self.command) or self.node_managed or host in ("localhost", "::1") or host.startswith("127.")
 
     async def ready(self) -> None:
         """Waits until it takes requests. AirError with the end of its log where it ends instead, or lacks a route."""

@@ -7,7 +7,8 @@ Each token is in exactly one column, and the columns add up to what the engine r
     filtered         of a group that difficulty filtering left out
     infra_error      of an attempt that the machinery spoilt, or of a group that had too few left
     stale            left out of the loss: its probability now is too far from that at sampling (importance_mode "mask")
-    truncated        sampled, but in no sequence: a reply that was cut off while it was being written
+    truncated        sampled, but in no sequence: a reply that was cut off while it was being written, or what came
+                     behind a text that was to end it
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _COLUMNS = {
     "filtered": "Of them, those of groups that difficulty filtering left out.",
     "infra_error": "Of them, those of attempts that the machinery spoilt.",
     "stale": "Of them, those left out because their probability has changed too much since they were sampled.",
-    "truncated": "Of them, those of replies that were cut off while they were being written.",
+    "truncated": "Of them, those of replies that were cut off, or that came behind a text of `stop`.",
 }
 _CUTS = {"by_task": "family of tasks", "by_ending": "ending", "by_duration": "quarter of the episodes, by duration"}
 _WORST = {
@@ -75,7 +75,10 @@ def _rollout() -> Iterator[Name]:
         "infra_errors": ("attempts", "Attempts that the machinery spoilt."),
         "retried": ("attempts", "Of those, how many were followed by another."),
         "lost": ("episodes", "Episodes that failed in every attempt: they count in no mean."),
-        "abandoned_tokens": ("tokens", "Tokens of replies that were cut off while they were being written."),
+        "abandoned_tokens": (
+            "tokens",
+            "Tokens of replies that were cut off, or that came behind a text of `stop`.",
+        ),
         "dropped_infra_error": ("groups", "Groups that had too few members left."),
         "dropped_no_signal": ("groups", "Groups that difficulty filtering left out."),
         "seconds": ("s", "Time until the last episode was there."),
