@@ -114,7 +114,7 @@ refuse_other_python() {
     [ "$here" = "$asked" ] || stop "$venv is of Python $here, and $PYTHON is $asked." "$command VENV=.venv-new PYTHON=$PYTHON, or leave PYTHON out"
 }
 
-refuse_other_python
+[ -e "$begun" ] || refuse_other_python
 [ ! -e "$begun" ] && [ -e "$stamp" ] && [ -z "$(find pyproject.toml -newer "$stamp")" ] && exit 0
 
 anew=
