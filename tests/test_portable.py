@@ -24,8 +24,8 @@ import builtins, os, sys, types
 GONE = ("fcntl", "resource", "triton", "pwd", "grp", "termios", "tty", "pty")
 LACKS = {
     "os": "sysconf fork forkpty killpg getuid geteuid getgid getegid getpgid setsid sched_getaffinity "
-    "sched_setaffinity register_at_fork pread mkfifo getloadavg statvfs pidfd_open memfd_create pipe2 waitid WNOHANG fchmod chown uname "
-    "O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_CLOEXEC",
+    "sched_setaffinity register_at_fork pread mkfifo getloadavg statvfs pidfd_open memfd_create pipe2 waitid "
+    "WNOHANG fchmod chown uname O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_CLOEXEC",
     "signal": "SIGKILL SIGHUP SIGCHLD SIGUSR1 SIGUSR2 SIGSTOP SIGCONT SIGALRM SIGPIPE SIGQUIT pthread_sigmask "
     "pthread_kill setitimer SIG_UNBLOCK pidfd_send_signal",
 }
