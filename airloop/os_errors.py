@@ -50,7 +50,7 @@ def refusal(error: OSError, done: str = "opened", path: str = "") -> AirError:
                 f"{name[:SHOWN]}… is too long for a name of a file ({len(name)} characters).", "shorten it."
             )
         case errno.ENOENT:
-            return AirError(problem, "check the name.")
+            return AirError(problem, ELSEWHERE if done == "written" else "check the name.")
     return AirError(problem, "see to what the system says of it, or name another place.")
 
 

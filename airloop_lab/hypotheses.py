@@ -29,9 +29,14 @@ def find_hypothesis(name: str) -> Path:
     raise AirError(f"There is no hypothesis {name!r}: no file, and none of that name.", known)
 
 
+def parse_hypothesis(path: Path) -> Hypothesis:
+    """As it is written: no config of its runs is looked at."""
+    return make_hypothesis(path.stem, read_written(path), path.resolve().parent)
+
+
 def read_hypothesis(path: Path) -> Hypothesis:
     """Refuses what could not be decided or changes more than one thing."""
-    hypothesis = make_hypothesis(path.stem, read_written(path), path.resolve().parent)
+    hypothesis = parse_hypothesis(path)
     check_hypothesis(hypothesis)
     return hypothesis
 

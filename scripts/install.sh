@@ -39,6 +39,8 @@ say_how_much() {
     done
 }
 
+VERSION='import sys; print("%d.%d" % sys.version_info[:2])'
+
 stop() {
     printf 'air: %s\n' "$1" >&2
     [ $# -lt 2 ] || printf '  fix: %s\n' "$2" >&2
@@ -104,6 +106,15 @@ explain() {
     stop "the installation failed; all of it is in $log." "mend what the lines above name, then $command again"
 }
 
+# Another interpreter than the one that made what is there: named, and not silently left unused.
+refuse_other_python() {
+    [ -n "${PYTHON:-}" ] && [ "$PYTHON" != python3 ] && [ -x "$venv/bin/python" ] || return 0
+    command -v "$PYTHON" >/dev/null 2>&1 || stop "there is no $PYTHON here." "install it, or leave PYTHON out: $venv is there"
+    here=$("$venv/bin/python" -c "$VERSION") asked=$("$PYTHON" -c "$VERSION")
+    [ "$here" = "$asked" ] || stop "$venv is of Python $here, and $PYTHON is $asked." "$command VENV=.venv-new PYTHON=$PYTHON, or leave PYTHON out"
+}
+
+[ -e "$begun" ] || refuse_other_python
 [ ! -e "$begun" ] && [ -e "$stamp" ] && [ -z "$(find pyproject.toml -newer "$stamp")" ] && exit 0
 
 anew=

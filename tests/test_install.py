@@ -153,6 +153,13 @@ def test_once_installed_nothing_is_done_until_the_project_changes(project: Path)
     assert "installing what `make train` needs" in done.stdout and (project / ".venv/.train").exists()
     again = install(project, PATH="/nowhere" + os.pathsep + os.environ["PATH"])
     assert again.returncode == 0 and again.stdout == ""
+    assert install(project, PYTHON="python3", PATH="/nowhere" + os.pathsep + os.environ["PATH"]).stdout == ""
+    other = install(project, PYTHON="no-such-python")
+    assert other.returncode == 1 and "there is no no-such-python here" in other.stderr
+    (project / "other").write_text("#!/bin/sh\necho 3.99\n")
+    (project / "other").chmod(0o755)
+    other = install(project, PYTHON="./other")
+    assert other.returncode == 1 and "and ./other is 3.99" in other.stderr and "VENV=.venv-new" in other.stderr
     (project / "began").unlink()
     later = time.time() + 5
     os.utime(project / "pyproject.toml", (later, later))

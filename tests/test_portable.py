@@ -22,6 +22,24 @@ from airloop.sandbox.bubblewrap import backend as bubblewrap
 ELSEWHERE = """
 import builtins, os, sys, types
 GONE = ("fcntl", "resource", "triton", "pwd", "grp", "termios", "tty", "pty")
+LACKS = {
+    "os": "sysconf fork forkpty killpg getuid geteuid getgid getegid getpgid setsid sched_getaffinity "
+    "sched_setaffinity register_at_fork pread mkfifo getloadavg statvfs pidfd_open memfd_create pipe2 waitid "
+    "WNOHANG fchmod chown uname O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_CLOEXEC",
+    "signal": "SIGKILL SIGHUP SIGCHLD SIGUSR1 SIGUSR2 SIGSTOP SIGCONT SIGALRM SIGPIPE SIGQUIT pthread_sigmask "
+    "pthread_kill setitimer SIG_UNBLOCK pidfd_send_signal",
+}
+class Lacking(types.ModuleType):
+    def __init__(self, module, without):
+        super().__init__(module.__name__)
+        self.__dict__.update(_module=module, _without=frozenset(without.split()))
+    def __getattr__(self, name):
+        if name in self.__dict__["_without"]:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(self.__dict__["_module"], name)
+    def __setattr__(self, name, value):
+        setattr(self._module, name, value)
+LACKING = {}
 def locking(fd, mode, count):
     os.lockf(fd, os.F_TLOCK, count)
 WINDOWS = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
@@ -31,6 +49,10 @@ def importing(name, globals=None, *rest, _import=builtins.__import__, **named):
             raise ImportError(f"No module named {name!r}", name=name)
         if name == "msvcrt":
             return WINDOWS
+        if name in LACKS:
+            if name not in LACKING:
+                LACKING[name] = Lacking(_import(name), LACKS[name])
+            return LACKING[name]
     return _import(name, globals, *rest, **named)
 builtins.__import__ = importing
 sys.modules["triton"] = None
@@ -55,6 +77,9 @@ def test_the_blocks_block(elsewhere: dict[str, str], tmp_path: Path) -> None:
     code = "import fcntl; exec('import fcntl', {'__name__': 'airloop.x'})"
     done = run(elsewhere, "-c", code, cwd=tmp_path)
     assert done.returncode == 1 and "No module named 'fcntl'" in done.stderr
+    code = "import os; os.fork; exec('import os; os.getcwd(); os.fork', {'__name__': 'airloop.x'})"
+    done = run(elsewhere, "-c", code, cwd=tmp_path)
+    assert done.returncode == 1 and "module 'os' has no attribute 'fork'" in done.stderr
 
 
 LOOKED_AT = """

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.tiny_runs import tiny_run
 
 from airloop.envs.base import load_environment
+from airloop_lab import hypotheses, hypothesis
 
 SLOW = ("torch", "transformers", "peft", "accelerate", "pandas", "sklearn", "scipy", "matplotlib", "datasets", "lxml")
 # What the command imported, after all that it printed.
@@ -79,6 +81,43 @@ def test_a_command_without_a_model_imports_nothing_slow(words: list[str], code: 
     found, modules = imported(*(word.format(**places) for word in words), cwd=tmp_path)
     assert found == code
     assert not modules & set(SLOW)
+
+
+MOST_S = 1.0  # of a processor, its imports included …
+REFERENCE_S = 0.15  # … where this takes so long:
+REFERENCE = "import pydantic, typer, rich.live, time; print(time.process_time())"
+TIMED = REPORT.replace("print()\n", "import time; print()\n").replace('"code": code', '"code": time.process_time()')
+
+
+def seconds(*words: str, cwd: Path) -> float:
+    done = subprocess.run([sys.executable, "-c", *words], capture_output=True, text=True, cwd=cwd, check=True)
+    last = done.stdout.splitlines()[-1]
+    return float(json.loads(last)["code"] if last.startswith("{") else last)
+
+
+@pytest.mark.parametrize("words", ["lab list", "tasks list", "log list --dir .", "configs list", "plan arith"])
+def test_a_command_without_a_model_takes_less_than_a_second_of_a_processor(words: str, tmp_path: Path) -> None:
+    """The machine's speed is measured beside it. Others may slow both, unequally: the best of a few tries counts."""
+    tries = []
+    while len(tries) < 4:
+        speed = max(1.0, seconds(REFERENCE, cwd=tmp_path) / REFERENCE_S)
+        tries.append(seconds(TIMED, *words.split(), cwd=tmp_path) / speed)
+        if tries[-1] < MOST_S:
+            return
+    raise AssertionError(tries)
+
+
+def test_hypotheses_that_come_with_air_are_listed_without_the_configs_of_their_runs(
+    air: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred of them had been loaded for fifteen lines. One's own are checked as before."""
+    loaded: list[Any] = []
+    load = hypothesis.load_config
+    monkeypatch.setattr(hypothesis, "load_config", lambda argv: loaded.append(argv) or load(argv))
+    code, text, _ = air("lab", "list")
+    assert code == 0 and "mask" in text and not loaded
+    (tmp_path / "mask.toml").write_text((hypotheses.HYPOTHESES / "mask.toml").read_text())
+    assert air("lab", "list", tmp_path)[0] == 0 and loaded
 
 
 def test_tasks_are_listed_before_any_of_their_data_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,8 @@ def test_a_place_is_tried_and_left_as_it_was(place: Path) -> None:
     assert not (place / "a").exists()
     with pytest.raises(AirError, match="file is a file, not a folder"):
         check_place(place / "file", "output_dir")
+    with pytest.raises(AirError, match="place that can be written to"):
+        check_place(Path("/proc/x"), "output_dir")
     assert "read-only" in str(refusal(OSError(30, "Read-only file system", "/x/y")))
     assert "disk is full" in str(refusal(OSError(28, "No space left on device", "/x/y")))
     assert "is a folder" in str(refusal(OSError(21, "Is a directory", "/x/y")))

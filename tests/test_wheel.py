@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -114,3 +115,17 @@ def test_with_its_extra_an_environment_is_ready(wheel: Path, here: Path, tmp_pat
     rows: list[dict[str, Any]] = json.loads(run(air, "tasks", "list", "mlgym", "--json", cwd=here))
     tasks = {task["key"] for task in rows[0]["catalogue"]}
     assert not rows[0]["problem"] and {"titanic", "battleOfSexes"} <= tasks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "extra"), [("quickstart", "tune"), ("mlgym/small", "mlgym")])
+def test_with_its_extra_a_config_is_tried_whole(
+    config: str, extra: str, wheel: Path, here: Path, tmp_path: Path
+) -> None:
+    """What these configs name, data and workers included, is in the wheel: they had been tried as refused only."""
+    if extra == "mlgym" and shutil.which("bwrap") is None:
+        pytest.skip("needs bubblewrap: apt-get install bubblewrap")
+    inside = frozenset(closure(EXTRAS[extra])) if extra == "mlgym" else frozenset()
+    air = make_environment(tmp_path / extra, closure([*REQUIRED, *EXTRAS[extra]]), wheel, inside)
+    tried = json.loads(run(air, "train", config, "--dry-run", "--json", cwd=here))
+    assert tried["steps"] == 2 and not (here / "outputs").exists()

@@ -165,6 +165,12 @@ def _micro_batch(s: Sizes, per_token: int, logits: int) -> Memory:
     )
 
 
+def cpu_floor(config: Config, shape: Shape) -> int:
+    """Bytes that a backward pass on a CPU holds at least: what a GPU keeps for its libraries and logits is left out."""
+    made = backward(read_sizes(config, shape, config.ranks))
+    return made.total - made.workspace
+
+
 def update(s: Sizes) -> Memory:
     """The optimiser's step: no activations, but gradients and what one stretch of the weights needs."""
     return Memory(

@@ -16,19 +16,29 @@ from support.examined import TINY, silent, trouble
 from support.tiny_runs import write_config
 
 from airloop.config import load_config
+from airloop.doctor.base import Finding
+from airloop.doctor.case import Case
+from airloop.doctor.checks import memory
 from airloop.doctor.report import fix_text
 from airloop.errors import AirError
 from airloop.learn.learner import Learner
 from airloop.learn.memory import memory_told
+from airloop.models import dtypes
 from airloop.runs.run import Run
 from airloop.training import start
 from airloop.watch.display.display import Display
+from airloop.watch.metrics import facts
 
 GIB = 2**30
 QWEN_7B = {
     "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 152064, "hidden_size": 3584,
     "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
     "max_position_embeddings": 32768, "eos_token_id": 151645, "tie_word_embeddings": False,
+}  # fmt: skip
+SMOLLM2 = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 49152, "hidden_size": 576,
+    "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "max_position_embeddings": 8192, "eos_token_id": 2, "tie_word_embeddings": True,
 }  # fmt: skip
 ON_GPU = [*TINY, "--model.device", "cuda", "--trainer_gpu_ids", "[0]"]
 
@@ -237,3 +247,30 @@ def test_C2_an_update_without_memory_says_what_to_change_and_the_run_goes_on(
 def test_another_error_in_an_update_stays_what_it_is():
     with pytest.raises(RuntimeError, match="shapes"), memory_told(torch.device("cpu"), 4096, "go on"):
         raise RuntimeError("shapes differ")
+
+
+def test_C2_an_update_that_a_small_machine_has_no_memory_for_is_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2's shape on 4 GiB: the kernel had ended such runs in their first update."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(SMOLLM2))
+    words = ["--model.name", str(tmp_path / "small"), "--model.device", "cpu", "--seq_len", "1024"]
+    words += ["--orchestrator.env.0.id", "arith", "--trainer.token_budget", "4096"]
+    monkeypatch.setattr(dtypes, "multiplies_bf16", lambda: False)
+
+    def found(mib: float, *more: str) -> list[Finding]:
+        monkeypatch.setattr(facts, "available_mib", lambda: mib)
+        with Case(load_config([*words, *more]), print) as case:
+            return [memory.cpu_memory_suffices(case)]
+
+    (narrow,) = found(3400)
+    assert narrow.verdict == "warn" and narrow.lines == {"trainer.token_budget": 2048} and "C2" in narrow.ids
+    assert found(3400, "--trainer.token_budget", "2048")[0].verdict == "pass"  # what it says, suffices
+    for mib in (6000, 64000):
+        assert found(mib)[0].verdict == "pass"
+    monkeypatch.setattr(dtypes, "multiplies_bf16", lambda: True)
+    assert found(3400)[0].verdict == "pass"  # bf16, perhaps: half as much
+    assert found(3400, "--model.dtype", "float32")[0].verdict == "warn"
+    (least,) = found(300)
+    assert least.verdict == "warn" and not least.lines and "smaller model" in least.fix

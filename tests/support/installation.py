@@ -61,17 +61,30 @@ def build_wheel(folder: Path) -> Path:
     return next((folder / "dist").glob("airloop-*.whl"))
 
 
-def make_environment(folder: Path, packages: set[str], wheel: Path) -> Path:
-    """A fresh virtual environment with the packages and the wheel; the path of its `air`."""
+def make_environment(folder: Path, packages: set[str], wheel: Path, whole: frozenset[str] = frozenset()) -> Path:
+    """A fresh virtual environment with the packages and the wheel; the path of its `air`. Packages are links to ours,
+    which a sandbox does not follow: those that are `whole` are there, file by file."""
     venv.create(folder, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     for name in sorted(packages):
         for entry in _entries(name):
             link = site / entry.name
-            if not link.exists():
+            if link.exists():
+                continue
+            if name in whole and entry.is_dir():
+                shutil.copytree(entry, link, copy_function=_same_file, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
                 link.symlink_to(entry)
     _pip("--python", folder / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
     return folder / "bin" / "air"
+
+
+def _same_file(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
+    return target
 
 
 def _entries(name: str) -> set[Path]:

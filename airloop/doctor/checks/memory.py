@@ -12,6 +12,7 @@ GIB = 2**30
 # A process that holds more than this of a GPU works on it: both become slower, and what it takes later is not ours.
 # Below, it is a desktop or a monitor.
 SHARE_OF_OTHERS = 0.10
+LEAST_BUDGET = 512  # tokens of a micro-batch: with fewer, a CPU computes no faster than token by token
 
 
 @check("C-device", stage="fast", title="the devices named are there")
@@ -126,6 +127,53 @@ def _lacks_host_memory(case: Case) -> Finding | None:
         'trainer.model.train = "lora" trains few weights; or take a machine with more memory.',
         ids=("C5",),
     )
+
+
+@check("C2", stage="fast", title="an update fits the machine's memory")
+def cpu_memory_suffices(case: Case) -> Finding:
+    """Without a GPU: what a backward pass holds at least, weights and activations of the largest micro-batch, against
+    what is available. A floor: whoever needs less than this there is none of."""
+    from airloop.watch.metrics.facts import MIB, available_mib
+
+    if case.gpus or case.gpu_memory or case.config.gpus or case.config.model.device not in ("auto", "cpu"):
+        return passed("the model is on GPUs")
+    try:
+        there, budget = available_mib() * MIB, case.config.trainer.token_budget
+    except OSError:  # not Linux
+        return passed("how much memory is available is not known here")
+    needed, wide = _cpu_floor(case, budget, "bfloat16"), _cpu_floor(case, budget, "float32")
+    dtype = "bfloat16"
+    if needed <= there < wide and _computes_in_fp32(case):  # asked only where it decides
+        needed, dtype = wide, "float32"
+    seen = f"a backward pass of {budget} tokens takes {needed / GIB:.1f} GiB, and {there / GIB:.1f} GiB are available"
+    if needed <= there:
+        return passed(seen)
+    smaller = budget
+    while smaller // 2 >= LEAST_BUDGET and _cpu_floor(case, smaller, dtype) > there:
+        smaller //= 2
+    fits = _cpu_floor(case, smaller, dtype) <= there
+    return Finding(
+        "warn",
+        seen,
+        "who takes more memory than there is is ended by the kernel, without a word, or swaps for hours",
+        "train fewer tokens at a time: the update is the same" if fits else "lower seq_len, or choose a smaller model",
+        {"trainer.token_budget": smaller} if fits else {},
+        ids=("C2",),
+    )
+
+
+def _cpu_floor(case: Case, tokens: int, dtype: str) -> int:
+    from airloop.plan.memory import cpu_floor
+
+    asked = case.config.model.dtype
+    changes = {"trainer.token_budget": tokens, "model.dtype": dtype if asked == "auto" else asked}
+    return cpu_floor(with_changes(case.config, changes), case.shape)
+
+
+def _computes_in_fp32(case: Case) -> bool:
+    from airloop.models.dtypes import multiplies_bf16
+
+    return case.config.model.dtype == "auto" and not multiplies_bf16()
 
 
 def _does_not_fit(case: Case, seen: str, report: dict[str, Any], sampling: bool) -> Finding:
