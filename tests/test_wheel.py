@@ -117,7 +117,7 @@ def test_with_its_extra_an_environment_is_ready(wheel: Path, here: Path, tmp_pat
     assert not rows[0]["problem"] and {"titanic", "battleOfSexes"} <= tasks
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("config", "extra"), [("quickstart", "tune"), ("mlgym/small", "mlgym")])
 def test_with_its_extra_a_config_is_tried_whole(
     config: str, extra: str, wheel: Path, here: Path, tmp_path: Path
