@@ -113,10 +113,11 @@ class VllmEngine:
 
     async def _go_on(self, reply: Reply, order: str) -> None:
         """At one server, to its end or to that of the server."""
-        server = await self._choose(order)
+        server = await self._choose(order, reply.left)
         try:
-            async for piece in server.stream(reply.request()):
-                reply.take(piece)
+            async with contextlib.aclosing(server.stream(reply.request())) as pieces:
+                async for piece in pieces:
+                    reply.take(piece)
             if not reply.ended:
                 raise ServerLost("it ended a reply before its end")
         except ServerLost as error:
@@ -124,14 +125,17 @@ class VllmEngine:
                 await self._give(server, reply.adapter)  # it was started again, with the newest only
             elif isinstance(error, Forgotten) or not await self._answers(server):
                 server.lost = server.lost or f"{type(error).__name__}: {error}"
+            else:  # it lives, and what is between may not
+                reply.left.append(server)
             if reply.failed(FAILURES + len(self.servers)):
                 raise EngineFailed(f"vLLM answers, and not what it was asked: {error}", f"see {server.log}") from error
         except Refused as error:
             raise EngineFailed(f"vLLM refuses a request: {error}", f"its log says more: {server.log}") from None
 
-    async def _choose(self, order: str) -> VllmServer:
-        """The server that knows this conversation, or the one with the least to do."""
+    async def _choose(self, order: str, left: Sequence[VllmServer] = ()) -> VllmServer:
+        """The server that knows this conversation, or the one with the least to do; one that was `left` if all were."""
         alive = await self._alive()
+        alive = [server for server in alive if server not in left] or alive
         talk = order.rpartition("-")[0] or order  # what follows is the number of the turn
         least = min(alive, key=lambda server: server.busy)
         known = self._places.get(talk)
@@ -240,8 +244,9 @@ class VllmEngine:
         """How far a server's log-probs are from the trainer's, in nats a token."""
         prompt, most = [1, 2, 3], min(PROBED, self.context - 3)
         reply = Reply(prompt, Sampling(most, HEAT), most, name, None)
-        async for piece in server.stream(reply.request()):
-            reply.take(piece)
+        async with contextlib.aclosing(server.stream(reply.request())) as pieces:
+            async for piece in pieces:
+                reply.take(piece)
         if len(reply.ids) != most:
             raise ServerLost(f"it gave {len(reply.ids)} tokens where {most} were asked for")
         computed = await asyncio.to_thread(trainer_logprobs, self.policy, [*prompt, *reply.ids], len(prompt), HEAT)
