@@ -93,7 +93,7 @@ async def _train(
         clock.trained()
         await engine.publish(policy.version)
         ledger = step_ledger(parts, collected, batch, report)
-        times = clock.times(collected.groups)
+        times = clock.times(collected.groups, {t.id for t in left.values()})
         facts = step_facts(parts, collected, report) | likeness.facts(collected)
         facts |= await judge_gap(parts, batch.rows, report)
         made = step_record(step, collected, batch, report, times, ledger, facts)

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -69,12 +70,12 @@ class Reporter:
 
 
 def main() -> None:
-    order = Order(**json.loads(sys.argv[1]))
+    order, began = Order(**json.loads(sys.argv[1])), time.monotonic()
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     interrupts.install_launcher_handlers()
     reporter = Reporter(order.events, order.rank)
     try:
-        _run(order, reporter)
+        _run(order, reporter, began)
     except (KeyboardInterrupt, asyncio.CancelledError):
         reporter.stopped()
         sys.exit(130)
@@ -90,13 +91,15 @@ def main() -> None:
         sys.exit(1)
 
 
-def _run(order: Order, reporter: Reporter) -> None:
+def _run(order: Order, reporter: Reporter, began: float) -> None:
     from airloop.ranks import DistributedRanks
     from airloop.training import send_logs_to, train_rank
 
     run = Run.open(Path(order.run))
     run.config = config_for_rank(run.config, order.device)
     run.writes = order.rank == 0
+    if order.spent is not None:
+        run.spent_before(*order.spent, since=began)
     send_logs_to(reporter.warn, run.config)
     ranks = DistributedRanks(order.rank, order.size, Path(order.folder), order.device, order.address)
     asyncio.run(train_rank(run, reporter, order.resuming, ranks))

@@ -12,7 +12,7 @@ import queue
 import signal
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airloop.config import ClusterConfig, Config
@@ -65,7 +65,7 @@ def run_ranks(run: Run, display: Display, resuming: bool, launcher: Launcher) ->
     try:
         display.phase("starting the processes")
         for order in launcher.orders(run, resuming):
-            monitor.start(launcher, order)
+            monitor.start(launcher, replace(order, spent=(run.spent_s(), run.spent_s(this_session_only=True))))
         monitor.until_done()
     except KeyboardInterrupt:
         display.phase("stopping: an update that has begun is finished (Ctrl-C again ends it at once)")

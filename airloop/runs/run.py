@@ -73,6 +73,7 @@ class Run:
         self._accepted = -1  # the last step that was, in this session
         self.writes = True  # of several ranks, only the first keeps the books; all save their episodes
         self._lock: IO[str] | None = None
+        self._spent: tuple[float, float, float] | None = None
         self._evaluations = GrowingLines(path / "metrics.jsonl", lambda line: line["kind"] == "eval")
 
     @classmethod
@@ -168,8 +169,16 @@ class Run:
 
     def spent_s(self, this_session_only: bool = False) -> float:
         """Seconds that its sessions took, this one included."""
+        if self._spent is not None:
+            whole, this_session, since = self._spent
+            return (this_session if this_session_only else whole) + time.monotonic() - since
         sessions = self.status().get("sessions", [])[-1 if this_session_only else 0 :]
-        return sum((time.time() if end is None else end) - began for began, end in sessions)
+        # Of one that was killed its files say when it ended, and their times may be another machine's.
+        return sum(max(0.0, (time.time() if end is None else end) - began) for began, end in sessions)
+
+    def spent_before(self, whole: float, this_session: float, since: float) -> None:
+        """What its sessions had taken by `since` of our monotonic clock: another machine knows when they began."""
+        self._spent = whole, this_session, since
 
     def set_status(self, status: str, why: str = "") -> None:
         now = time.time()
