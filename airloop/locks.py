@@ -56,6 +56,16 @@ def locked(file: Path) -> Iterator[None]:
         yield
 
 
+def take_within(file: IO[Any], seconds: float) -> bool:
+    """As `take`, tried again for so long."""
+    until = time.monotonic() + seconds
+    while not take(file):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
     """The same for a directory that is there: the lock is on the directory itself, where the system can, and leaves no

@@ -58,7 +58,7 @@ async def _train(training: Training, parts: Components, run: Run, watcher: Watch
             continue
         clock.trained()
         await engine.publish(policy.version)
-        made = await training.record(step, collected, batch, report, clock)
+        made = await training.record(step, collected, batch, report, clock, {t.id for t in left.values()})
         found = await training.alarms.look(made.metrics, parts.ranks)
         if found.worst and found.refuses:
             await training.halt(step, found.worst, found, made)

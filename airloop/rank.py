@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -69,12 +70,12 @@ class Reporter:
 
 
 def main() -> None:
-    spec = RankSpec(**json.loads(sys.argv[1]))
+    spec, began = RankSpec(**json.loads(sys.argv[1])), time.monotonic()
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     interrupts.install_launcher_handlers()
     reporter = Reporter(spec.events, spec.rank)
     try:
-        _run(spec, reporter)
+        _run(spec, reporter, began)
     except (KeyboardInterrupt, asyncio.CancelledError):
         reporter.stopped()
         sys.exit(130)
@@ -90,13 +91,15 @@ def main() -> None:
         sys.exit(1)
 
 
-def _run(spec: RankSpec, reporter: Reporter) -> None:
+def _run(spec: RankSpec, reporter: Reporter, began: float) -> None:
     from airloop.ranks import DistributedRanks
     from airloop.training import send_logs_to, train_rank
 
     run = Run.open(Path(spec.run))
     run.config = config_for_rank(run.config, spec.device)
     run.writes = spec.rank == 0
+    if spec.spent is not None:
+        run.spent_before(*spec.spent, since=began)
     send_logs_to(reporter.warn, run.config)
     ranks = DistributedRanks(spec.rank, spec.size, Path(spec.folder), spec.device, spec.address)
     asyncio.run(train_rank(run, reporter, spec.resuming, ranks))

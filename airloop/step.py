@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -95,12 +95,20 @@ class Training:
             yield
 
     async def record(
-        self, step: int, collected: Collected, batch: Batch, report: Report, clock: StepClock, beside: bool = False
+        self,
+        step: int,
+        collected: Collected,
+        batch: Batch,
+        report: Report,
+        clock: StepClock,
+        left: Container[str] = (),
+        beside: bool = False,
     ) -> StepRecord:
-        """After the update is published. `beside`: sampling went on beside training, so that tokens differ in age, and
-        that a step's time cannot be split by its episodes."""
+        """After the update is published. `left`: the ids of episodes that a killed run had left in this step.
+        `beside`: sampling went on beside training, so that tokens differ in age, and that a step's time cannot be
+        split by its episodes."""
         ledger = step_ledger(self.parts, collected, batch, report)
-        times = clock.times(() if beside else collected.groups)
+        times = clock.times(() if beside else collected.groups, left)
         facts = step_facts(self.parts, collected, report) | self.similarity.facts(collected)
         if beside:
             facts |= age_facts(self.parts, collected, report, step)

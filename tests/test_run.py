@@ -328,7 +328,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
 def test_what_is_refused_before_the_start_leaves_no_run_behind(tmp_path: Path) -> None:
     for changes, says in [
         ({"orchestrator.env.0.id": "arit"}, "did you mean"),
-        ({"orchestrator.eval.test_split": "nowhere", "orchestrator.env.0.args.split_by": "pairs"}, "have no tasks"),
+        ({"orchestrator.eval.test_split": "nowhere", "orchestrator.env.0.args.split_by": "pairs"}, "no such split"),
         ({"output_dir": "/proc/nowhere"}, "cannot be made"),
     ]:
         with pytest.raises(AirError, match=says):

@@ -29,6 +29,8 @@ class RankSpec:
     address: str = ""  # host:port of the store, which the first rank keeps, where they are on several machines
     # For its environment only: a command can be read by everybody on its machine.
     environment: dict[str, str] = field(default_factory=dict)
+    # Seconds of the run by now, and of those this session's: a rank's machine may have another time of day.
+    spent: tuple[float, float] | None = None
     events: int = 3  # the file descriptor that it writes its events to
 
 

@@ -12,7 +12,7 @@ import queue
 import signal
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airloop.config import ClusterConfig, Config
@@ -69,7 +69,7 @@ def run_ranks(run: Run, display: Display, resuming: bool, launcher: Launcher) ->
     try:
         display.phase("starting the processes")
         for spec in launcher.rank_specs(run, resuming):
-            monitor.start(launcher, spec)
+            monitor.start(launcher, replace(spec, spent=(run.spent_s(), run.spent_s(this_session_only=True))))
         monitor.until_done()
     except KeyboardInterrupt:
         display.phase("stopping: an update that has begun is finished (Ctrl-C again ends it at once)")

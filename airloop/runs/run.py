@@ -74,6 +74,7 @@ class Run:
         self._accepted = -1  # the last step that was, in this session
         self.writes = True  # of several ranks, only the first keeps the books; all save their episodes
         self._lock: IO[str] | None = None
+        self._spent: tuple[float, float, float] | None = None
         self._evaluations = GrowingLines(path / "metrics.jsonl", lambda line: line["kind"] == "eval")
 
     @classmethod
@@ -170,8 +171,16 @@ class Run:
 
     def spent_s(self, this_session_only: bool = False) -> float:
         """Seconds that its sessions took, this one included."""
+        if self._spent is not None:
+            whole, this_session, since = self._spent
+            return (this_session if this_session_only else whole) + time.monotonic() - since
         sessions = self.status().get("sessions", [])[-1 if this_session_only else 0 :]
-        return sum((time.time() if end is None else end) - began for began, end in sessions)
+        # Of one that was killed its files say when it ended, and their times may be another machine's.
+        return sum(max(0.0, (time.time() if end is None else end) - began) for began, end in sessions)
+
+    def spent_before(self, whole: float, this_session: float, since: float) -> None:
+        """What its sessions had taken by `since` of our monotonic clock: another machine knows when they began."""
+        self._spent = whole, this_session, since
 
     def set_status(self, status: str, why: str = "") -> None:
         now = time.time()
@@ -334,7 +343,7 @@ class Run:
         """Two processes must never write one run. The lock goes with the process, however it ends. `since`: when the
         work on this session of the run began, if that was earlier."""
         handle = (self.path / ".lock").open("w")
-        if not _take(handle):
+        if not locks.take_within(handle, LOCK_S):
             handle.close()
             raise AirError(
                 f"{self.path} is in use by another process (pid {self.status().get('pid')}).",
@@ -375,15 +384,6 @@ def _next_free(root: Path, major: int, task: str) -> Path:
                 return path
             except FileExistsError:  # made from another machine, whose lock is not seen here
                 continue
-
-
-def _take(lock: IO[str]) -> bool:
-    until = time.monotonic() + LOCK_S
-    while not locks.take(lock):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def read_trajectories(directory: Path) -> list[Trajectory]:

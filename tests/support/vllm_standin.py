@@ -112,10 +112,13 @@ class StandIn:
                 os._exit(9)
             stop = ids[-1] in given.get("stop_token_ids", ())
             mute = self.broken.get("mute") and asked["model"] != BASE
-            content = [] if mute else [{"token_id": ids[-1], "logprob": reply.logprobs[0], "top_logprobs": []}]
+            known = {"token": f"token_id:{ids[-1]}", "logprob": reply.logprobs[0]}
+            content = [] if mute else [{**known, "top_logprobs": [known]}]
             ended = "stop" if stop else "length" if place + 1 == given["max_tokens"] else None
             choice = {"index": 0, "token_ids": [ids[-1]], "logprobs": {"content": content}, "finish_reason": ended}
-            yield f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+            usage = {"prompt_tokens": len(asked["token_ids"]), "completion_tokens": place + 1}
+            more = {"usage": usage} if (asked.get("stream_options") or {}).get("continuous_usage_stats") else {}
+            yield f"data: {json.dumps({'choices': [choice], **more})}\n\n".encode()
             if stop:
                 break
             await asyncio.sleep(0)

@@ -125,10 +125,11 @@ class VllmEngine(Engine):
 
     async def _continue(self, reply: Reply, order: str) -> None:
         """Continues a reply at one server, until the reply or the server ends."""
-        server = await self._choose(order)
+        server = await self._choose(order, reply.left)
         try:
-            async for piece in server.stream(reply.request()):
-                reply.take(piece)
+            async with contextlib.aclosing(server.stream(reply.request())) as pieces:
+                async for piece in pieces:
+                    reply.take(piece)
             if not reply.ended:
                 raise ServerLost("it ended a reply before its end")
         except ServerLost as error:
@@ -136,14 +137,18 @@ class VllmEngine(Engine):
                 await self._load_adapter(server, reply.adapter)  # it was started again, with the newest only
             elif isinstance(error, AdapterMissing) or not await self._is_alive(server):
                 server.lost = server.lost or f"{type(error).__name__}: {error}"
+            else:  # it lives, and what is between may not
+                reply.left.append(server)
             if reply.failed(FAILURES + len(self.servers)):
                 raise EngineFailed(f"vLLM answers, and not what it was asked: {error}", f"see {server.log}") from error
         except RequestRejected as error:
             raise EngineFailed(f"vLLM refuses a request: {error}", f"its log says more: {server.log}") from None
 
-    async def _choose(self, order: str) -> VllmServer:
-        """The server that has this conversation cached, or the one with the least load."""
+    async def _choose(self, order: str, left: Sequence[VllmServer] = ()) -> VllmServer:
+        """The server that has this conversation cached, or the one with the least load; one that was `left` only where
+        all were."""
         alive = await self._alive()
+        alive = [server for server in alive if server not in left] or alive
         conversation = order.rpartition("-")[0] or order  # what follows is the number of the turn
         least = min(alive, key=lambda server: server.busy)
         known = self._affinity.get(conversation)
@@ -252,8 +257,9 @@ class VllmEngine(Engine):
         """Mean distance of a server's log-probs from the trainer's, in nats a token."""
         prompt, most = [1, 2, 3], min(PROBE_TOKENS, self.context - 3)
         reply = Reply(prompt, Sampling(most, PROBE_TEMPERATURE), most, name, None)
-        async for piece in server.stream(reply.request()):
-            reply.take(piece)
+        async with contextlib.aclosing(server.stream(reply.request())) as pieces:
+            async for piece in pieces:
+                reply.take(piece)
         if len(reply.ids) != most:
             raise ServerLost(f"it gave {len(reply.ids)} tokens where {most} were asked for")
         computed = await asyncio.to_thread(

@@ -8,7 +8,7 @@ before, whatever version it is labelled with. So it is cleared, and cache keys a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -89,9 +89,9 @@ class FullServer(VllmServer):
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The served model has the same name for every version."""
-        async with contextlib.aclosing(super().stream({**body, "model": self.model})) as pieces:  # type: ignore[type-var]
+        async with contextlib.aclosing(super().stream({**body, "model": self.model})) as pieces:
             async for piece in pieces:
                 yield piece
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -163,36 +163,38 @@ class VllmServer:
             wait.reschedule(0.0)
 
     @contextlib.asynccontextmanager
-    async def _awaited(self) -> AsyncIterator[None]:
+    async def _awaited(self) -> AsyncIterator[asyncio.Timeout]:
+        """So long, whatever trickles in meanwhile: whoever waits may put it off."""
         try:
-            async with asyncio.timeout(None) as wait:
+            async with asyncio.timeout(SILENT_S) as wait:
                 self._waits.add(wait)
                 try:
-                    yield
+                    yield wait
                 finally:
                     self._waits.discard(wait)
         except TimeoutError:
-            raise ServerLost(self.lost_for_good() or "it is gone") from None
+            raise ServerLost(self.lost_for_good() or f"nothing of what it was asked came in {SILENT_S:.0f} s") from None
 
     async def is_healthy(self, timeout_s: float) -> bool:
-        with contextlib.suppress(httpx.HTTPError):
-            return (await self.client.get("/health", timeout=timeout_s)).status_code == 200
+        with contextlib.suppress(httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(timeout_s):  # a client's own would begin anew with every byte
+                return (await self.client.get("/health", timeout=timeout_s)).status_code == 200
         return False
 
     async def _check_routes(self) -> None:
         try:
-            found = (await self.client.get("/openapi.json")).json()["paths"]
-            answer = await self.client.get("/v1/models")
+            async with asyncio.timeout(ANSWER_S):
+                found = (await self.client.get("/openapi.json")).json()["paths"]
+                answer = await self.client.get("/v1/models")
             if answer.status_code == 401:
                 raise AirError(f"The vLLM at {self.url} wants another key.", f"set {self.key_name} to its --api-key.")
-            models = answer.json()["data"]
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+            base: dict[str, Any] = next((model for model in answer.json()["data"] if not model.get("parent")), {})
+            self.model = str(base["id"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError, TimeoutError) as error:
             raise AirError(f"What answers at {self.url} is no vLLM: {error!r}.", "correct the address.") from None
         for route, how in self.routes.items():
             if route not in found:
                 raise AirError(f"The vLLM at {self.url} does not have {route}.", f"start it with {how}.")
-        base = next(m for m in models if not m.get("parent"))
-        self.model = base["id"]
         if (room := base.get("max_model_len") or self.context) < self.context:
             raise AirError(
                 f"The vLLM at {self.url} has a context of {room} tokens, and episodes may have {self.context}.",
@@ -208,13 +210,13 @@ class VllmServer:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-TAIL:])
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """A reply's pieces as they come. ServerLost where it stops half-way: what came until then is valid."""
         self.busy += 1
         self.last_activity = time.monotonic()
         try:
             response = self.client.stream("POST", "/inference/v1/generate", json={**body, "stream": True})
-            async with self._awaited(), response as answer:
+            async with self._awaited() as wait, response as answer:
                 if answer.status_code != 200:
                     text = (await answer.aread()).decode(errors="replace")[:500]
                     if answer.status_code == 404 and body["model"] != self.model:
@@ -226,13 +228,14 @@ class VllmServer:
                     self.last_activity = time.monotonic()
                     if line.startswith("data: ") and line != "data: [DONE]":
                         piece = json.loads(line[6:])
+                        wait.reschedule(asyncio.get_running_loop().time() + SILENT_S)
                         if "error" in piece:
                             raise ServerLost(str(piece["error"]))
                         yield piece
                     ended = ended or line == "data: [DONE]"
                 if not ended:
                     raise ServerLost("its answer broke off")
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError, TypeError) as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
         finally:
             self.busy -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,7 +66,7 @@ class StepClock:
 
     def __init__(self, engine: Phases) -> None:
         self._engine = engine
-        self._epoch, self._began = time.time(), time.perf_counter()
+        self._began = time.perf_counter()
         self._busy = engine.phases
         self._sampled = self._trained = self._began
 
@@ -78,10 +78,10 @@ class StepClock:
     def trained(self) -> None:
         self._trained = time.perf_counter()
 
-    def times(self, groups: Sequence[Group]) -> dict[str, float]:
+    def times(self, groups: Sequence[Group], left: Container[str] = ()) -> dict[str, float]:
+        """`left`: episodes, by their ids, that a killed run has left: they took no time of this step."""
         sync = time.perf_counter() - self._trained
-        # Episodes that a killed run has left took no time of this step.
-        fresh = [t for group in groups for t in group.trajectories if t.started >= self._epoch]
+        fresh = [t for group in groups for t in group.trajectories if t.id not in left]
         split = step_times(fresh, self._busy, self._sampled - self._began, self._trained - self._sampled)
         return split | {"sync": sync}
 
