@@ -102,15 +102,15 @@ class Training:
         report: Report,
         clock: StepClock,
         left: Container[str] = (),
-        beside: bool = False,
+        held: dict[str, float] | None = None,
     ) -> StepRecord:
-        """After the update is published. `left`: the ids of episodes that a killed run had left in this step.
-        `beside`: sampling went on beside training, so that tokens differ in age, and that a step's time cannot be
-        split by its episodes."""
+        """After the update is published. `left`: the ids of episodes that a killed run had left in this step. `held`:
+        sampling went on beside training, so that tokens differ in age, and a step's time cannot be split by its
+        episodes; instead, how long samplers waited for the learner."""
         ledger = step_ledger(self.parts, collected, batch, report)
-        times = clock.times(() if beside else collected.groups, left)
+        times = clock.times(() if held is not None else collected.groups, left) | (held or {})
         facts = step_facts(self.parts, collected, report) | self.similarity.facts(collected)
-        if beside:
+        if held is not None:
             facts |= age_facts(self.parts, collected, report, step)
             facts |= await judge_gap(self.parts, batch.rows or batch.silent, report, fresh_gap(facts["ages"]))
         else:

@@ -68,7 +68,7 @@ async def _step(training: Training, supply: Supply | SharedSupply, step: int) ->
         return
     clock.trained()
     supply.trained()
-    made = await training.record(step, collected, batch, report, clock, beside=True)
+    made = await training.record(step, collected, batch, report, clock, held=supply.held())
     found = await training.alarms.look(made.metrics, parts.ranks)
     if found.worst and found.refuses:  # what is being sampled is of the same weights
         await supply.close()

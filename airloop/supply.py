@@ -46,6 +46,7 @@ class Supply:
         self.clock: Clock = SimulatedClock() if config.deterministic else WallClock()
         factor = o.oversampling_factor if o.buffer.online_difficulty_filtering else 1.0
         queue = AdmissionQueue(self._groups, int(factor * self._groups), o.max_staleness)
+        self._held = 0.0  # seconds that the producer reported last
         self._producer = Producer(
             queue,
             self._sample,
@@ -94,6 +95,14 @@ class Supply:
     def trained(self) -> None:
         """The update is made and served: from now on groups are sampled by the new policy."""
         self._over(refused=False)
+
+    def held(self) -> dict[str, float]:
+        """Of a step's times: what samplers waited for the learner since this was asked before. On the simulated clock
+        nobody waits."""
+        if isinstance(self.clock, SimulatedClock):
+            return {}
+        before, self._held = self._held, self._producer.held_s()
+        return {"held": self._held - before}
 
     def steps_changed(self) -> None:
         """The run has another number of steps, perhaps: whoever waited for its end looks again."""
@@ -190,6 +199,9 @@ class SharedSupply:
     def trained(self) -> None:
         if self._first:
             self._first.trained()
+
+    def held(self) -> dict[str, float]:
+        return self._first.held() if self._first else {}
 
     def steps_changed(self) -> None:
         if self._first:

@@ -30,9 +30,6 @@ from airloop.watch.metrics.ledger import Terms, account, returned_tokens
 ROLLOUTS, GROUPS, STALENESS = 2, 4, 3
 EVERY = 20  # groups, one of which meets a failure
 CHECKPOINT = 3  # updates between two of them: the others are made again
-# Tokens of replies that were cut off beside training were in no step's ledger before this (mended in branch bugsC,
-# "Ledger: tokens that were abandoned while sampling ran beside training are in the next update's"): then this goes.
-COUNTS_ABANDONED = "abandoned" in vars(supply)
 TOKENIZER = chat_tokenizer()
 NOTHING: Any = SimpleNamespace(rows=())  # a batch: what is trained of tokens is not looked at here
 
@@ -142,9 +139,8 @@ class World(ScriptedEngine):
                 found = account(collected, NOTHING, {}, Terms(), {})
                 tokens = {name: sum(columns.values()) for name, columns in found.episodes.items()}
                 self.abandoned += (cut := int(collected.stats.get("abandoned_tokens", 0)))
-                if COUNTS_ABANDONED:
-                    assert self.abandoned == self.counters.abandoned, "of every token it is said what became of it"
-                    assert sum(tokens.values()) + cut == found.metrics["tokens"]
+                assert self.abandoned == self.counters.abandoned, "of every token it is said what became of it"
+                assert sum(tokens.values()) + cut == found.metrics["tokens"]
                 self.spoilt = ""
                 if self.due in ("refused", "halted"):
                     self.ledger[f"refused_{step:04d}_{self.run.refusals(step) + 1}"] = tokens

@@ -48,6 +48,11 @@ class AdmissionQueue:
         latest = self._latest()
         return latest - self.version <= self.staleness and latest < steps
 
+    @property
+    def at_bound(self) -> bool:
+        """Nothing may be begun until an update is made, whoever is free."""
+        return self._latest() - self.version > self.staleness
+
     def admit_again(self, number: int, version: int) -> Admitted:
         """As it was admitted before, by a run that was killed."""
         admitted = Admitted(number, version)

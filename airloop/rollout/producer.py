@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from airloop.clocks import Clock, Work
@@ -38,6 +39,7 @@ class Producer:
         self._seated = 0
         self._left: dict[int, int] = {}  # of each group under way, episodes that have not ended
         self._busy = 0  # of all groups
+        self._held, self._counted = 0.0, time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
@@ -54,8 +56,18 @@ class Producer:
             raise self._failure
         return self.queue.take()
 
+    def held_s(self) -> float:
+        """Seconds, by the time of day, that seats were empty because the bound lets nothing begin: as if all had been,
+        so that half of them for two seconds are one."""
+        now = time.monotonic()
+        if self.queue.at_bound:
+            self._held += (now - self._counted) * max(0.0, 1 - self._busy / self._seats)
+        self._counted = now
+        return self._held
+
     def trained(self) -> None:
         """The update is made and served."""
+        self.held_s()
         self.queue.trained()
         self.clock.tell()
 
@@ -71,6 +83,7 @@ class Producer:
         try:
             yield
         finally:
+            self.held_s()
             self._seated -= 1
             self._left[number] -= 1
             self._busy -= 1
@@ -107,6 +120,7 @@ class Producer:
         return self._busy < self._seats
 
     def _begin(self, admitted: Admitted) -> None:
+        self.held_s()
         self._left[admitted.number] = self._rollouts
         self._busy += self._rollouts
         self._keep(self._group(admitted))
@@ -115,6 +129,7 @@ class Producer:
         # A run that goes on from an earlier checkpoint meets groups of policies that it has yet to make anew.
         await self.clock.until(lambda: self.queue.version >= admitted.version)
         ended = await self._sample(self, admitted)
+        self.held_s()
         self._busy -= self._left.pop(admitted.number)
         self.queue.end(admitted, ended)
         self.clock.tell()

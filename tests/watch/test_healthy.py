@@ -54,6 +54,10 @@ def tools_take_all(line: Line, step: int) -> None:
         line["times"] |= {"tool": 100.0, "sampling": line["times"]["sampling"] + 100.0}
 
 
+def learner_waits(line: Line, step: int) -> None:
+    line["times"] |= {"sampling": 100.0, "training": 10.0, "sync": 0.0, "held": 1.0}
+
+
 def context_ends_all(line: Line, step: int) -> None:
     line["rollout"]["ended_context_full"] = line["rollout"]["episodes"]
 
@@ -152,6 +156,7 @@ WRONG: dict[str, tuple[Callable[[Line, int], None], bool]] = {
     "replies_run_to_the_limit": (set_in("metrics", length_stops=1.0), False),
     "memory_grows": (memory_fills, False),
     "time_goes_elsewhere": (tools_take_all, False),
+    "one_side_waits_for_the_other": (learner_waits, False),
     "too_good_to_be_true": (set_in("metrics", too_good=1.0), False),
     "no_signal_yet": (groups_are_silent, True),
     "never_any_signal": (groups_are_silent, True),

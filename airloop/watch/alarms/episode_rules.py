@@ -22,6 +22,8 @@ CUT_SHARE = 0.25
 LENGTH_SHARE = 0.5
 # A tool call that takes longer than this is worth mending before the GPU is: the case in the catalogue took 1.5 s.
 TOOL_TURN_S = 1.0
+# Of the time, over EDGE steps: whoever waits for less is kept busy enough. Beside training, one of two always waits.
+WAITS = 1 / 3
 # Groups whose members scored alike: in healthy runs two thirds near their end, when many tasks are solved, and seven of
 # eight in a single step. More than this in five steps in a row is something else.
 SILENT_SHARE = 0.8
@@ -91,6 +93,40 @@ def time_goes_elsewhere(step: Step, before: Sequence[Step]) -> Sign | None:
         f"turn) went to: {found.part}. {found.split}",
         f"The step waits for {found.means}; a faster model or GPU would change little.",
         found.advice,
+    )
+
+
+@watch("D6")
+def one_side_waits_for_the_other(step: Step, before: Sequence[Step]) -> Sign | None:
+    """Sampling beside training: in the long run the slower one is waited for, and only more of it makes more steps."""
+    steps = [one for one in (*before[1 - EDGE :], step) if "held" in one["times"]]
+    if len(steps) < EDGE:
+        return None
+    times = [one["times"] for one in steps]
+    whole = sum(one["sampling"] + one["training"] + one["sync"] for one in times)
+    learner, samplers = (sum(one[name] for one in times) / whole if whole > 0 else 0.0 for name in ("sampling", "held"))
+    if max(learner, samplers) <= WAITS:
+        return None
+    seen = (
+        f"In the last {EDGE} steps the learner waited for groups in {learner:.0%} of the time, and samplers for the "
+        f"learner in {samplers:.0%} (an update takes {sum(one['training'] for one in times) / EDGE:.1f} s)."
+    )
+    if min(learner, samplers) > WAITS / 2:
+        return Sign(
+            seen,
+            "Both wait for the longest episodes: nothing more may begin before those are trained.",
+            "cut the longest by orchestrator.episode_timeout_s, or raise orchestrator.max_staleness.",
+        )
+    if learner > samplers:
+        return Sign(
+            seen,
+            "The samplers are slower: a faster update would gain nothing.",
+            "raise orchestrator.max_concurrent if the engine has room, else name one GPU more in inference_gpu_ids.",
+        )
+    return Sign(
+        seen,
+        "The learner is slower: more samplers would gain nothing.",
+        "raise trainer.token_budget if memory allows, else move a GPU from inference_gpu_ids to trainer_gpu_ids.",
     )
 
 

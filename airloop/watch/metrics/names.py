@@ -145,6 +145,8 @@ def _ages() -> Iterator[Name]:
 
 def _times() -> Iterator[Name]:
     yield Name("train/times/sampling", "s", "From the step's begin until its episodes are there, by the clock.")
+    held = "Beside training: samplers stood still, or a share of them for longer, as orchestrator.max_staleness bids."
+    yield Name("train/times/held", "s", held)
     for part, (what, _) in PARTS.items():
         how = "by the clock" if part in ("training", "sync") else "mean over its episodes"
         yield Name(f"train/times/{part}", "s", f"Of the step, waiting for {what}; {how}.")
