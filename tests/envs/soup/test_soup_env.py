@@ -15,6 +15,7 @@ import pytest
 import airloop
 from airloop.config import load_config
 from airloop.envs.base import load_environment
+from airloop.envs.contract import list_tasks
 from airloop.errors import AirError
 from airloop.eval.breakdown import by_kind, kind_table
 from airloop.rollout.episode import run_episode
@@ -111,7 +112,7 @@ def test_modes_and_levels_choose_kinds() -> None:
     assert {t.family for t in env(difficulty="medium").tasks("test")} == {"medium"}
     assert {t.payload["kind"] for t in env(kinds=["text_by_id"]).tasks("bench")} == {"text_by_id"}
     with pytest.raises(AirError, match="bench"):
-        env().tasks("validation")
+        list_tasks(env(), "validation")
 
 
 def test_tasks_are_listed_without_making_pages() -> None:
