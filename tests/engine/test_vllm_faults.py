@@ -122,7 +122,7 @@ async def check(world: World, fault: Fault, whole: Generation) -> None:
     assert time.monotonic() - began < 15, fault
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("faults", [24, pytest.param(1000, marks=pytest.mark.soak)])
 def test_a_harmed_reply_is_the_unbroken_one_token_by_token(tmp_path: Path, faults: int) -> None:
     async def work(world: World) -> None:
@@ -157,7 +157,7 @@ def test_a_way_that_harms_every_reply_is_left_for_one_that_does_not(tmp_path: Pa
     through(tmp_path, work, count=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nobody_waits_for_ever_for_what_does_not_come(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         whole, _ = await world.reply()
