@@ -102,19 +102,20 @@ class Training:
         report: Report,
         clock: StepClock,
         left: Container[str] = (),
-        held: dict[str, float] | None = None,
+        held: Callable[[], dict[str, float]] | None = None,
     ) -> StepRecord:
         """After the update is published. `left`: the ids of episodes that a killed run had left in this step. `held`:
         sampling went on beside training, so that tokens differ in age, and a step's time cannot be split by its
         episodes; instead, how long samplers waited for the learner."""
         ledger = step_ledger(self.parts, collected, batch, report)
-        times = clock.times(() if held is not None else collected.groups, left) | (held or {})
+        times = clock.times(collected.groups, left)
         facts = step_facts(self.parts, collected, report) | self.similarity.facts(collected)
-        if held is not None:
+        if held is None:
+            facts |= await judge_gap(self.parts, batch.rows, report)
+        else:
             facts |= age_facts(self.parts, collected, report, step)
             facts |= await judge_gap(self.parts, batch.rows or batch.silent, report, fresh_gap(facts["ages"]))
-        else:
-            facts |= await judge_gap(self.parts, batch.rows, report)
+            times = clock.times(()) | held()
         return step_record(step, collected, batch, report, times, ledger, facts)
 
     async def refuse(

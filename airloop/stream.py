@@ -56,6 +56,7 @@ async def _step(training: Training, supply: Supply | SharedSupply, step: int) ->
     """take → advantages → update → publish → accept, beside sampling."""
     parts, run = training.parts, training.run
     clock, replayed = StepClock(parts.engine.counters), run.recorded(step)
+    supply.held()  # what samplers waited during an evaluation or a checkpoint is no step's
     training.phase(step, "waiting for groups")
     taken, collected = await supply.take(step)
     clock.sampled()
@@ -68,7 +69,7 @@ async def _step(training: Training, supply: Supply | SharedSupply, step: int) ->
         return
     clock.trained()
     supply.trained()
-    made = await training.record(step, collected, batch, report, clock, held=supply.held())
+    made = await training.record(step, collected, batch, report, clock, held=supply.held)
     found = await training.alarms.look(made.metrics, parts.ranks)
     if found.worst and found.refuses:  # what is being sampled is of the same weights
         await supply.close()

@@ -124,10 +124,8 @@ def _Server(config: Any, release: Callable[[], None], index: Index) -> Any:
         async def startup(self, sockets: Any = None) -> None:
             anyio.to_thread.current_default_thread_limiter().total_tokens = MOST_THREADS
             await super().startup(sockets)
-            for listening in (
-                sockets or ()
-            ):  # the system's own queue; the loop takes no more than WAITING from it at once
-                listening.listen(QUEUED)
+            for listening in sockets or ():
+                listening.listen(QUEUED)  # the system's own queue; the loop takes no more than BACKLOG from it at once
 
         async def shutdown(self, sockets: Any = None) -> None:
             index.stopping.set()

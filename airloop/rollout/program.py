@@ -47,7 +47,7 @@ MEASURED = (
 OPENING_S = 120.0  # for a program's first request, where only that is wanted
 # Whoever starts a program holds it to its seconds, and cannot give it more. Where so much of them was not its own, how
 # far it came says nothing of the agent.
-UNSERVED_SHARE = 0.25
+DOWNTIME_SHARE = 0.25
 LOOK_S = 600.0  # with all that it takes to have the program
 
 
@@ -288,7 +288,7 @@ async def _play(
         raise _infra_failure(episode.failure)
     if outcome.crash and episode.refused:
         raise InfraError(f"the endpoint had no room for all connections, perhaps for this program's: {outcome.crash}")
-    if outcome.ending == "deadline" and (lost_s := added()) > UNSERVED_SHARE * address.seconds:
+    if outcome.ending == "deadline" and (lost_s := added()) > DOWNTIME_SHARE * address.seconds:
         raise InfraError(f"for {lost_s:.0f} of the program's {address.seconds:.0f} s the engine could serve nobody")
     if not episode.exchanges and not episode.context_full:
         raise InfraError(asked_nothing)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from airloop import stream
 from airloop.clocks import WallClock
+from airloop.engine.base import Counters
 from airloop.rollout.admission_queue import AdmissionQueue, Admitted
 from airloop.rollout.collected import Collected
 from airloop.rollout.producer import Producer
@@ -66,3 +69,25 @@ def test_what_samplers_wait_is_measured(episode: float, update: float, least: fl
         return held / whole
 
     assert least <= asyncio.run(share()) <= most
+
+
+def test_what_samplers_waited_between_two_steps_is_not_the_next_ones() -> None:
+    """During an evaluation, say: or "the learner is slower" would be said of a run that is evaluated often."""
+    asked: list[str] = []
+
+    class Ended(Exception): ...
+
+    class Counted:
+        def held(self) -> dict[str, float]:
+            asked.append("held")
+            return {}
+
+        async def take(self, step: int) -> None:
+            asked.append("take")
+            raise Ended
+
+    parts = SimpleNamespace(engine=SimpleNamespace(counters=Counters()))
+    training = SimpleNamespace(parts=parts, run=SimpleNamespace(recorded=lambda _: False), phase=lambda *_: None)
+    with pytest.raises(Ended):
+        asyncio.run(stream._step(training, Counted(), 0))  # type: ignore[arg-type]
+    assert asked == ["held", "take"]

@@ -36,7 +36,7 @@ class AdapterStore:
             shutil.rmtree(scratch)
         else:
             scratch.rename(self.root / name)
-        self.names = [*(node_managed for node_managed in self.names if node_managed != name), name]
+        self.names = [*(other for other in self.names if other != name), name]
         for old in self.names[: -self._kept]:
             shutil.rmtree(self.root / old, ignore_errors=True)
         self.names = self.names[-self._kept :]

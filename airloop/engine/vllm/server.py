@@ -90,7 +90,7 @@ class VllmServer:
     returning: bool = False  # it is being checked before it gets requests again
     shared: bool = False  # another rank started it, and manages its adapters
     pulls: bool = False  # it fetches adapters over HTTP, by our plugin: it does not see our files
-    older: int = 0  # versions more than KEPT that replies under way may be of
+    older: int = 0  # versions more than LOADED_ADAPTERS that replies under way may be of
     lost: str = "it is being started"  # why it gets no requests; empty: it does
     routes: ClassVar[Mapping[str, str]] = ROUTES
     node_managed: ClassVar[bool] = False  # its node restarts it

@@ -108,9 +108,9 @@ class Adapters:
     def _sweep(self, at: str, folder: Path, run: str) -> None:
         """Removes adapters of this run that it serves no longer."""
         self._get(at, LIST_ROUTE, folder / f".{run}.json")
-        node_managed = json.loads((folder / f".{run}.json").read_text(encoding="utf-8"))
+        served = json.loads((folder / f".{run}.json").read_text(encoding="utf-8"))
         for old in folder.glob(f"{run}-*"):
-            if old.name not in node_managed:
+            if old.name not in served:
                 shutil.rmtree(old, ignore_errors=True)
 
     def _get(self, at: str, route: str, into: Path) -> None:
