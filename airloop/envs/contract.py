@@ -76,10 +76,12 @@ def list_tasks(env: Environment[Any], split: str) -> Sequence[Task]:
     them, tasks of no split that anything else has."""
     if split not in env.splits:
         near = difflib.get_close_matches(split, env.splits, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        named = ", ".join(map(repr, (*env.splits, split)))
         raise AirError(
             f"{env.name or _name(env)} has no tasks in the split {split!r}: there is no such split.",
-            f"{hint}It has {', '.join(env.splits)} (splits of {_name(env)}).",
+            f"did you mean {near[0]!r}? It has {', '.join(env.splits)}."
+            if near
+            else f"It has {', '.join(env.splits)}. A class of your own that has it says so: `splits = ({named})`.",
         )
     found: Any = env.tasks(split)
     found = list(found) if isinstance(found, Iterator) else found
