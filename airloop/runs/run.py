@@ -31,7 +31,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -48,15 +47,17 @@ from airloop.rollout.schedule import place_in_step
 from airloop.runs.damaged import is_held
 from airloop.runs.entries import add_entry, locked
 from airloop.runs.env_names import names_by_id, with_run_name
-from airloop.runs.lineage import as_noted, given_parent, label, run_before
+from airloop.runs.lineage import as_noted, given_parent, run_before
+from airloop.runs.new_directory import NAME, new_directory
 from airloop.runs.results import last_sign
 from airloop.runs.step_record import StepRecord
 from airloop.runs.trajectory_file import from_json, to_json
 from airloop.types import Alarm, Trajectory
 
-_NAME = re.compile(r"exp(\d+)\.(\d+)-")
 # Whoever asks whether a run is held holds its lock for a moment (airloop/runs/damaged.py): we try again for as long.
 LOCK_S = 0.2
+# Windows does not rename a directory in which a file is open.
+MOVES_LOCKED = os.name != "nt"
 
 
 class Run:
@@ -95,15 +96,19 @@ class Run:
         major = config.logbook.major if major is None else major
         given = config.logbook.parent
         parent = given_parent(given, root) if given else None
-        run = cls(_next_free(root, major, task), config)
-        path = run.path
-        if not planned:
+        with new_directory(root, major, task) as made:
+            hidden = cls(made.hidden, config)
+            if not planned and MOVES_LOCKED:
+                hidden.lock(since)
+            write_text(made.hidden / "config.toml", to_toml(config))
+            parent = parent or run_before(made.path)
+            add_entry(made.hidden, "parent", as_noted(parent, root) if parent else "")
+            hidden.note(asked=digest_of(config))
+            hidden.set_status("planned" if planned else "running")
+        run = cls(made.path, config)
+        run._lock = hidden._lock
+        if not planned and not MOVES_LOCKED:
             run.lock(since)
-        write_text(path / "config.toml", to_toml(config))
-        parent = parent or run_before(path)
-        add_entry(path, "parent", as_noted(parent, root) if parent else "")
-        run.note(asked=digest_of(config))
-        run.set_status("planned" if planned else "running")
         return run
 
     @classmethod
@@ -367,23 +372,8 @@ def digest_of(config: Config) -> str:
 
 
 def _number(path: Path) -> tuple[int, int]:
-    found = _NAME.match(path.name)
+    found = NAME.match(path.name)
     return (int(found[1]), int(found[2])) if found else (-1, -1)
-
-
-def _next_free(root: Path, major: int, task: str) -> Path:
-    """A new directory. Alone between look and step: runs of two tasks differ in their names, so that both could be
-    made with one number, by which people call them."""
-    with locked(root):
-        while True:
-            found = [m for m in map(_NAME.match, os.listdir(root)) if m and int(m[1]) == major]
-            minor = max((int(m[2]) for m in found), default=-1) + 1
-            path = root / f"exp{major}.{minor}-{label(task)}-{time.strftime('%m%d')}"
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:  # made from another machine, whose lock is not seen here
-                continue
 
 
 def read_trajectories(directory: Path) -> list[Trajectory]:
