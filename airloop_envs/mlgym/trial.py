@@ -90,13 +90,18 @@ class Trial:
         self.count_tokens = count_tokens
 
     async def run(self, task: Task, spec: TaskSpec) -> None:
-        check = self.check
         with self._timed("starting the sandbox"):
             places = self.env.places()
-            check.protections = dict(places.pool.backend.protections())
-        if baselines.known(spec) is None:
-            with self._timed("measuring the baseline"):
-                await places.baselines.of(spec)
+        try:
+            if baselines.known(spec) is None:
+                with self._timed("measuring the baseline"):
+                    await places.baselines.of(spec)
+            await self._work(task, spec)
+        finally:  # an engine says what it cannot do when it is asked for a container
+            self.check.protections = dict(places.pool.backend.protections())
+
+    async def _work(self, task: Task, spec: TaskSpec) -> None:
+        check = self.check
         async with AsyncExitStack() as stack:
             with self._timed("opening the task"):
                 session = await stack.enter_async_context(self.env.open(task, 0))

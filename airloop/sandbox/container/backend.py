@@ -11,17 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from airloop.errors import AirError, InfraError
 from airloop.sandbox.base import Backend, Image, Snapshot, World
+from airloop.sandbox.bubblewrap.runtime import RuntimeDirectory
+from airloop.sandbox.container import system_calls
 from airloop.sandbox.container.docker_api import Engine, Refused, find_socket
 from airloop.sandbox.container.leftovers import reap
+from airloop.sandbox.container.request import Wishes
 from airloop.sandbox.container.world import ContainerWorld
 
 log = logging.getLogger(__name__)
 
 FAIR_CPU = "control group: every container weighs the same and has a number of cores; a limit per process"
 NO_FAIR_CPU = "weaker: no limit on a container's share (the engine cannot set one), only on each process's time"
+FILTER = "the engine's filter, less namespaces, keys, others' memory and all that bubblewrap refuses"
+OWN_FILTER = "weaker: the engine's own filter, which refuses less than bubblewrap's"
 
 
 class Container(Backend):
@@ -32,7 +38,8 @@ class Container(Backend):
         self.runtime = runtime  # of OCI, as runsc; "": the engine's own choice
         self.engine: Engine | None = None
         self.worlds: set[ContainerWorld] = set()
-        self.fair_cpu = True  # until the engine says that it cannot divide CPU time
+        self.wishes = Wishes()  # until the engine says what it cannot do
+        self._runtime: RuntimeDirectory | None = None  # has the filter of system calls
         self._opening = asyncio.Lock()
         self._present: set[str] = set()
 
@@ -45,17 +52,26 @@ class Container(Backend):
                 'use args = { sandbox = "bubblewrap" }, or put what is needed into the image and name no hosts.',
             )
         engine = await self._ready(plain.container)
-        try:
-            return await self._open(engine, plain, saved)
-        except Refused as refused:
-            if not self.fair_cpu or "cpu" not in refused.message.lower():
-                raise
-            log.warning("containers get no share of the CPU each: %s", refused.message)
-            self.fair_cpu = False
-        return await self._open(engine, plain, saved)
+        while True:
+            asked = self.wishes  # others start at the same time, and may be told before this one is
+            try:
+                return await self._open(engine, plain, saved, asked)
+            except Refused as refused:
+                less = asked.less(refused.message)
+                if less == asked:
+                    raise
+                self._do_without(less, refused.message)
 
-    async def _open(self, engine: Engine, image: Image, saved: Snapshot | None) -> World:
-        world = ContainerWorld(engine, image, self.runtime, self.fair_cpu, self.worlds.discard)
+    def _do_without(self, less: Wishes, why: str) -> None:
+        if self.wishes.filter and not less.filter:
+            log.warning("containers keep the engine's own filter of system calls: %s", why)
+            self.wishes = replace(self.wishes, filter="")
+        if self.wishes.fair_cpu and not less.fair_cpu:
+            log.warning("containers get no share of the CPU each: %s", why)
+            self.wishes = replace(self.wishes, fair_cpu=False)
+
+    async def _open(self, engine: Engine, image: Image, saved: Snapshot | None, wishes: Wishes) -> World:
+        world = ContainerWorld(engine, image, self.runtime, wishes, self.worlds.discard)
         self.worlds.add(world)
         try:
             await world.open(saved)
@@ -69,10 +85,25 @@ class Container(Backend):
             if self.engine is None:
                 self.engine = await Engine.connect(self.socket)
                 await reap(self.engine)
+                await self._write_filter(self.engine)
             if image not in self._present:
                 await find_image(self.engine, image)
                 self._present.add(image)
             return self.engine
+
+    async def _write_filter(self, engine: Engine) -> None:
+        """One for all containers. An engine that is elsewhere or another user's may not be able to read it: it says so
+        when it is asked for the first of them."""
+        if not engine.podman:
+            return
+        try:
+            self._runtime = self._runtime or RuntimeDirectory()
+            file = self._runtime.path / "seccomp.json"
+            system_calls.write(await engine.filter_file(), file)
+        except (system_calls.NoFilter, InfraError, OSError) as why:
+            log.warning("containers keep the engine's own filter of system calls: %s", why)
+            return
+        self.wishes = replace(self.wishes, filter=str(file))
 
     def protections(self) -> Mapping[str, str]:
         return {
@@ -80,10 +111,10 @@ class Container(Backend):
             "network": "own network namespace, no way out",
             "processes": "control group",
             "memory": "control group, no swap",
-            "cpu": FAIR_CPU if self.fair_cpu else NO_FAIR_CPU,
+            "cpu": FAIR_CPU if self.wishes.fair_cpu else NO_FAIR_CPU,
             "collusion": "the engine stops the agent's container while its work is graded; weaker: other containers of "
             "the same image share its files, and locks on them can be seen",
-            "system calls": "the engine's own filter; no capabilities, no new privileges",
+            "system calls": f"{FILTER if self.wishes.filter else OWN_FILTER}; no capabilities, no new privileges",
         }
 
     async def close(self) -> None:
@@ -91,6 +122,7 @@ class Container(Backend):
         if self.engine is not None:
             await self.engine.close()
             self.engine = None
+        self._forget_filter()
 
     def abandon(self) -> None:
         worlds, self.worlds = self.worlds, set()
@@ -98,6 +130,13 @@ class Container(Backend):
             world.abandon()
         if self.engine is not None:
             self.engine.remove_now([world.id for world in worlds if world.id])
+        self._forget_filter()
+
+    def _forget_filter(self) -> None:
+        if self._runtime is not None:
+            self._runtime.remove()
+            self._runtime = None
+        self.wishes = replace(self.wishes, filter="")
 
 
 async def find_image(engine: Engine, name: str) -> None:

@@ -143,11 +143,20 @@ class Engine:
         """By what it is run; "" where that is not told. Podman tells it by its own interface only."""
         if not self.podman:
             return str((await self.ask("GET", f"/containers/{container}/json"))["HostConfig"].get("Runtime") or "")
+        return str((await self._ask_podman(f"/containers/{container}/json")).get("OCIRuntime") or "")
+
+    async def filter_file(self) -> str:
+        """Where Podman's own filter of system calls lies on its machine; "" where that is not told."""
+        security = ((await self._ask_podman("/info")).get("host") or {}).get("security") or {}
+        return str(security.get("seccompProfilePath") or "") if security.get("seccompEnabled") else ""
+
+    async def _ask_podman(self, path: str) -> dict[str, Any]:
+        """By its own interface; empty where this version has it not."""
         try:
-            answer = await self._client.get(f"/v4.0.0/libpod/containers/{container}/json", timeout=ANSWER_S)
-        except httpx.HTTPError as error:
-            raise InfraError(f"the container engine did not say how it runs {container}: {error!r}") from error
-        return str(answer.json().get("OCIRuntime") or "") if answer.status_code == 200 else ""
+            answer = await self._client.get(f"/v4.0.0/libpod{path}", timeout=ANSWER_S)
+            return dict(answer.json()) if answer.status_code == 200 else {}
+        except (httpx.HTTPError, ValueError) as error:
+            raise InfraError(f"the container engine did not answer GET /libpod{path}: {error!r}") from error
 
     def remove_now(self, containers: Sequence[str]) -> None:
         """Without an event loop, and whatever the engine says to it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airloop.errors import AirError
@@ -22,10 +23,15 @@ ALL_PROCESSES = 32768  # of one user on a host, at most: the kernel's own defaul
 CPU_PERIOD_US = 100_000
 NO_TOOL = 100  # exit code of a container whose image lacks the first of them; 101 the second, and so on
 
-# The first process. What the image lacks is said before anything else is tried.
+# The first process. What the image lacks is said before anything else is tried. It goes on as a copy of its shell that
+# may be run but not read, so that by the kernel's rule its memory may not be either: an agent cannot make it end as if
+# it had been killed from outside. Where no such copy runs it goes on as it is.
 FIRST = (
     f"code={NO_TOOL}; for tool in {TOOLS}; do command -v $tool >/dev/null || exit $code; code=$((code + 1)); done; "
-    f"umask 022; mkdir -p {WORKSPACE} 2>/dev/null; {SUPERVISOR}"
+    f"umask 022; mkdir -p {WORKSPACE} 2>/dev/null; "
+    f"for place in {' '.join((*SCRATCH, HOME))}; do "
+    "tar -chf - --mode=0111 -C /bin sh 2>/dev/null | tar -xpf - -C $place --no-same-owner 2>/dev/null; "
+    '"$place/sh" -c : 2>/dev/null && exec "$place/sh" -c "rm -f $place/sh; $1"; done; eval "$1"'
 )
 
 # Waits beside the shell and sends signals, with nothing but what bash does itself: it works when the world may start
@@ -92,8 +98,23 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What not every engine can do, and a container can be without."""
+
+    fair_cpu: bool = True
+    filter: str = ""  # a file with a filter of system calls; "": the engine's own
+
+    def less(self, refusal: str) -> Wishes:
+        """Without what the engine will not do, by its words. The same where they are about anything else."""
+        words = refusal.lower()
+        if self.filter and "seccomp" in words:
+            return replace(self, filter="")
+        return replace(self, fair_cpu=False) if "cpu" in words else self
+
+
 def create_body(
-    image: Image, mark: str, labels: Mapping[str, str], podman: bool, fair_cpu: bool = True
+    image: Image, mark: str, labels: Mapping[str, str], podman: bool, wishes: Wishes = Wishes()
 ) -> dict[str, Any]:
     """The body of POST /containers/create."""
     limits = image.limits
@@ -102,7 +123,7 @@ def create_body(
     own = f"rw,exec,nosuid,nodev,size={disk},mode=1777" + (",notmpcopyup" if podman else "")
     return {
         "Image": image.container,
-        "Entrypoint": ["/bin/sh", "-c", FIRST],
+        "Entrypoint": ["/bin/sh", "-c", FIRST, "sh", SUPERVISOR],
         "Cmd": [],
         "User": USER,
         "Hostname": "air",
@@ -124,13 +145,13 @@ def create_body(
             "CgroupnsMode": "private",
             "ReadonlyRootfs": True,
             "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
+            "SecurityOpt": ["no-new-privileges", *([f"seccomp={wishes.filter}"] if wishes.filter else [])],
             "LogConfig": {"Type": "none"},  # or everything an agent prints would be written to the host's disk
             "RestartPolicy": {"Name": "no"},
             "Memory": limits.memory_mb << 20,
             "MemorySwap": limits.memory_mb << 20,
             "PidsLimit": limits.processes,
-            **(cpu_share(image) if fair_cpu else {}),
+            **(cpu_share(image) if wishes.fair_cpu else {}),
             "ShmSize": disk,
             "Ulimits": ulimits(image, podman),
             "Tmpfs": dict.fromkeys((HOME, *SCRATCH), own),

@@ -35,11 +35,16 @@ NOT_RUN = 125  # and above: engines' codes for what could not be started, and sh
 
 class ContainerWorld(World):
     def __init__(
-        self, engine: Engine, image: Image, runtime: str, fair_cpu: bool, closed: Callable[[ContainerWorld], None]
+        self,
+        engine: Engine,
+        image: Image,
+        runtime: str,
+        wishes: request.Wishes,
+        closed: Callable[[ContainerWorld], None],
     ) -> None:
         """`runtime`: of OCI, or the engine's own choice. `closed` is called as soon as the world begins to close."""
         self.runtime = runtime
-        self.fair_cpu = fair_cpu
+        self.wishes = wishes
         self._when_closed = closed
         self.engine = engine
         self.image = image
@@ -65,7 +70,7 @@ class ContainerWorld(World):
         mark = Shell.new_mark()
         binds = (*self.image.binds, *([self._doorway.bind] if self._doorway else []))
         image = replace(self.image, binds=binds)
-        body = request.create_body(image, mark, maker_labels(), self.engine.podman, self.fair_cpu)
+        body = request.create_body(image, mark, maker_labels(), self.engine.podman, self.wishes)
         if self.runtime:
             body["HostConfig"]["Runtime"] = self.runtime
         made = await self.engine.ask("POST", "/containers/create", body, START_S)
