@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.learn.losses.sequence_mask import KEYS, SequenceMask, sequence_mask
 from airloop.runs.damaged import Reader, items, number, table, words
 from airloop_view.folder import Collection
 from airloop_view.index import WATCHED
@@ -25,6 +26,7 @@ class Rules:
     kl: bool = False
     mask: tuple[float, float] | None = None
     by_turn: bool = False
+    sequences: SequenceMask | None = None
 
 
 def model_of(collection: Collection) -> str | None:
@@ -51,6 +53,7 @@ def rules_of(collection: Collection) -> Rules:
         kl=(number(loss.get("kl_beta")) or 0.0) > 0,
         mask=mask,
         by_turn=loss.get("credit") == "turn",
+        sequences=sequence_mask({key: number(loss.get(key)) for key in KEYS}),
     )
 
 
@@ -72,7 +75,7 @@ def token_view(
     rules = rules_of(collection)
     vocabulary = vocabularies.of(model_of(collection))
     own = branches[branch]
-    reasons = Reasons(record, rules, why_untrained, members)
+    reasons = Reasons(record, rules, why_untrained, members, _left_out(rules, branches, record))
     texts = vocabulary.texts(own["tokens"])
     trainer, entropies = _of_branch(record, "logprobs", branch), _of_branch(record, "entropies", branch)
     advantage = number(record.get("advantage")) if record else None
@@ -122,7 +125,9 @@ def _empty(why: str) -> dict[str, Any]:
 class Reasons:
     """Sentences by number: thousands of tokens share a few of them."""
 
-    def __init__(self, record: dict[str, Any] | None, rules: Rules, untrained: str, members: int) -> None:
+    def __init__(
+        self, record: dict[str, Any] | None, rules: Rules, untrained: str, members: int, left_out: str
+    ) -> None:
         self.texts: list[str] = []
         self._places: dict[str, int] = {}
         self._elsewhere: dict[int, str] = {}
@@ -130,6 +135,7 @@ class Reasons:
         self._rules = rules
         self._untrained = untrained
         self._members = members
+        self._left_out = left_out
 
     def _say(self, text: str) -> int:
         if text not in self._places:
@@ -151,6 +157,8 @@ class Reasons:
     def sampled(self, lp: float | None, tlp: float | None, advantage: float | None) -> int:
         if self._record is None or self._record.get("fate") != "trained":
             return self._say(self._untrained)
+        if self._left_out:
+            return self._say(self._left_out)
         if self._rules.mask and lp is not None and tlp is not None:
             ratio = math.exp(min(tlp - lp, 700.0))
             low, high = self._rules.mask
@@ -165,6 +173,26 @@ class Reasons:
             return self._say(f"zero advantage: all {self._members} of its group scored the same")
         mean = " (the mean over its turns)" if self._rules.by_turn else ""
         return self._say(f"sampled, trained with advantage {advantage:+.3g}{mean}")
+
+
+def _left_out(rules: Rules, branches: list[dict[str, Any]], record: dict[str, Any] | None) -> str:
+    """Why the episode as a whole has no part in the loss, where a mask of sequences left it out."""
+    if rules.sequences is None:
+        return ""
+    logs = [
+        now - then
+        for i, branch in enumerate(branches)
+        for then, given in zip(branch["logprobs"], _of_branch(record, "logprobs", i), strict=False)
+        if (now := number(given)) is not None
+    ]
+    cut = rules.sequences.cut(logs)
+    (low, high), (least, most) = rules.sequences.geo, rules.sequences.sequence
+    if cut.geo:
+        mean = math.exp(min(sum(logs) / len(logs), 700.0))
+        return f"stale: the whole episode is left out, its mean ratio of {mean:.3g} is not within {low:g} and {high:g}"
+    if cut.sequence:
+        return f"stale: the whole episode is left out, the ratio of one token is not within {least:g} and {most:g}"
+    return ""
 
 
 def _trains(branch: dict[str, Any], turn: int) -> bool:

@@ -353,3 +353,16 @@ def test_the_bench_follows_what_is_printed(tmp_path: Path):
     done = subprocess.run([sys.executable, str(bench), str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "2 RL files: 2 same; 1 name an unknown environment, 0 ask for choices"
+
+
+def test_the_masks_of_prime_rl_are_the_same_here(tmp_path: Path) -> None:
+    masks = "geo_mask_low = 0.1\ngeo_mask_high = 10.0\nsequence_mask_low = 0.0\nsequence_mask_high = 100.0\n"
+    tokens = "token_mask_low = 0.125\ntoken_mask_high = 8.0\n"
+    given = refused(tmp_path, f"[trainer.loss]\n{masks}{tokens}")
+    found = pasted(tmp_path, given, f"[trainer.loss]\n{masks}").trainer.loss
+    assert (found.importance_mode, found.importance_floor, found.importance_cap) == ("mask", 0.125, 8.0)
+    bounds = (found.geo_mask_low, found.geo_mask_high, found.sequence_mask_low, found.sequence_mask_high)
+    assert bounds == (0.1, 10.0, 0.0, 100.0)
+    older = "sequence_mask_ratio_high = 50.0\nmask_ratio_low = 0.0\n"
+    found = pasted(tmp_path, refused(tmp_path, f"[trainer.loss]\n{older}")).trainer.loss
+    assert (found.sequence_mask_high, found.importance_mode, found.importance_floor) == (50.0, "mask", None)

@@ -133,6 +133,7 @@ def test_with_max_staleness_0_it_is_the_loop(tmp_path: Path, monkeypatch: pytest
     ("words", "told"),
     [
         ([], 'importance_mode = "truncate" only caps their weight'),
+        (["--trainer.loss.geo_mask_low", "0.5"], "geo_mask_high or sequence_mask_high leaves whole trajectories out"),
         (
             ["--trainer.loss.anchor", "sampler", "--trainer.processes", "2"],
             "2 trainer processes needs servers of vLLM",
@@ -148,6 +149,12 @@ def test_with_max_staleness_0_it_is_the_loop(tmp_path: Path, monkeypatch: pytest
 def test_what_cannot_be_is_refused_with_its_reason(words: list[str], told: str) -> None:
     with pytest.raises(Refused, match=told):
         load_config(["--orchestrator.max_staleness", "1", *words])
+
+
+@pytest.mark.parametrize("key", ["geo_mask_high", "sequence_mask_high"])
+def test_a_mask_of_sequences_is_a_trust_region(key: str) -> None:
+    config = load_config(["--orchestrator.max_staleness", "1", f"--trainer.loss.{key}", "3"])
+    assert getattr(config.trainer.loss, key) == 3.0 and config.trainer.loss.importance_mode == "truncate"
 
 
 def test_what_was_never_run_on_such_a_device_is_said() -> None:

@@ -46,6 +46,8 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "deployment": ({"num_train_gpus": 1, "num_infer_gpus": 1}, {"type": "multi_node"}),
     "trainer.model.experimental": ({"lora": {"rank": 16}},),
     "trainer.optim.type": ("adamw", "muon"),
+    **dict.fromkeys(("trainer.loss.token_mask_low", "trainer.loss.mask_ratio_low"), (0.125, 0.0)),
+    **dict.fromkeys(("trainer.loss.token_mask_high", "trainer.loss.mask_ratio_high"), (8.0,)),
     "orchestrator.training_mode": ("rl", "sft"),
     "orchestrator.algo.type": ("grpo", "opd"),
     "orchestrator.advantage.type": ("default", "custom"),

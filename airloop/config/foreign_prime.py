@@ -20,6 +20,7 @@ from airloop.config.foreign import (
     number,
     to,
     tool_choice,
+    typed,
 )
 from airloop.config.foreign import when_off as off
 
@@ -43,6 +44,19 @@ def only(accepted: tuple[str, ...], why: str, instead: str) -> Alias:
         if str(given) in accepted:
             return Answer("that is what air does")
         return Answer(f"{why.format(given)} has no equivalent here", instead=instead, choice=True)
+
+    return Alias(read=read)
+
+
+def _token_mask(key: str) -> Alias:
+    """A bound of a token's ratio, beyond which the token is left out; 0 is none."""
+
+    def read(given: Any, _: Mapping[str, Any]) -> Answer:
+        mask = {"trainer.loss.importance_mode": "mask"}
+        if number(given) == 0:
+            return Answer("without a floor no token is left out below it", mask)
+        bound = typed(f"trainer.loss.{key}", given)
+        return Answer("a token is left out beyond it", {f"trainer.loss.{key}": bound, **mask})
 
     return Alias(read=read)
 
@@ -232,11 +246,17 @@ PRIME: dict[str, Alias] = {
     **{
         f"trainer.loss.{name}": _LOSS
         for name in (
-            *("dppo_mask_low", "dppo_mask_high", "adv_tau", "ipo_threshold", "token_mask_low", "token_mask_high"),
-            *("geo_mask_low", "geo_mask_high", "sequence_mask_low", "sequence_clip_high", "mask_ratio_low"),
-            *("mask_ratio_high", "teacher_tau", "import_path", "kwargs.**", "clip_ratio"),
+            *("dppo_mask_low", "dppo_mask_high", "adv_tau", "ipo_threshold", "sequence_clip_high"),
+            *("teacher_tau", "import_path", "kwargs.**", "clip_ratio"),
         )
     },
+    # geo_mask_* and sequence_mask_* have the same names here; these are what others of them were, or are.
+    "trainer.loss.token_mask_low": _token_mask("importance_floor"),
+    "trainer.loss.token_mask_high": _token_mask("importance_cap"),
+    "trainer.loss.mask_ratio_low": _token_mask("importance_floor"),
+    "trainer.loss.mask_ratio_high": _token_mask("importance_cap"),
+    "trainer.loss.sequence_mask_ratio_low": to("trainer.loss.sequence_mask_low"),
+    "trainer.loss.sequence_mask_ratio_high": to("trainer.loss.sequence_mask_high"),
     "inference.vllm.max_model_len": context,
     "inference.vllm.tool_call_parser": to("inference.model.tool_call_parser"),
     "inference.vllm.enforce_eager": to("inference.model.enforce_eager"),

@@ -17,13 +17,14 @@ def stream_conflicts(config: RunConfig) -> Iterator[Conflict]:
     staleness, loss = config.orchestrator.max_staleness, config.trainer.loss
     if not staleness:
         return
-    if loss.importance_mode == "truncate" and loss.anchor == "trainer":
+    whole = loss.geo_mask_high is not None or loss.sequence_mask_high is not None
+    if loss.importance_mode == "truncate" and loss.anchor == "trainer" and not whole:
         yield Conflict(
             (KEY, "trainer.loss.importance_mode"),
             f'max_staleness = {staleness} trains on tokens of earlier policies, and importance_mode = "truncate" only '
             "caps their weight: a token that the policy has left far behind goes on pushing it. A trust region around "
             'the policy that sampled is needed: importance_mode = "mask" leaves such tokens out, anchor = "sampler" '
-            "clips by the sampler's log-probs",
+            "clips by the sampler's log-probs, geo_mask_high or sequence_mask_high leaves whole trajectories out",
             {"trainer.loss.importance_mode": "mask"},
         )
     if config.ranks > 1 and config.inference.backend == "embedded":

@@ -142,6 +142,24 @@ class LossConfig(Section):
     importance_floor: float | None = Field(
         default=None, gt=0, lt=1, description="With mask: tokens with a weight below this are left out too."
     )
+    geo_mask_low: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="A trajectory whose weights have a geometric mean below this is left out as a whole (0: none).",
+    )
+    geo_mask_high: float | None = Field(
+        default=None, gt=1, description="One whose weights have a geometric mean above this, too; by default none."
+    )
+    sequence_mask_low: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="A trajectory with any token of a weight below this is left out as a whole (0: none).",
+    )
+    sequence_mask_high: float | None = Field(
+        default=None, gt=1, description="One with any token of a weight above this, too; by default none."
+    )
     overlong: Literal["off", "reply", "episode"] = Field(
         default="off",
         description="Penalise replies near max_tokens, or episodes near the context's end, in groups that have signal.",

@@ -23,7 +23,16 @@ LOSS_FORM = "define it as `def {}(terms, settings): return loss_of_each_token, {
 ADVANTAGE_FORM = "define it as `def {}(rewards, lengths): return advantages` (docs/losses.md)."
 # What the learner reports of every loss: a statistic of the user's must not stand in for it.
 TAKEN = {"loss", "kl", "importance", "cut", "entropy", "lr", "grad_norm", "grad_norm_max", "seconds", "tokens_per_s"}
-TAKEN |= {"update_ratio", "weights_changed", "tokens_trained", "tokens_computed", "tokens_shared", "micro_batches"}
+TAKEN |= {
+    "cut_geo",
+    "cut_sequence",
+    "update_ratio",
+    "weights_changed",
+    "tokens_trained",
+    "tokens_computed",
+    "tokens_shared",
+    "micro_batches",
+}
 TOKENS = 12  # of a trial: a few show what thousands would
 GROUPS = ((0.0, 1.0, 0.5, 1.0), (0.0, 1.0), (1.0, 1.0, 1.0), (0.0, 0.0))
 

@@ -21,9 +21,11 @@ from airloop.learn.batches import MicroBatch, PackedPlan, Row, micro_batches, sa
 from airloop.learn.forward import known_blocks, training_hidden
 from airloop.learn.logprobs import frozen_head, token_logprobs
 from airloop.learn.losses import LossSettings, LossTerms, find_loss
+from airloop.learn.losses.sequence_mask import sequence_mask
 from airloop.learn.optimiser import NotFinite, Optimiser, assign
 from airloop.learn.parallel import Shards, idle_part, share_rows
 from airloop.learn.report import Report, Statistics, over_passes, over_steps
+from airloop.learn.sequence_masks import SequenceMasks, torn_parts
 from airloop.policy import Policy
 from airloop.ranks import Ranks
 from airloop.threads import threads_to_choose_from
@@ -89,6 +91,7 @@ class Learner:
         old: list[Tensor | None] = [None] * len(micro)
         with self._training():
             silent, references = self._look(batch), self._references(micro)
+            masks = self._masks(own, micro)
             try:
                 for number in range(self.settings.passes):
                     stats = Statistics()
@@ -98,7 +101,7 @@ class Learner:
                         counted = i < len(own)
                         report_to = report if counted and not number else None
                         counts = stats if counted else Statistics()
-                        old[i] = self._backward(part, old[i], references[i], drift, counts, report_to)
+                        old[i] = self._backward(part, old[i], references[i], drift, masks, counts, report_to)
                     passes.append(stats)
                     if any(any(row.train) for row in batch.rows):  # on whichever rank
                         steps.append(self.optimiser.step(rate))
@@ -148,14 +151,32 @@ class Learner:
         looked = Statistics()
         rows = sample_rows(batch.silent, LOOKED_AT * sum(len(row.tokens) for row in (*batch.rows, *batch.silent)))
         own = list(micro_batches(share_rows(rows, self.ranks), self.settings.token_budget))
-        for i, part in enumerate(own + self._idle(rows, own)):
-            plan = PackedPlan(part, self.policy.device)
-            logprobs, entropy = self._forward(plan)
-            terms = _terms(part, logprobs, entropy, None, self._no_drift(logprobs), None)
+        micro = own + self._idle(rows, own)
+        found = [self._forward(PackedPlan(part, self.policy.device)) for part in micro][: len(own)]
+        if (masks := self._new_masks()) is not None:
+            masks.decide((part, logprobs) for part, (logprobs, _) in zip(own, found, strict=True))
+        for part, (logprobs, entropy) in zip(own, found, strict=True):
+            terms = _terms(part, logprobs, entropy, None, self._no_drift(logprobs), None, masks)
             loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
-            if i < len(own):
-                looked.add(loss, terms, entropy, parts)
+            looked.add(loss, terms, entropy, parts)
         return looked
+
+    def _new_masks(self) -> SequenceMasks | None:
+        mask = sequence_mask(vars(self.settings.loss_settings))
+        return None if mask is None else SequenceMasks(mask)
+
+    @torch.no_grad()
+    def _masks(self, own: Sequence[MicroBatch], micro: Sequence[MicroBatch]) -> SequenceMasks | None:
+        """With those trajectories decided whose rows lie in several micro-batches: each needs the log-probs of all
+        before its own backward, in a forward pass of its own. The others are decided on the way."""
+        if (masks := self._new_masks()) is None:
+            return None
+        torn = torn_parts(own)
+        if self.shards is not None:  # a forward pass takes all ranks, so all go through the same number
+            anywhere = any(self.ranks.gather_now(bool(torn), "the trajectories in several micro-batches"))
+            torn = list(micro) if anywhere else []
+        masks.decide([(part, self._forward(PackedPlan(part, self.policy.device))[0]) for part in torn])
+        return masks
 
     def _of_all_ranks(self, report: Report, passes: list[Statistics]) -> tuple[Report, list[Statistics]]:
         found = self.ranks.gather_now((report.logprobs, report.entropies, passes), "the update's metrics")
@@ -189,7 +210,7 @@ class Learner:
         """A forward and backward pass whose gradients are thrown away: to see how long one takes."""
         with self._training():
             for part in micro_batches(rows, self.settings.token_budget):
-                self._backward(part, None, None, None, Statistics(), None)
+                self._backward(part, None, None, None, None, Statistics(), None)
         self.optimiser.take_gradients()
 
     def slopes(self, rows: Sequence[Any], weights: Mapping[str, Sequence[float]]) -> list[Tensor | None]:
@@ -286,6 +307,7 @@ class Learner:
         old: Tensor | None,
         reference: Tensor | None,
         drift: dict[str, float] | None,
+        masks: SequenceMasks | None,
         stats: Statistics,
         report: Report | None,
     ) -> Tensor:
@@ -294,7 +316,9 @@ class Learner:
         with self._threads.chosen(tokens, tokens) if self._threads and tokens else contextlib.nullcontext():
             logprobs, entropy = self._forward(plan)
             reference = self._no_drift(logprobs) if reference is None else reference
-            terms = _terms(part, logprobs, entropy, old, reference, drift)
+            if masks is not None and old is None:
+                masks.decide([(part, logprobs)])
+            terms = _terms(part, logprobs, entropy, old, reference, drift, masks)
             loss, parts = find_loss(self.settings.loss)(terms, self.settings.loss_settings)
             loss.backward()
         stats.add(loss, terms, entropy, parts)
@@ -319,6 +343,7 @@ def _terms(
     old: Tensor | None,
     reference: Tensor | None,
     drift: dict[str, float] | None,
+    masks: SequenceMasks | None,
 ) -> LossTerms:
     counts = [sum(row.train) for row in part.rows]
 
@@ -330,6 +355,7 @@ def _terms(
         """A row's value, for each of its trained tokens."""
         return by_token(np.full(count, value) for value, count in zip(values, counts, strict=True))
 
+    cuts = None if masks is None else [masks.of(row) for row in part.rows]
     return LossTerms(
         logprobs,
         logprobs.detach() if old is None else old,
@@ -339,6 +365,8 @@ def _terms(
         by_row(row.weight for row in part.rows),
         None if drift is None else by_row(drift[trajectory_of(row)] for row in part.rows),
         entropy,
+        None if cuts is None else by_row(cut.geo for cut in cuts).bool(),
+        None if cuts is None else by_row(cut.sequence for cut in cuts).bool(),
     )
 
 

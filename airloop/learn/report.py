@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airloop.learn.losses import LossTerms
 
 # Means over the tokens as they were sampled; whatever else a loss tells of its tokens is what it did to them.
-OF_SAMPLED = ("entropy", "importance", "cut")
+OF_SAMPLED = ("entropy", "importance", "cut", "cut_geo", "cut_sequence")
 
 
 @dataclass(frozen=True)

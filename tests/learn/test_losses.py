@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from airloop.learn.advantages import Batch, assign_advantages, token_advantages, trajectory_of
 from airloop.learn.batches import Row
 from airloop.learn.losses import LOSSES, POLICY_LOSSES, LossSettings, LossTerms, kl_estimate
+from airloop.learn.losses.sequence_mask import Cut, sequence_mask
 from airloop.types import Branch, Group, Task, Trajectory
 
 TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
@@ -128,6 +129,10 @@ def paper(
                 "cispo": 1 / total_tokens,
                 "rloo": 1 / total_trajectories,
             }[kind]
+            logs = [x - y for x, y in zip(v["old"], v["sampler"], strict=True)]
+            mean, ratios = math.exp(sum(logs) / length), [math.exp(log) for log in logs]
+            kept = s.geo_mask_low <= mean <= s.geo_mask_high
+            kept &= s.sequence_mask_low <= min(ratios) and max(ratios) <= s.sequence_mask_high
             whole_ratio = math.exp(sum(x - y for x, y in zip(v["logprobs"], v["old"], strict=True)) / length)
             gradient[trajectory.id] = []
             for now, old, sampler, start in zip(*v.values(), strict=True):
@@ -136,6 +141,7 @@ def paper(
                     correction = min(correction, s.importance_cap)
                 elif not s.importance_floor <= correction <= s.importance_cap:
                     correction = 0.0
+                correction *= kept
                 b = a - (s.kl_beta * (old - start) if s.kl_estimator == "k1" else 0.0)
                 value, slope = token(kind, now, old, whole_ratio, b, s)
                 value, slope = value * correction, slope * correction
@@ -163,7 +169,9 @@ def token(kind: str, now: float, old: float, whole_ratio: float, a: float, s: Lo
     return -min(ratio * a, held * a), -ratio * a if ratio * a <= held * a else 0.0
 
 
-def terms_of(rows: list[Row], values: dict[str, dict[str, list[float]]]) -> tuple[LossTerms, list[tuple[str, int]]]:
+def terms_of(
+    rows: list[Row], values: dict[str, dict[str, list[float]]], s: LossSettings | None = None
+) -> tuple[LossTerms, list[tuple[str, int]]]:
     """A micro-batch of the rows as the learner makes one, and of each of its tokens the trajectory and the place."""
     places = [(trajectory_of(r), t) for r in rows for t, train in zip(r.tokens, r.train, strict=True) if train]
     tensors = {
@@ -177,6 +185,10 @@ def terms_of(rows: list[Row], values: dict[str, dict[str, list[float]]]) -> tupl
         weight=torch.tensor([r.weight for r in rows for _ in range(sum(r.train))], dtype=torch.float64),
         sequence=torch.tensor([drift[key] for key, _ in places], dtype=torch.float64),
     )
+    if mask := sequence_mask(vars(s or LossSettings())):
+        cuts = {k: mask.cut(np.subtract(v["old"], v["sampler"]).tolist()) for k, v in values.items()}
+        whole = {f"cut_{name}": torch.tensor([getattr(cuts[key], name) for key, _ in places]) for name in Cut._fields}
+        terms = replace(terms, **whole)
     terms.logprobs.requires_grad_()
     return terms, places
 
@@ -190,6 +202,9 @@ SETTINGS = {
     "plain": LossSettings(0.1, 0.2),
     "clip higher": LossSettings(0.05, 0.28, importance_cap=1.3),
     "masked": LossSettings(0.1, 0.2, importance_cap=1.3, importance_mode="mask", importance_floor=0.8),
+    "geo masked": LossSettings(0.1, 0.2, geo_mask_low=0.85, geo_mask_high=1.2),
+    "sequence masked": LossSettings(0.1, 0.2, sequence_mask_low=0.4, sequence_mask_high=2.5),
+    "all masks": LossSettings(0.1, 0.2, 0.1, 1.6, "mask", 0.6, geo_mask_high=1.3, sequence_mask_low=0.3),
     "k1": LossSettings(0.1, 0.2, kl_beta=0.1, kl_estimator="k1"),
     "k2": LossSettings(0.1, 0.2, kl_beta=0.1, kl_estimator="k2"),
     "k3": LossSettings(0.1, 0.2, kl_beta=0.1, kl_estimator="k3"),
@@ -207,7 +222,7 @@ def chosen(kind: str, name: str) -> LossSettings:
 def test_every_loss_is_its_papers_from_rewards_to_gradient(kind: str, name: str, branching: bool) -> None:
     groups, values = world(1, branching)
     wanted, gradient = paper(kind, groups, values, chosen(kind, name))
-    terms, places = terms_of(list(batch_of(kind, groups).rows), values)
+    terms, places = terms_of(list(batch_of(kind, groups).rows), values, chosen(kind, name))
     loss, parts = LOSSES[kind](terms, chosen(kind, name))
     loss.backward()
     assert loss.item() == pytest.approx(wanted, abs=1e-12)
@@ -215,8 +230,13 @@ def test_every_loss_is_its_papers_from_rewards_to_gradient(kind: str, name: str,
     for (key, place), slope in zip(places, terms.logprobs.grad.tolist(), strict=True):
         assert slope == pytest.approx(gradient[key][place], abs=1e-12)
     assert parts["clipped"] > 0 or kind == "rloo"
-    assert ("kl" in parts) == (name in ("k1", "k2", "k3"))
-    assert (parts["cut"] > 0) == bool((terms.old - terms.sampler).exp().max() > SETTINGS[name].importance_cap)
+    assert ("kl" in parts) == (SETTINGS[name].kl_beta > 0)
+    whole = [value for key, value in parts.items() if key in ("cut_geo", "cut_sequence")]
+    assert len(whole) == 2 * ("geo" in name or "sequence" in name or name == "all masks")
+    if whole:
+        assert 0 < max(whole) <= parts["cut"] < 1
+    else:
+        assert (parts["cut"] > 0) == bool((terms.old - terms.sampler).exp().max() > SETTINGS[name].importance_cap)
 
 
 @pytest.mark.slow
@@ -237,7 +257,7 @@ def test_any_cut_into_micro_batches_gives_the_same_loss_and_gradient(
         total, slopes = 0.0, {}
         for part in parts:
             if part:
-                terms, places = terms_of(part, values)
+                terms, places = terms_of(part, values, chosen(kind, name))
                 loss, _ = LOSSES[kind](terms, chosen(kind, name))
                 loss.backward()
                 total += loss.item()

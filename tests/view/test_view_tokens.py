@@ -134,6 +134,12 @@ def test_what_was_left_out_says_why(tmp_path: Path) -> None:
     found = view(tmp_path / "mask", TRAINED, mask)
     assert reasons(found)[2].startswith("stale: left out, as it is now less than 0.5 times as probable")
     assert reasons(found)[1].startswith("sampled, trained")
+    whole = view(tmp_path / "geo", TRAINED, "[trainer.loss]\ngeo_mask_low = 0.5\n")  # the mean is over both branches
+    assert reasons(whole)[1] == reasons(whole)[2] and "its mean ratio of" in reasons(whole)[1]
+    whole = view(tmp_path / "any", TRAINED, "[trainer.loss]\nsequence_mask_low = 0.1\n")
+    assert "the ratio of one token is not within 0.1 and inf" in reasons(whole)[1]
+    kept = view(tmp_path / "kept", TRAINED, "[trainer.loss]\nsequence_mask_low = 0.01\ngeo_mask_low = 0.1\n")
+    assert reasons(kept)[1].startswith("sampled, trained")
     silent = view(tmp_path / "silent", {"id": "a_0-0", "fate": "zero advantage", "advantage": 0.0})
     assert "all 4 of its group scored the same" in reasons(silent)[1]
     kl = view(tmp_path / "kl", TRAINED | {"advantage": 0.0}, "[trainer.loss]\nkl_beta = 0.1\n")

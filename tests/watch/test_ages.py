@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.watched_runs import freeze_engine, run_watched
 
+from airloop.learn.losses.sequence_mask import sequence_mask
 from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
 from airloop.watch.alarms.learner_rules import engine_serves_another_policy, logprob_gap_grows, policy_drifts
 from airloop.watch.metrics.ages import by_age
@@ -38,10 +39,18 @@ def trajectory(versions: list[int], logprobs: list[float]) -> Trajectory:
 
 def test_each_token_has_the_age_of_the_policy_that_sampled_it() -> None:
     group = Group(Task("x", "1", "train"), 3, (trajectory([3, 3, 5], [-1.0, -2.0, -1.0]),))
-    found = by_age([group], {"a#0": [-1.0 + math.log(4), -2.0, -1.0]}, 5, 0.5, 2.0)
+    found = by_age([group], {"a#0": [-1.0 + math.log(4), -2.0, -1.0]}, 5, (0.5, 2.0))
     assert found["0"] == {"tokens": 1, "gap": 0.0, "cut": 0.0, "ess": 1.0}
     assert found["2"] == pytest.approx({"tokens": 2, "gap": math.log(4) / 2, "cut": 0.5, "ess": 25 / 34})
     assert all(describe(f"train/ages/{age}/{name}") for age, one in found.items() for name in one)
+
+
+def test_a_mask_of_sequences_cuts_tokens_of_all_ages() -> None:
+    group = Group(Task("x", "1", "train"), 3, (trajectory([3, 3, 5], [-1.0, -2.0, -1.0]),))
+    now = {"a#0": [-1.0 + math.log(4), -2.0, -1.0]}
+    for mask, cut in (({"geo_mask_high": 1.5}, 1.0), ({"sequence_mask_high": 3.0}, 1.0), ({"geo_mask_high": 1.7}, 0.0)):
+        found = by_age([group], now, 5, (0.0, math.inf), sequence_mask(mask))
+        assert [one["cut"] for one in found.values()] == [cut, cut]
 
 
 def step(ages: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airloop.learn.advantages import TurnWeights, assign_advantages
+from airloop.learn.losses.sequence_mask import SequenceMask
 from airloop.rollout.collected import Collected, Dropped
 from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
 from airloop.watch.metrics.ledger import COLUMNS, Ledger, Terms, account, one_line
@@ -205,3 +206,17 @@ def test_the_bias_of_filtering_is_told() -> None:
 def test_nothing_lost_is_no_line() -> None:
     found = ledger([[trajectory("k0", reward=1.0), trajectory("k1")]])[0].metrics
     assert one_line(found) == "" and found["filter"] == {} and not math.isnan(found["variance"]["sum"])
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_trajectory_that_a_mask_of_sequences_left_out_is_stale_with_all_its_branches(forked: bool) -> None:
+    """One branch of it is as it was sampled: the mean over both is what counts."""
+    members = [trajectory("t0", reward=1.0, turns=(2, 3), forked=forked), trajectory("t1", turns=(2,))]
+    group = Group(members[0].task, 0, tuple(members))
+    batch = assign_advantages([group], loss="grpo", scale_rewards=False, token_constant=10)
+    moved = {"t0#0": [-1.0] * 2 + ([] if forked else [-3.0] * 3), "t0#1": [-3.0] * 3, "t1#0": [-1.0, -1.0]}
+    for mask in (SequenceMask((0.5, 2.0), (0.0, 9.0)), SequenceMask((0.0, 9.0), (0.2, 9.0))):
+        found = account(Collected((group,), (), {}, ()), batch, moved, Terms(sequences=mask), WEIGHTS).metrics
+        assert (found["stale"], found["trained"]) == (5, 2)
+    wide = Terms(sequences=SequenceMask((0.2, 2.0), (0.1, 9.0)))
+    assert account(Collected((group,), (), {}, ()), batch, moved, wide, WEIGHTS).metrics["stale"] == 0

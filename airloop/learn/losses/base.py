@@ -6,6 +6,7 @@ not wait for torch. Formulas need none but the tensors' own methods.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ class LossTerms:
     # gradient. None on the first pass, where it is zero. Only losses with `per_sequence` have it.
     sequence: Tensor | None = None
     entropy: Tensor | None = None  # of the distribution that the token was drawn from, now, without gradient
+    # Whether the token's trajectory is left out as a whole, by each of the two masks of sequences. None without them.
+    cut_geo: Tensor | None = None
+    cut_sequence: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class LossSettings:
     kl_estimator: str = "k3"
     entropy_beta: float = 0.0
     anchor: str = "trainer"
+    geo_mask_low: float = 0.0
+    geo_mask_high: float = math.inf
+    sequence_mask_low: float = 0.0
+    sequence_mask_high: float = math.inf
 
 
 Parts = dict[str, "Tensor"]
@@ -112,11 +120,15 @@ class LossSpec:
         correction, cut = importance_weight(terms, settings)
         if anchored:
             correction, cut = correction.new_ones(correction.shape), own.get("clipped", cut)
+        left_out = {"cut_geo": terms.cut_geo, "cut_sequence": terms.cut_sequence}
+        whole = {name: of_trajectory for name, of_trajectory in left_out.items() if of_trajectory is not None}
+        for of_trajectory in whole.values():
+            correction, cut = correction.masked_fill(of_trajectory, 0.0), cut.bool() | of_trajectory
         loss = loss * correction
         if kl is not None:
             loss = loss + settings.kl_beta * kl
         clipped = own.get("clipped", terms.weight.new_zeros(terms.weight.shape))
-        seen = {**own, "clipped": clipped, "cut": cut}
+        seen = {**own, "clipped": clipped, "cut": cut, **whole}
         parts |= {name: value.float().mean() for name, value in seen.items()} | {"importance": correction.mean()}
         return (loss * terms.weight).sum(), {name: value.detach() for name, value in parts.items()}
 

@@ -236,8 +236,8 @@ def policy_drifts(step: Step, before: Sequence[Step]) -> Sign | None:
         f"({by_age}).",
         "The policy moves so far within orchestrator.max_staleness updates that old episodes teach little of it. "
         "Engine and trainer agree where they have the same weights: this is drift, not a fault.",
-        "lower trainer.optim.lr or orchestrator.max_staleness; a wider trust region (trainer.loss.importance_cap) "
-        "keeps more tokens and a noisier gradient.",
+        "lower trainer.optim.lr or orchestrator.max_staleness; a wider trust region (trainer.loss.importance_cap, "
+        "or the bounds of a sequence mask) keeps more tokens and a noisier gradient.",
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from airloop.learn.losses.sequence_mask import SequenceMask, sequence_mask
 from airloop.types import Group, Trajectory
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def age_facts(parts: Components, collected: Collected, report: Report, step: int
         low = loss.importance_floor or 0.0
     groups = [*collected.groups, *(dropped.group for dropped in collected.dropped)]
     versions = [v for group in groups for t in group.trajectories for v in sampled_by(t)]
-    found: dict[str, Any] = {"ages": by_age(collected.groups, report.logprobs, step, low, high)}
+    whole = sequence_mask(loss.model_dump())
+    found: dict[str, Any] = {"ages": by_age(collected.groups, report.logprobs, step, (low, high), whole)}
     if versions:
         found["versions"] = {
             "wanted": max(0, step - staleness),
@@ -40,28 +42,45 @@ def age_facts(parts: Components, collected: Collected, report: Report, step: int
 
 
 def by_age(
-    groups: Iterable[Group], logprobs: Mapping[str, Sequence[float]], version: int, low: float, high: float
+    groups: Iterable[Group],
+    logprobs: Mapping[str, Sequence[float]],
+    version: int,
+    bounds: tuple[float, float],
+    whole: SequenceMask | None = None,
 ) -> dict[str, dict[str, float]]:
     """Of the trained tokens, by age: their number, the mean gap between trainer and sampler, the share outside of
-    the trust region, and the effective sample size as a share of the number, which is 1 where all have one ratio."""
-    ratios: dict[int, list[float]] = {}
+    the trust region (of the token's `bounds`, or of a mask of whole trajectories), and the effective sample size as a
+    share of the number, which is 1 where all have one ratio."""
+    found: dict[int, list[_Token]] = {}
     for group in groups:
         for trajectory in group.trajectories:
+            logs: list[tuple[int, float]] = []
             for i, branch in enumerate(trajectory.branches):
                 trained = [place for place, train in enumerate(branch.train) if train]
                 for place, now in zip(trained, logprobs.get(f"{trajectory.id}#{i}", ()), strict=False):
                     age = version - token_version(trajectory, branch.turns[place])
-                    ratios.setdefault(age, []).append(now - branch.logprobs[place])
-    return {str(age): _figures(found, low, high) for age, found in sorted(ratios.items())}
+                    logs.append((age, now - branch.logprobs[place]))
+            left_out = whole is not None and any(whole.cut([log for _, log in logs]))
+            for age, log in logs:
+                weight = math.exp(min(log, 50.0))
+                cut = left_out or not bounds[0] <= weight <= bounds[1]
+                found.setdefault(age, []).append(_Token(log, weight, cut))
+    return {str(age): _figures(tokens) for age, tokens in sorted(found.items())}
 
 
-def _figures(logs: Sequence[float], low: float, high: float) -> dict[str, float]:
-    weights = [math.exp(min(log, 50.0)) for log in logs]
+class _Token(NamedTuple):
+    log: float
+    weight: float
+    cut: bool
+
+
+def _figures(tokens: Sequence[_Token]) -> dict[str, float]:
+    count = len(tokens)
     return {
-        "tokens": len(logs),
-        "gap": math.fsum(map(abs, logs)) / len(logs),
-        "cut": sum(not low <= weight <= high for weight in weights) / len(logs),
-        "ess": math.fsum(weights) ** 2 / (len(logs) * math.fsum(weight * weight for weight in weights)),
+        "tokens": count,
+        "gap": math.fsum(abs(token.log) for token in tokens) / count,
+        "cut": sum(token.cut for token in tokens) / count,
+        "ess": math.fsum(t.weight for t in tokens) ** 2 / (count * math.fsum(t.weight * t.weight for t in tokens)),
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airloop.learn.advantages import TurnWeights
+from airloop.learn.losses.sequence_mask import sequence_mask
 from airloop.success import NAME, name_of
 from airloop.watch.metrics.ages import sampled_by
 from airloop.watch.metrics.ledger import Ledger, Terms, account
@@ -30,7 +31,8 @@ def step_ledger(parts: Components, collected: Collected, batch: Batch, report: R
     floor, cap = loss.importance_floor or 0.0, loss.importance_cap
     mask = (floor, cap) if loss.importance_mode == "mask" else None
     weights = {n: TurnWeights(env.reward_weights, env.turn_reward_mode) for n, env in parts.envs.items()}
-    return account(collected, batch, report.logprobs, Terms(loss.kl_beta > 0 or loss.entropy_beta > 0, mask), weights)
+    terms = Terms(loss.kl_beta > 0 or loss.entropy_beta > 0, mask, sequence_mask(loss.model_dump()))
+    return account(collected, batch, report.logprobs, terms, weights)
 
 
 def step_facts(parts: Components, collected: Collected, report: Report) -> dict[str, Any]:

@@ -6,7 +6,8 @@ Each token is in exactly one column, and the columns add up to what the engine r
     zero_advantage   its group (credited by turn: its turn) scored alike, so nothing can be learned from it
     filtered         of a group that difficulty filtering left out
     infra_error      of an attempt that the machinery spoilt, or of a group that had too few left
-    stale            left out of the loss: its probability now is too far from that at sampling (importance_mode "mask")
+    stale            left out of the loss: its probability now, or its trajectory's, is too far from that at sampling
+                     (importance_mode "mask", geo_mask_*, sequence_mask_*)
     truncated        sampled, but in no sequence: a reply that was cut off while it was being written, or what came
                      behind a text that was to end it
 """
@@ -18,6 +19,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from airloop.rollout.episode import component_totals
@@ -26,6 +28,7 @@ from airloop.types import Group, Trajectory
 if TYPE_CHECKING:  # they import torch, which reading a ledger does not need
     from airloop.learn.advantages import Batch, TurnWeights
     from airloop.learn.batches import Row
+    from airloop.learn.losses.sequence_mask import SequenceMask
     from airloop.rollout.collected import Collected
 
 COLUMNS = ("trained", "zero_advantage", "filtered", "infra_error", "stale", "truncated")
@@ -46,6 +49,7 @@ class Terms:
 
     kl: bool = False  # with a KL term, tokens without advantage have a gradient too
     mask: tuple[float, float] | None = None  # lowest and highest p_trainer/p_sampler that is kept
+    sequences: SequenceMask | None = None  # of whole trajectories
 
 
 @dataclass(frozen=True)
@@ -82,14 +86,15 @@ def account(
     return Ledger(metrics, {t.id: {name: counts[name] for name in COLUMNS if counts[name]} for t, counts in entries})
 
 
-def token_fates(row: Row, logprobs: Sequence[float], terms: Terms) -> list[str]:
-    """Of each trained token of a row of the batch, in their order."""
+def token_fates(row: Row, logs: Sequence[float], left_out: bool, terms: Terms) -> list[str]:
+    """Of each trained token of a row of the batch, in their order, from its log-ratio, and whether its trajectory is
+    left out as a whole."""
     from airloop.learn.advantages import token_advantages
 
     fates = []
-    for advantage, now, then in zip(token_advantages(row), logprobs, row.trained_logprobs, strict=True):
-        ratio = math.exp(min(now - then, 700.0))
-        if terms.mask and not terms.mask[0] <= ratio <= terms.mask[1]:
+    for advantage, log in zip(token_advantages(row), logs, strict=True):
+        ratio = math.exp(min(log, 700.0))
+        if left_out or (terms.mask and not terms.mask[0] <= ratio <= terms.mask[1]):
             fates.append("stale")
         else:
             fates.append("trained" if advantage or terms.kl else "zero_advantage")
@@ -101,12 +106,17 @@ def _entries(collected: Collected, batch: Batch, logprobs: Mapping[str, Sequence
 
     def in_batch(trajectory: Trajectory) -> Counts:
         counts: Counts = Counter()
+        logs: dict[str, list[float]] = {}
         for i, branch in enumerate(trajectory.branches):
             row = rows.get(f"{trajectory.id}#{i}")
             if row is None:
                 counts["zero_advantage"] += sum(branch.train)
-            else:
-                counts.update(token_fates(row, logprobs[row.key], terms) if any(row.train) else ())
+            elif any(row.train):
+                pairs = zip(logprobs[row.key], row.trained_logprobs, strict=True)
+                logs[row.key] = [now - then for now, then in pairs]
+        left_out = terms.sequences is not None and any(terms.sequences.cut([*chain(*logs.values())]))
+        for key, own in logs.items():
+            counts.update(token_fates(rows[key], own, left_out, terms))
         return counts
 
     entries = [(t, in_batch(t)) for g in collected.groups for t in g.trajectories]
