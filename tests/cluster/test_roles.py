@@ -34,7 +34,7 @@ from airloop.runs.run import Run
 from airloop.watch.display.display import Display
 
 pytestmark = pytest.mark.slow
-WAIT_S = 200.0
+WAIT_S = 600.0  # for what goes on: it ends earlier where the run does
 SERVED = {
     **FLAGS,
     "deterministic": "false",

@@ -174,7 +174,7 @@ def test_the_board_says_how_servers_are_and_which_is_to_be_ended(
     monkeypatch.setenv(STATUS_FILE_VARIABLE, str(status_file.path))
     given = ServerStatusFile.from_environment()
     assert given is not None and given.host == "10.0.0.5" and given.servers == status_file.servers
-    given.request_end("http://127.0.0.1:10")
+    given.request_end("http://127.0.0.1:10", 3)
     assert [status_file.take_end_request(0), status_file.take_end_request(1), status_file.take_end_request(1)] == [
         None,
         3,
@@ -182,6 +182,32 @@ def test_the_board_says_how_servers_are_and_which_is_to_be_ended(
     ]
     status_file.path.unlink()
     assert given.servers == [] and NodeServer(HERE.url, status_file=given).lost_for_good() == "", "it goes with the run"
+
+
+def test_what_has_replaced_a_server_is_not_ended_for_what_was_found_of_the_one_before(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async def main() -> None:
+        there = await asyncio.start_server(answer, "127.0.0.1", 0)
+        here = replace(HERE, url=f"http://127.0.0.1:{there.sockets[0].getsockname()[1]}")
+        status_file = status_file_of(tmp_path, here)
+        server = NodeServer(here.url, status_file=status_file)
+        server.start()
+        await server.end()
+        assert status_file.take_end_request(0) == 1
+        status_file.write("", [replace(here, starts=2, code=9)])
+        await server.end()
+        assert status_file.take_end_request(0) is None
+        server.start()
+        await server.end()
+        assert status_file.take_end_request(0) == 2
+        await server.close()
+        there.close()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_S))
 
 
 def test_who_waits_for_a_server_that_is_gone_is_told_at_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from airloop.engine.vllm import shared as shared_engines
 from airloop.engine.vllm.adapters import KEPT_VERSIONS, AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.remote_servers import NodeServer
-from airloop.engine.vllm.server import PROCESS_GUARD, VllmServer
+from airloop.engine.vllm.server import PROCESS_GUARD, ServerLost, VllmServer
 from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
 from airloop.policy import Policy
@@ -236,6 +236,56 @@ def test_a_server_with_other_weights_is_not_admitted(tmp_path: Path, monkeypatch
         monkeypatch.setattr(engines, "WATCH_S", 0.05)
         with pytest.raises(AirError, match="does not compute what the trainer does"):
             await engine._admit(engine.servers[0])
+
+    served(tmp_path, work)
+
+
+def test_a_server_that_lives_is_not_ended_because_the_way_to_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "WATCH_S", 0.05)
+
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        (server,) = engine.servers
+        load, failures = server.load, ["the adapter could not be had"] * 3
+
+        async def failing(name: str, path: Path) -> None:
+            if failures:
+                raise ServerLost(failures.pop())
+            await load(name, path)
+
+        monkeypatch.setattr(server, "load", failing)
+        server.lost = "its connection broke"
+        reply = await engine.generate(PROMPT, Sampling(8))
+        assert not failures and server.starts == 1 and agrees(policy, PROMPT, reply)
+
+    served(tmp_path, work)
+
+
+def test_a_server_that_returns_before_an_update_is_published_is_not_ended_for_what_it_cannot_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "WATCH_S", 0.01)
+    probes = list[float]()
+
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        (server,) = engine.servers
+        measure = engine._logprob_distance
+
+        async def counted(server: VllmServer, name: str) -> float:
+            probes.append(await measure(server, name))
+            return probes[-1]
+
+        monkeypatch.setattr(engine, "_logprob_distance", counted)
+        change(policy, 1, size=0.5)
+        policy.version = 1  # as an update makes it: what follows may take minutes
+        server.lost = "its connection broke"
+        while len(probes) < 2 * engines.PROBES:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert min(probes) > engines.tolerance(policy) and server.starts == 1 and server.lost
+        await engine.publish(1)
+        reply = await engine.generate(PROMPT, Sampling(8))
+        assert server.starts == 1 and reply.version == 1 and agrees(policy, PROMPT, reply)
 
     served(tmp_path, work)
 

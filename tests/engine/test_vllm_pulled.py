@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from airloop.engine.vllm.adapter_server import HttpAdapterStore
 from airloop.engine.vllm.adapters import KEPT_VERSIONS
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.plugin import adapters
-from airloop.engine.vllm.plugin.adapters import FILES, FOLDER, KEY, Adapters, signed
+from airloop.engine.vllm.plugin.adapters import FILES, FOLDER, KEY, LIST_ROUTE, Adapters, signed
 from airloop.errors import AirError
 from airloop.policy import Policy
 
@@ -195,6 +196,46 @@ def test_what_the_run_serves_no_longer_goes_from_the_server_as_well(store: HttpA
     assert len(store.names) == KEPT_VERSIONS and (pulled / "others").exists()
     with pytest.raises(ValueError, match="404"):
         server.pull(signed(SECRET, f"air-00000000-v9-{'0' * 32}", path.name.partition("@")[2].rpartition(".")[0]))
+
+
+def test_ranks_that_pull_one_version_at_the_same_time_all_have_it(
+    store: HttpAdapterStore, pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, server, fetched, get = store.put(make_policy(), 0), Adapters(SECRET), list[str](), Adapters._get
+    together = threading.Barrier(8)
+
+    def slow(self: Adapters, at: str, route: str, into: Path) -> None:
+        fetched.append(route)
+        time.sleep(0.05)  # long enough for all of them to find nothing there
+        get(self, at, route, into)
+
+    def pull(_: int) -> Path:
+        together.wait()
+        return server.pull(name)
+
+    monkeypatch.setattr(Adapters, "_get", slow)
+    with ThreadPoolExecutor(8) as pool:
+        (path,) = set(pool.map(pull, range(8)))
+    assert {file.name for file in path.iterdir()} == set(FILES)
+    assert len(fetched) == len(set(fetched)) == len(FILES) + 1, "each is fetched once, with what the run still has"
+
+
+def test_a_version_that_comes_while_old_ones_are_removed_stays(
+    store: HttpAdapterStore, pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, server, get = make_policy(), Adapters(SECRET), Adapters._get
+    newer: list[Path] = []
+
+    def meanwhile(self: Adapters, at: str, route: str, into: Path) -> None:
+        get(self, at, route, into)
+        if route == LIST_ROUTE and not newer:
+            newer.append(into)
+            change(policy, 1)
+            newer[0] = server.pull(store.put(policy, 1))
+
+    first = store.put(policy, 0)
+    monkeypatch.setattr(Adapters, "_get", meanwhile)
+    assert server.pull(first).is_dir() and newer[0].is_dir() and newer[0].name == store.names[-1]
 
 
 def test_several_runs_use_one_server_and_none_takes_what_another_has(

@@ -46,7 +46,7 @@ def served(
             await engine.start()
             return await work(engine, policy)
 
-    return asyncio.run(asyncio.wait_for(whole(), 120))
+    return asyncio.run(asyncio.wait_for(whole(), 600))
 
 
 async def broken(server: VllmServer, **how: Any) -> None:

@@ -75,7 +75,7 @@ class VllmEngine(Engine):
         self._ready: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # a server has come back, or has been looked at
-        self._closed = False
+        self._closed = self._publishing = False
         self._weights = asyncio.Lock()  # held while the trainer's are changed, or looked at
 
     @property
@@ -234,24 +234,32 @@ class VllmEngine(Engine):
 
     async def _admit(self, server: VllmServer) -> None:
         """Checks that a server answers, has the policy and agrees with the trainer; only then it gets requests. Between
-        an update and its publication the trainer is ahead of every server: one that differs is probed again."""
+        an update and its publication the trainer is ahead of every server: a difference then says nothing of this one,
+        which is probed again, however long the publication takes."""
         await server.ready()
-        for _ in range(PROBES):
-            name = self._name
+        until, differed = time.monotonic() + READY_S, 0
+        while True:
+            name, ahead = self._name, self._ahead
             await server.load(name, self._store.root / name)
             async with self._weights:
                 found = await self._logprob_distance(server, name)
             if found <= tolerance(self.policy) and name == self._name:
                 break
+            differed += name == self._name and not (ahead or self._ahead)
+            if differed == PROBES or time.monotonic() > until:
+                raise AirError(
+                    f"The vLLM at {server.url} does not compute what the trainer does: its log-probs are {found:.2g} "
+                    f"nats off, a token, where {tolerance(self.policy):g} may be.",
+                    "serve the model that is trained, in the same dtype, with --logprobs-mode processed_logprobs.",
+                )
             await asyncio.sleep(WATCH_S)
-        else:
-            raise AirError(
-                f"The vLLM at {server.url} does not compute what the trainer does: its log-probs are {found:.2g} nats "
-                f"off, a token, where {tolerance(self.policy):g} may be.",
-                "serve the model that is trained, in the same dtype, with --logprobs-mode processed_logprobs.",
-            )
         server.lost = ""
         self._changed.set()
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether the trainer has weights that are not served yet."""
+        return self._publishing or self.policy.version > self._version
 
     async def _logprob_distance(self, server: VllmServer, name: str) -> float:
         """Mean distance of a server's log-probs from the trainer's, in nats a token."""
@@ -303,8 +311,17 @@ class VllmEngine(Engine):
         self._begin(self._admit_again(server))
 
     async def _admit_again(self, server: VllmServer) -> None:
+        """One that lives is tried again where only the way to it failed: a new process would come no further."""
+        until = time.monotonic() + READY_S
         try:
-            await self._admit(server)
+            while True:
+                try:
+                    return await self._admit(server)
+                except ServerLost as error:
+                    server.lost = f"{type(error).__name__}: {error}"
+                    if time.monotonic() > until or not await self._is_alive(server):
+                        raise
+                await asyncio.sleep(WATCH_S)
         except Exception as error:
             server.lost = f"{type(error).__name__}: {error}"
             await server.end()
@@ -333,9 +350,13 @@ class VllmEngine(Engine):
     async def publish(self, version: int) -> None:
         """Adapters are immutable: replies under way continue with the one they were begun with."""
         await self.start()
-        name = await asyncio.to_thread(self._store.put, self.policy, version)
-        await asyncio.gather(*(self._load_adapter(server, name) for server in self.servers if not server.lost))
-        self._name, self._version = name, version
+        self._publishing = True
+        try:
+            name = await asyncio.to_thread(self._store.put, self.policy, version)
+            await asyncio.gather(*(self._load_adapter(server, name) for server in self.servers if not server.lost))
+            self._name, self._version = name, version
+        finally:
+            self._publishing = False
         await self._alive()
 
     async def _load_adapter(self, server: VllmServer, name: str) -> None:

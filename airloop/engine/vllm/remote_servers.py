@@ -47,11 +47,11 @@ class ServerStatusFile:
         """`host`: the address of the first rank's machine by which servers reach it."""
         write_json(self.path, {"host": host, "servers": [asdict(server) for server in servers]})
 
-    def request_end(self, url: str) -> None:
-        """Requests the end of the process that runs now, not of one that is started later."""
+    def request_end(self, url: str, starts: int) -> None:
+        """Requests the end of the process of that start, not of one that is started later."""
         for number, one in enumerate(self.servers):
             if one.url == url:
-                write_json(self._end_request(number), one.starts)
+                write_json(self._end_request(number), starts)
 
     def take_end_request(self, number: int) -> int | None:
         """Which process of a server is to be ended, by the number of its start; None where none was requested."""
@@ -117,9 +117,10 @@ class NodeServer(VllmServer):
 
     async def end(self) -> None:
         """Asks its node to end it. One that cannot be reached has ended, or the network is down: its node knows
-        which."""
-        if self.status_file and not self.shared and not self.lost_for_good() and await self.is_healthy(ANSWER_S):
-            self.status_file.request_end(self.url)
+        which. What has replaced the process that we know is another one, which nobody has found fault with."""
+        here = self.status_file and not self.shared and not self.lost_for_good() and self.ended() is None
+        if here and await self.is_healthy(ANSWER_S) and self.status_file:
+            self.status_file.request_end(self.url, self.starts)
 
     async def close(self) -> None:
         self.status_file = None  # it ends with the run

@@ -62,6 +62,7 @@ class Adapters:
     def __init__(self, key: str) -> None:
         self._key = key
         self._lock = threading.Lock()
+        self._pulling: dict[str, threading.Lock] = {}  # by name, while it is pulled
         self._place: tempfile.TemporaryDirectory[str] | None = None
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> Any:
@@ -77,13 +78,17 @@ class Adapters:
         found = NAME.fullmatch(name)
         if not found or not hmac.compare_digest(found["mac"], mac(self._key, "name", name.rpartition(".")[0])):
             raise Wrong(f"this server's {KEY} is not the one that the adapter's name was signed with")
-        with self._lock:  # runs may come at the same time
+        with self._lock:  # runs, and ranks of one run, may come at the same time
             self._place = self._place or tempfile.TemporaryDirectory(prefix="air-adapters-", dir=os.environ.get(FOLDER))
+            pulling = self._pulling.setdefault(name, threading.Lock())
         path = Path(self._place.name) / name
-        if not path.is_dir():
-            self._download(found["at"], path, found["digest"])
-            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # the next one will find it, too
-                self._sweep(found["at"], path.parent, found["run"])
+        with pulling:  # who comes second finds it there
+            if not path.is_dir():
+                self._download(found["at"], path, found["digest"])
+                with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # the next one will find it
+                    self._sweep(found["at"], path, found["run"])
+        with self._lock:
+            self._pulling.pop(name, None)
         return path
 
     def _download(self, at: str, path: Path, wanted: str) -> None:
@@ -105,11 +110,16 @@ class Adapters:
                 shutil.rmtree(scratch, ignore_errors=True)
             time.sleep(PAUSE_S)
 
-    def _sweep(self, at: str, folder: Path, run: str) -> None:
-        """Removes adapters of this run that it serves no longer."""
-        self._get(at, LIST_ROUTE, folder / f".{run}.json")
-        served = json.loads((folder / f".{run}.json").read_text(encoding="utf-8"))
-        for old in folder.glob(f"{run}-*"):
+    def _sweep(self, at: str, path: Path, run: str) -> None:
+        """Removes adapters of this run that it serves no longer: of those that were here before it was asked, as a
+        newer one may come meanwhile."""
+        here, answer = list(path.parent.glob(f"{run}-*")), path.with_name(f".{path.name}.json")
+        try:
+            self._get(at, LIST_ROUTE, answer)
+            served = json.loads(answer.read_text(encoding="utf-8"))
+        finally:
+            answer.unlink(missing_ok=True)
+        for old in here:
             if old.name not in served:
                 shutil.rmtree(old, ignore_errors=True)
 
