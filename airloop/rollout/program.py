@@ -286,7 +286,10 @@ async def _play(
         asked_nothing = f"the program failed before it had asked anything: {outcome.crash}"
     if episode.failure is not None:  # whatever the program made of it
         raise _infra_failure(episode.failure)
-    if outcome.crash and episode.refused:
+    if episode.refusals.unanswered:  # likewise: without the reply, how well it did says nothing
+        crash = f": {outcome.crash}" if outcome.crash else ""
+        raise InfraError(f"the endpoint had no room for a request of this program's, and never answered it{crash}")
+    if outcome.crash and episode.refusals.crowded:
         raise InfraError(f"the endpoint had no room for all connections, perhaps for this program's: {outcome.crash}")
     if outcome.ending == "deadline" and (lost_s := added()) > DOWNTIME_SHARE * address.seconds:
         raise InfraError(f"for {lost_s:.0f} of the program's {address.seconds:.0f} s the engine could serve nobody")

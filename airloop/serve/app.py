@@ -21,6 +21,7 @@ from airloop.errors import AirError
 from airloop.serve.answer import Answer
 from airloop.serve.anthropic_form import MessagesForm, read_messages_request
 from airloop.serve.cancellation import (
+    CONNECTION,
     DisconnectListener,
     cancel_and_wait,
     cancel_if_disconnected,
@@ -30,6 +31,7 @@ from airloop.serve.cancellation import (
 from airloop.serve.chat_answer import ChatForm
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
 from airloop.serve.episode import ServedEpisode
+from airloop.serve.refusals import OVERLOADED, UNREAD
 from airloop.serve.request_limits import TWO_LENGTHS, RequestBodies
 from airloop.serve.responses_form import ResponsesForm, read_responses_request
 from airloop.serve.stable_prefix import StreamListener
@@ -79,10 +81,11 @@ class Endpoint:
         episode.end()
         return episode
 
-    def crowded(self) -> None:
-        """A connection was refused; whose it was nobody knows."""
-        for episode in self.episodes.values():
-            episode.refused += 1
+    def crowded(self, owner: str = "") -> None:
+        """A connection was closed for others, or refused unread: of this episode, or, without an owner, of any."""
+        for id, episode in self.episodes.items():
+            if owner in ("", id):
+                episode.refusals.crowded += 1
 
     def key(self, id: str) -> str:
         made = hmac.digest(self.secret, id.encode(), hashlib.sha256)
@@ -120,18 +123,31 @@ class Endpoint:
             if self.anyone is not None and (self.api_key is None or _same(given, self.api_key)):
                 return self.anyone()
         elif _same(given, self._keys.get(id, self._invalid_key)) and id in self.episodes:
+            if (connection := request.scope.get("state", {}).get(CONNECTION)) is not None:
+                connection.owner = id
             return self.episodes[id]
         raise BadRequest("Incorrect API key provided, or there is no such episode.", code="invalid_api_key", status=401)
 
-    async def _body(self, request: Request) -> tuple[Any, bytes]:
-        """What was sent, as JSON, and a digest of it."""
-        held = await self._request_bodies.read(request)
+    async def _body(self, request: Request, episode: ServedEpisode) -> tuple[Any, bytes]:
+        """What was sent, as JSON, and a digest of it. A request that came by one connection too many is refused only
+        when it has been read: so it is known whose it is, and when it is answered after all."""
+        try:
+            held = await self._request_bodies.read(request)
+        except BadRequest as error:
+            if error.code == OVERLOADED:
+                episode.refusals.unanswered.add(UNREAD)
+            raise
+        digest = hashlib.blake2b(held, digest_size=16).digest()
+        connection = request.scope.get("state", {}).get(CONNECTION)
+        if connection is not None and not connection.has_room():
+            episode.refusals.unanswered.add(digest)
+            raise BadRequest("There are too many connections.", code=OVERLOADED, status=503)
         try:
             body = json.loads(held)
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
         # Half a character, as clients send that cut a text in the middle of one.
-        return whole_characters(body) if b"\\u" in held else body, hashlib.blake2b(held, digest_size=16).digest()
+        return whole_characters(body) if b"\\u" in held else body, digest
 
     async def _models(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
@@ -152,8 +168,8 @@ class Endpoint:
     async def _answer(self, request: Request, read: Read, made: Callable[[ChatRequest, ServedEpisode], Form]) -> Any:
         """Reads a request, has it answered, and writes the answer down, each in the client's own form."""
         episode = self._episode(request)
-        body, digest = await self._body(request)
-        with episode.defects_noted():
+        body, digest = await self._body(request, episode)
+        with episode.defects_noted(), episode.refusals.answering(digest, _again(request)):
             return await self._answer_read(request, episode, digest, read(body), made)
 
     async def _answer_read(
@@ -167,9 +183,8 @@ class Endpoint:
         form = made(asked, episode)
         # A client that retries never got its answer: it gets that one. The same request as a new one is a second
         # sample.
-        again = request.headers.get(RETRIES, "0") != "0"
         made_before = episode.answers.pop(digest, None)
-        kept = made_before if again else None
+        kept = made_before if _again(request) else None
 
         def keep(answer: Answer) -> None:
             episode.keep_answer(digest, answer)
@@ -185,12 +200,14 @@ class Endpoint:
     async def _generate(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        episode, (body, _) = self._episode(request), await self._body(request)
+        episode = self._episode(request)
+        body, digest = await self._body(request, episode)
         ids = body.get("token_ids") if isinstance(body, dict) else None
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
         most, seed, asked = read_sampling(body.get("sampling_params") or {})
-        reply, stop = await cancel_if_disconnected(request, episode.generate(ids, most, seed, asked))
+        with episode.refusals.answering(digest, _again(request)):
+            reply, stop = await cancel_if_disconnected(request, episode.generate(ids, most, seed, asked))
         logprobs: list[dict[str, Any]] = [
             {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True)
@@ -198,6 +215,11 @@ class Endpoint:
         choice = {"index": 0, "token_ids": list(reply.token_ids), "finish_reason": stop}
         name = str(body.get("request_id") or secrets.token_hex(8))
         return JSONResponse({"request_id": name, "choices": [{**choice, "logprobs": {"content": logprobs}}]})
+
+
+def _again(request: Request) -> bool:
+    """Whether its client sends it once more, since it had no answer."""
+    return bool(request.headers.get(RETRIES, "0") != "0")
 
 
 def _same(one: str, other: str) -> bool:
@@ -248,8 +270,8 @@ class _ErrorHandler:
         except Exception as error:
             refused = refusal_of(error)
         headers = {"Retry-After": str(RETRY_S)} if refused.status == 503 else {}
-        if refused.code == TWO_LENGTHS:
-            headers["Connection"] = "close"  # what follows on the connection may belong to another request
+        if refused.code in (TWO_LENGTHS, OVERLOADED):
+            headers["Connection"] = "close"  # what follows may belong to another request; or there are too many
         return JSONResponse(refused.as_json(), status_code=refused.status, headers=headers)
 
 

@@ -95,9 +95,12 @@ class LimitedConnection(Connection):
     _check_timer: asyncio.TimerHandle | None = None
     _check_at = 0.0  # time of the next check
     _refused = False
+    _excess = False  # one too many: it stays until it is known whose request it is that is refused
     _unread = 0  # bytes
     lost = False
+    owner = ""  # who has asked by it, where the application says so
     share = 0.5  # of all connections, that one address may have
+    spare = 0.0  # of that limit, how many more may ask, to be refused by the application
 
     def limit(self) -> int:
         return most_connections()
@@ -108,7 +111,8 @@ class LimitedConnection(Connection):
         self.disconnect_callbacks: set[Callable[[], object]] = set()  # of answers that end where this connection does
         self.app_state = {**self.app_state, CONNECTION: self}
         self._began = self.loop.time()
-        if self._make_room():
+        self._excess = not self._make_room()
+        if not self._excess or self._room_to_refuse():
             self._schedule_check()
             return
         self._refused = True
@@ -131,6 +135,8 @@ class LimitedConnection(Connection):
 
     def on_response_complete(self) -> None:
         self.transport.flush()
+        if self._excess:
+            self.transport.close()
         super().on_response_complete()
         self._schedule_check()
 
@@ -165,12 +171,25 @@ class LimitedConnection(Connection):
         """False if this one is too many, and no idle one can be closed for it."""
         limit = self.limit()
         here = self.client and self.client[0]
-        all_connections = [c for c in self.connections if isinstance(c, LimitedConnection)]
+        ours = (c for c in self.connections if isinstance(c, LimitedConnection))
+        all_connections = [c for c in ours if c is self or not c._excess]
         same_address = [c for c in all_connections if (c.client and c.client[0]) == here]
         for group, bound in ((same_address, max(int(limit * self.share), 8)), (all_connections, limit)):
             if sum(c in self.connections for c in group) > bound and not self._drop_oldest_idle(group):
                 return False
         return True
+
+    def _room_to_refuse(self) -> bool:
+        """False if there are too many even of those that are too many."""
+        excess = [c for c in self.connections if isinstance(c, LimitedConnection) and c._excess]
+        return len(excess) <= int(self.limit() * self.spare) or self._drop_oldest_idle(excess)
+
+    def has_room(self) -> bool:
+        """Whether its request may be answered. Of one connection too many that is known when its request has been
+        read: others may have gone by then."""
+        if self._excess:
+            self._excess = not self._make_room()
+        return not self._excess
 
     def _drop_oldest_idle(self, group: Iterable[LimitedConnection]) -> bool:
         """Closes the connection that has been idle longest."""
@@ -178,12 +197,13 @@ class LimitedConnection(Connection):
         rate_limited_log.say("Too many connections: those that ask for nothing are closed, and others may be refused.")
         if not waiting:
             return False
-        min(waiting, key=lambda connection: connection._began).drop()
-        self.crowded()
+        oldest = min(waiting, key=lambda connection: connection._began)
+        oldest.drop()
+        self.crowded(oldest.owner)
         return True
 
-    def crowded(self) -> None:
-        """Called when there was no room for this connection, or another had to be closed for it."""
+    def crowded(self, owner: str = "") -> None:
+        """Called when a connection was closed for another, or refused unread, with whose it was, if that is known."""
 
     def drop(self) -> None:
         self.connections.discard(self)  # at once: the next connection counts those that are left
@@ -214,6 +234,7 @@ class AgentConnection(LimitedConnection):
     """A connection of an agent: hundreds come from one address, and all of them are trusted."""
 
     share = 1.0
+    spare = 0.25
 
     def limit(self) -> int:
         return most_connections(MAX_AGENT_CONNECTIONS)

@@ -18,6 +18,7 @@ from airloop.seeds import stable_hash, turn_seed
 from airloop.serve.answer import Answer, Choice, Exchange
 from airloop.serve.cancellation import Stoppable
 from airloop.serve.chat_form import BadRequest, ChatRequest, ParsedReply, call_ids, form_of, read_reply
+from airloop.serve.refusals import Refusals
 from airloop.serve.stable_prefix import StablePrefix, StreamListener, until_stop
 from airloop.types import Action, Agent, Branch, Message, Observation, Sampled, Times, Turn, shown_anew
 
@@ -54,7 +55,7 @@ class ServedEpisode:
     full_after: int = -1  # how many replies there were when a conversation last had no room left for one
     failure: Exception | None = None  # the first failure of the infrastructure: it fails the episode, whatever follows
     abandoned: int = 0  # requests whose client disconnected before the reply
-    refused: int = 0  # connections that there was no room for, perhaps its own
+    refusals: Refusals = field(default_factory=Refusals)
     requested_sampling: dict[str, list[Any]] = field(default_factory=dict)  # by parameter: the run decides
     # By the digest of a request's body, the same to the byte: for a client that did not receive its answer and retries.
     answers: dict[bytes, Answer] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class ServedEpisode:
     @property
     def lost(self) -> bool:
         """A request was broken off or had no room; one that is under way may have been, unheard."""
-        return bool(self.abandoned or self.refused or self._under_way)
+        return bool(self.abandoned or self.refusals.crowded or self._under_way)
 
     @property
     def context_full(self) -> bool:

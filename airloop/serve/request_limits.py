@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from airloop.serve.cancellation import client_disconnected
 from airloop.serve.chat_form import BadRequest
+from airloop.serve.refusals import OVERLOADED
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -40,7 +41,7 @@ class RequestBodies:
                     self.held += len(chunk)
                     _check_length(len(held))
                     if self.held > MOST_HELD:
-                        raise BadRequest("Too much is being sent at once.", code="overloaded", status=503)
+                        raise BadRequest("Too much is being sent at once.", code=OVERLOADED, status=503)
         except TimeoutError:
             raise BadRequest(f"The body has not come in {BODY_S:g} s.", code="request_timeout", status=408) from None
         finally:

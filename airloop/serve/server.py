@@ -21,10 +21,10 @@ CLOSE_S = 5.0  # for answers that are under way when it ends
 
 @asynccontextmanager
 async def serving(
-    app: Any, host: str = "127.0.0.1", port: int = 0, crowded: Callable[[], object] = lambda: None
+    app: Any, host: str = "127.0.0.1", port: int = 0, crowded: Callable[[str], object] = lambda owner: None
 ) -> AsyncIterator[str]:
-    """The address, while the application is served in this event loop. `crowded` hears of every connection that there
-    was no room for.
+    """The address, while the application is served in this event loop. `crowded` hears of every connection that was
+    closed for others or refused unread, with the id of its episode if that is known.
 
         async with serving(endpoint.app()) as url:
             print(f"{url}/v1")
@@ -39,8 +39,8 @@ async def serving(
     ready = asyncio.Event()
 
     class Ours(AgentConnection):
-        def crowded(self) -> None:
-            crowded()
+        def crowded(self, owner: str = "") -> None:
+            crowded(owner)
 
     class Server(uvicorn.Server):
         def capture_signals(self) -> Any:

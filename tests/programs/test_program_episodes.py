@@ -19,6 +19,7 @@ from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import EpisodeDefect
 from airloop.rollout.program import Address, EmptyReplies, LostConnection, ProgramCrashed, ProgramEnvironment
 from airloop.rollout.sampler import Sampler
+from airloop.serve import connections
 from airloop.serve.app import Endpoint
 from airloop.serve.episode import ServedEpisode
 from airloop.types import Message, Score, Task, Trajectory
@@ -367,6 +368,41 @@ def test_a_crash_where_there_was_no_room_for_a_connection_is_trouble(
     monkeypatch.setattr(Endpoint, "open", open_and_refuse)
     played, _ = play(_fails_later if crashes else _asks_once)
     assert played.ending == ending and ("no room" in played.error) == crashes
+
+
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_request_that_there_was_no_room_for_and_that_was_never_answered_is_trouble_whatever_its_agent_makes_of_it(
+    retried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "most_connections", lambda limit: 4)
+
+    class Full(Recorded):
+        """Answers nobody until it is told to."""
+
+        async def generate(self, *given: Any, **more: Any) -> Any:
+            self.orders.append("")
+            if len(self.orders) == 4:
+                full.set()
+            await free.wait()
+            return await super().generate(*given, **more)
+
+    async def program(client: Client) -> float:
+        under_way = [asyncio.ensure_future(client.ask(user(f"part {i}"))) for i in range(4)]
+        await full.wait()
+        with pytest.raises(ProgramCrashed, match="too many connections"):
+            await client.ask(user("the last one"))
+        free.set()
+        await asyncio.gather(*under_way)
+        if retried:
+            await client.ask(user("the last one"))
+        return 1.0
+
+    full, free = asyncio.Event(), asyncio.Event()
+    played, engine = play(program, Full())
+    if retried:
+        assert played.ending == "done" and played.reward == 1.0 and len(engine.pairs) == 5
+    else:
+        assert played.ending == "infra_error" and "had no room for a request" in played.error
 
 
 def test_a_crash_has_a_success_of_nothing_whatever_it_is_called() -> None:
