@@ -174,7 +174,9 @@ class World(ABC):
         """Regular files in the workspace matching a glob such as "*.py" or "**/*.yaml", sorted, relative."""
 
     @abstractmethod
-    async def snapshot(self) -> Snapshot: ...
+    async def snapshot(self) -> Snapshot:
+        """Of the home directory. A container's is without what its agent may not read, and without paths longer than
+        the system takes."""
 
     @abstractmethod
     async def pack(self, limit_bytes: int) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -133,6 +135,30 @@ def test_patterns_mean_what_pathlib_means(names: set[tuple[str, ...]], folders: 
             Path(root, *name).touch()
         expected = {p.relative_to(root).parts for p in Path(root).glob("/".join(pattern)) if p.is_file()}
     assert found == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the programs are an image's")
+def test_paths_that_no_call_takes_are_left_out_of_a_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without being spelled out: of directories that are thousands deep the names alone are gigabytes."""
+    inside = str(tmp_path).lstrip("/")
+    monkeypatch.chdir(tmp_path)
+    while len(inside) < request.PATH_MAX - 240:  # a name has 255 bytes at most
+        inside += "/" + 200 * "d"
+        os.mkdir(200 * "d")
+        os.chdir(200 * "d")
+    longest = (request.PATH_MAX - 2 - len(inside)) * "f"
+    for name in (longest, longest + "e", longest + "é"):
+        Path(name).touch()
+    for _ in range(20):
+        os.mkdir(200 * "d")
+        os.chdir(200 * "d")
+    os.chdir("/")
+    script = request.pack(str(tmp_path), ())
+    found = subprocess.run(["bash", "-c", script.partition(" | tar ")[0]], stdout=subprocess.PIPE, check=True).stdout
+    assert max(map(len, found.split(b"\0"))) == request.PATH_MAX - 1
+    packed = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert [member.name for member in tar if member.isfile()] == [f"{inside}/{longest}"]
 
 
 # --- with one ----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ TOOLS = "bash tar find head stat mkdir rm"
 SCRATCH = ("/tmp", "/var/tmp", "/run")
 ALL_PROCESSES = 32768  # of one user on a host, at most: the kernel's own default
 CPU_PERIOD_US = 100_000
+PATH_MAX = 4096  # bytes, with the one that ends it: what is longer no system call takes
 NO_TOOL = 100  # exit code of a container whose image lacks the first of them; 101 the second, and so on
 
 # The first process. What the image lacks is said before anything else is tried. It goes on as a copy of its shell that
@@ -81,10 +82,12 @@ def spelled(path: str) -> str:
 
 
 def pack(place: str, skip: tuple[str, ...]) -> str:
-    """Files, directories and links of a directory as a tar, without what is mounted into it."""
-    pruned = "".join(f"-path {quoted(glob_escaped(place.lstrip('/')))} -prune -o " for place in skip)
+    """Files, directories and links of a directory as a tar, without what is mounted into it. Left out, as what may not
+    be read is: paths longer than the system takes. Of directories thousands deep the names alone are gigabytes."""
+    unwanted = [glob_escaped(place.lstrip("/")) for place in skip] + ["?" * PATH_MAX + "*"]
+    pruned = "".join(f"-path {quoted(pattern)} -prune -o " for pattern in unwanted)
     return (
-        f"set -o pipefail; cd / && find {place.lstrip('/')} -mindepth 1 {pruned}"
+        f"set -o pipefail; cd / && LC_ALL=C find {place.lstrip('/')} -mindepth 1 {pruned}"
         "\\( -type f -o -type d -o -type l \\) -print0"
         " | tar -cf - --no-recursion --hard-dereference --ignore-failed-read --warning=none --null -T -"
     )
