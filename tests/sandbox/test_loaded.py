@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from dataclasses import replace
@@ -10,7 +11,9 @@ import pytest
 from contract import PLAIN
 from support.busy import busy_processes
 
-from airloop.sandbox.base import LATEST, World
+from airloop.sandbox.base import LATEST, Image, World
+from airloop.sandbox.container import signaller
+from airloop.sandbox.container.backend import Container
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's cores")]
 CORE = min(os.sched_getaffinity(0))
@@ -76,3 +79,20 @@ def test_a_command_that_stands_behind_itself_has_no_more_time(bubblewrap) -> Non
             assert (world.cpu_seconds() or 0.0) - before < 3 * LIMIT_S  # and not LATEST
 
     bubblewrap.play(check, replace(PLAIN, limits=replace(PLAIN.limits, cpus=1.0)))
+
+
+def test_a_container_is_not_given_up_because_the_machine_is_slow_to_start_its_processes(
+    container_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What sends signals has to answer soon once there is an agent, who could keep it from that: not before."""
+    monkeypatch.setattr(signaller, "SIGNAL_S", 0.0)
+
+    async def work() -> None:
+        backend = Container()
+        try:
+            world = await backend.start(Image(container=container_image))
+            assert (await world.run("echo works", 60)).output == "works\n"
+        finally:
+            await backend.close()
+
+    asyncio.run(asyncio.wait_for(work(), 120))

@@ -21,11 +21,12 @@ class Signaller:
         self._at = 0.0
 
     @classmethod
-    async def start(cls, engine: Engine, container: str) -> Signaller:
+    async def start(cls, engine: Engine, container: str, patience: float = SIGNAL_S) -> Signaller:
+        """`patience`: seconds that a busy machine may take, where there is no agent yet who could make it wait."""
         _, stream = await engine.start_exec(container, ["bash", "-c", request.SIGNALLER], request.USER)
         signaller = cls(stream)
         try:
-            said = await signaller._answer()
+            said = await signaller._answer(patience)
             signaller._uptime, signaller._at = float(said), time.monotonic()
         except (ValueError, InfraError, TimeoutError) as error:
             stream.close()
@@ -36,10 +37,10 @@ class Signaller:
         """To processes that are not older than `since`, a time of our monotonic clock (0: all of them)."""
         first = max(int((self._uptime + since - self._at) * TICKS) - 2, 0) if since else 0
         self._stream.write(f"{how} {first} {shell}\n".encode())
-        await self._answer()
+        await self._answer(SIGNAL_S)
 
-    async def _answer(self) -> str:
-        async with asyncio.timeout(SIGNAL_S):
+    async def _answer(self, patience: float) -> str:
+        async with asyncio.timeout(patience):
             while (frame := await self._stream.frame()) is not None:
                 if frame[0] == STDOUT:
                     return frame[1].decode(errors="replace").strip()

@@ -89,7 +89,7 @@ class ContainerWorld(World):
         await self._open_places()
         await self._check_gpus()
         await self._fill(saved)
-        self._signaller = await Signaller.start(self.engine, self.id)
+        self._signaller = await Signaller.start(self.engine, self.id, START_S)
         if self._doorway:
             self.passage = await self._doorway.open(self.engine, self.id, self.image.container, self.image.door)
         if self.image.setup:
