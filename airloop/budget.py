@@ -11,11 +11,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airloop.config import with_changes
 from airloop.config.defaults import MOST_STEPS
+from airloop.costs import ENDING_S, Amounts, Costs, EpisodeSize, Overhead, asked_for, costs_of
+from airloop.evaluation import wants_base
 from airloop.speed import Speed, measure_speed
 from airloop.text.figures import duration
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from airloop.config import Config
     from airloop.events import Watcher
     from airloop.runs.run import Run
-    from airloop.types import Trajectory
 
 # Of the time that is left, this share is for what nobody can foresee: checkpoints, slower tasks, other work beside it.
 MARGIN = 0.08
@@ -32,10 +33,6 @@ MARGIN = 0.08
 STEP_MARGIN = 0.25
 # Fewer show nothing: a run that is late still has so many.
 LEAST_STEPS, LEAST_TASKS = 3, 12
-# Seconds for the last checkpoint, the summary and the plot.
-ENDING_S = 8.0
-# What the doctor's probes and proofs compute, roughly: episodes sampled, tokens trained.
-DOCTOR_EPISODES, DOCTOR_TRAINED = 24, 6000
 # Supervised steps that take this many times what was forecast, or this share of it, change the plan.
 ANOTHER_PACE = (1.15, 0.87)
 # Steps that took less than this together say nothing of the machine: of milliseconds, one that was interrupted is many
@@ -43,48 +40,6 @@ ANOTHER_PACE = (1.15, 0.87)
 SETTLED_S = 5.0
 # The last so many steps say how long the next will take; the first of a run compiles and fills caches, and says little.
 RECENT = 4
-
-
-@dataclass(frozen=True)
-class Amounts:
-    """How much of each thing that takes time."""
-
-    warmstart_steps: int
-    steps: int
-    batch_size: int
-    num_examples: int  # tasks of each of the two evaluations
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of one unit of each, and of what cannot be made smaller."""
-
-    warmstart_step: float
-    episode: float  # sampled in a step
-    trained_episode: float
-    evaluated_task: float
-    fixed: float = 0.0
-    interval: int = 0  # steps between evaluations, beside the one before and the one after; 0: none
-
-    def times(self, factor: float) -> Costs:
-        """On a machine that has become slower by this factor, or quicker."""
-        names = ("warmstart_step", "episode", "trained_episode", "evaluated_task", "fixed")
-        return replace(self, **{name: factor * getattr(self, name) for name in names})
-
-    def total(self, a: Amounts) -> float:
-        return self.fixed + self.warmstart(a) + a.steps * self.step(a) + self.evaluations(a) * self.evaluation(a)
-
-    def evaluations(self, a: Amounts) -> int:
-        return 2 + (a.steps // self.interval if self.interval else 0)
-
-    def warmstart(self, a: Amounts) -> float:
-        return a.warmstart_steps * self.warmstart_step
-
-    def step(self, a: Amounts) -> float:
-        return a.batch_size * (self.episode + self.trained_episode)
-
-    def evaluation(self, a: Amounts) -> float:
-        return a.num_examples * self.evaluated_task
 
 
 def shrink_order(asked: Amounts, group: int) -> list[tuple[str, int, int]]:
@@ -114,59 +69,6 @@ def fit(asked: Amounts, costs: Costs, seconds: float, group: int) -> Amounts:
         fitting = (a for a in (replace(chosen, **{name: size}) for size in sizes) if costs.total(a) <= seconds)
         chosen = next(fitting, replace(chosen, **{name: sizes[-1]}))
     return chosen
-
-
-@dataclass(frozen=True)
-class EpisodeSize:
-    """Tokens of a typical episode: of its first prompt, sampled, and shown in between."""
-
-    prompt: float
-    sampled: float
-    shown: float
-
-
-def size_of_demonstrations(rows: Sequence[Trajectory]) -> EpisodeSize:
-    """Demonstrations are episodes of the same tasks, in the form that the policy will have. Where a history was
-    rewritten there are several branches, and each is computed."""
-    prompts, sampled, others = [], [], []
-    for trajectory in rows:
-        first, *_ = branches = trajectory.branches
-        own = sum(sum(branch.train) for branch in branches)
-        prompt = first.train.index(True) if any(first.train) else len(first.train)
-        prompts.append(prompt)
-        sampled.append(own)
-        others.append(sum(len(branch.tokens) for branch in branches) - prompt - own)
-    return EpisodeSize(*(statistics.fmean(values) for values in (prompts, sampled, others)))
-
-
-def size_by_config(config: Config, prompt: int, turns: int) -> EpisodeSize:
-    """Without any episode to look at: half of what a reply and an episode may be."""
-    room = max(1, config.seq_len - prompt)
-    sampled = min(turns * config.orchestrator.sampling.max_tokens, room) / 2
-    return EpisodeSize(prompt, sampled, min(sampled / 2, room - sampled))
-
-
-def costs_of(
-    config: Config, speed: Speed, size: EpisodeSize, demonstration_tokens: float, proofs: bool, ranks: int = 1
-) -> Costs:
-    """`demonstration_tokens` is what one demonstration adds to a supervised step, its share of prompts included.
-    `ranks` share episodes and rows; the supervised start is made by one of them."""
-    group = config.orchestrator.rollouts_per_example
-    episode = size.sampled / speed.decode + (size.prompt / group + size.shown) / speed.prompt
-    trained = (size.prompt / group + size.sampled + size.shown) / speed.train
-    alone = size.sampled / speed.decode + (size.prompt + size.shown) / speed.prompt
-    evaluation = config.orchestrator.eval
-    warmstart = config.warmstart.batch_size * demonstration_tokens / speed.train if config.warmstart else 0.0
-    doctor = DOCTOR_EPISODES * episode + DOCTOR_TRAINED / speed.train if proofs else 0.0
-    evaluated = evaluation.rollouts_per_example * alone
-    fixed = doctor + ENDING_S
-    return Costs(warmstart, episode / ranks, trained / ranks, evaluated / ranks, fixed, evaluation.interval)
-
-
-def asked_for(config: Config, warmstart: bool) -> Amounts:
-    o = config.orchestrator
-    steps = config.warmstart.steps if config.warmstart and warmstart else 0
-    return Amounts(steps, config.max_steps, o.batch_size, o.eval.num_examples)
 
 
 def changes_of(config: Config, chosen: Amounts) -> dict[str, Any]:
@@ -224,7 +126,8 @@ class Budget:
         watcher.phase("measuring this machine with the model, for the budget")
         speed = await measure_speed(parts)
         config = parts.config
-        costs = costs_of(config, speed, size, demonstration_tokens or 0.0, proofs, ranks)
+        base = wants_base(parts, config)
+        costs = costs_of(config, speed, size, demonstration_tokens or 0.0, proofs, ranks, base)
         asked = asked_for(config, warmstart=demonstration_tokens is not None)
         group = config.orchestrator.rollouts_per_example
         chosen = fit(asked, costs, self.left_s * (1 - MARGIN), group)
@@ -253,13 +156,16 @@ class Budget:
         if self._planned is None or not self._evaluation_s:
             return {}
         asked, costs = self._planned
-        played = self._evaluation_s / (self._evaluated_tasks * costs.evaluated_task)
+        played = self._evaluation_s / costs.evaluation(replace(asked, num_examples=self._evaluated_tasks))
         costs = replace(
             costs,
             episode=played * costs.episode,
             trained_episode=self._pace * costs.trained_episode,
             evaluated_task=self._evaluation_s,  # all of them are one: what was evaluated before is evaluated after
             fixed=ENDING_S,
+            evaluates_base=False,  # it was, before this evaluation
+            sampling=costs.sampling.times(played),
+            evaluating=Overhead(),
         )
         left = self.left_s * (1 - MARGIN) + self._evaluation_s  # as if the first evaluation were still to be made
         wanted = replace(asked, warmstart_steps=0, num_examples=1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airloop.assemble import Components, held_out_tasks
+from airloop.config import Config
 from airloop.events import Watcher
 from airloop.runs.run import Run
 from airloop.success import NAME, name_of
@@ -60,3 +61,13 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Mean and 95 % interval, over tasks, of the reward and of every metric."""
     found = means(trajectories)
     return {"episodes": len(trajectories), **{name: interval.as_json() for name, interval in found.items()}}
+
+
+def wants_base(parts: Components, config: Config) -> bool:
+    """Whether the model is evaluated as it was before the supervised start, too."""
+    if config.warmstart is None or config.model.adapter:
+        return False
+    if (asked := config.orchestrator.eval.base) is not None:
+        return asked
+    here = config.inference.backend == "embedded" and parts.policy.peft is not None
+    return here and parts.policy.device.type == "cuda" and config.budget.minutes is None

@@ -43,14 +43,14 @@ class Speed:
     def __str__(self) -> str:
         return f"{self.prompt:,.0f} prompt, {self.decode:,.0f} sampled and {self.train:,.0f} trained tokens a second"
 
-    def decoding_s(self, longest: float, total: float) -> float:
-        """Replies side by side, `total` tokens in all: a step of decoding costs something by itself, as often as the
-        longest has tokens, and something for every reply in it."""
+    @property
+    def decoding(self) -> tuple[float, float]:
+        """Seconds that a step of decoding costs by itself, and for every reply in it."""
         step, n = self.together / self.decode, self.together
         by_reply = 1 / self.decode
         if self.alone and n > 1:
             by_reply = max(0.0, (step - 1 / self.alone) / (n - 1))
-        return max(0.0, step - n * by_reply) * longest + by_reply * total
+        return max(0.0, step - n * by_reply), by_reply
 
 
 async def warm_up(parts: Components, replies: int) -> None:

@@ -18,7 +18,7 @@ from airloop.assemble import Components
 from airloop.budget import Budget, keep_to_budget
 from airloop.config import Config
 from airloop.errors import AirError
-from airloop.evaluation import evaluate_policy
+from airloop.evaluation import evaluate_policy, wants_base
 from airloop.events import Watcher
 from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
 from airloop.learn.checkpoints import prune, save_checkpoint
@@ -279,15 +279,6 @@ async def evaluate_before(
     if (start := base_gain(run, before)) and (worse := worse_start(start)):
         watcher.say(f"warning: {worse}")
     return before
-
-
-def wants_base(parts: Components, config: Config) -> bool:
-    if config.warmstart is None or config.model.adapter:
-        return False
-    if (asked := config.orchestrator.eval.base) is not None:
-        return asked
-    here = config.inference.backend == "embedded" and parts.policy.peft is not None
-    return here and parts.policy.device.type == "cuda" and config.budget.minutes is None
 
 
 async def _evaluate_base(parts: Components, run: Run, watcher: Watcher, split: str) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from airloop import interrupts, stream
 from airloop.assemble import Components, assemble, check_prompts, held_out_tasks, training_schedule
-from airloop.budget import Budget, size_by_config, size_of_demonstrations
+from airloop.budget import Budget
 from airloop.config import Config, with_changes
+from airloop.costs import size_by_config, size_of_demonstrations
 from airloop.determinism import pin_run
 from airloop.doctor import preflight
 from airloop.errors import AirError, Stopped

@@ -22,8 +22,9 @@ from support.warm_process import Process
 
 from airloop import budget as budgets
 from airloop.assemble import assemble
-from airloop.budget import Amounts, Budget, Costs, EpisodeSize, changes_of, costs_of, fit, size_of_demonstrations
+from airloop.budget import Budget, changes_of, fit
 from airloop.config import Refused, load_config, with_changes
+from airloop.costs import Amounts, Costs, EpisodeSize, Overhead, costs_of, size_of_demonstrations
 from airloop.forkserver import ForkServer
 from airloop.launch import local
 from airloop.runs.run import Run
@@ -40,7 +41,10 @@ asked_amounts = st.builds(
     num_examples=st.integers(1, 400),
 )
 seconds = st.floats(0.001, 30)
-some_costs = st.builds(Costs, seconds, seconds, seconds, seconds, seconds)
+overheads = st.builds(Overhead, seconds, seconds, seconds, seconds, st.floats(1, 100))
+some_costs = st.builds(
+    Costs, seconds, seconds, seconds, seconds, seconds, st.integers(0, 20), st.booleans(), overheads, overheads
+)
 
 
 @given(asked_amounts, some_costs, st.floats(1, 1e5))

@@ -45,6 +45,7 @@ FLOORS = (
     ("assemble",),
     ("watch",),
     ("evaluation", "launch", "rewards", "speed", "warmstart"),
+    ("costs",),
     ("budget", "cluster"),
     ("step", "supply"),
     ("doctor", "loop", "stream"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from dataclasses import replace
@@ -13,6 +14,8 @@ import pytest
 from support.probe_cases import ARITH, ask, case_of, chance, graded
 
 from airloop import speed
+from airloop.config import load_config
+from airloop.costs import EpisodeSize, asked_for, costs_of
 from airloop.doctor.forecast import forecast
 from airloop.doctor.probe import Probe
 from airloop.engine.embedded.engine import EmbeddedEngine
@@ -99,9 +102,17 @@ def test_G14_deadlines_follow_from_warm_replies(monkeypatch: pytest.MonkeyPatch)
 def test_G14_replies_of_unequal_length_take_as_long_as_the_longest() -> None:
     """A GPU's step takes as long for one reply as for 64; a CPU's 64 times as long."""
     gpu = Speed(1e6, decode=6400.0, train=1e6, alone=100.0, together=64)
-    assert gpu.decoding_s(longest=500, total=64 * 50) == pytest.approx(5.0)
+    assert decoding_s(gpu, longest=500, total=64 * 50) == pytest.approx(5.0)
     cpu = Speed(1e6, decode=100.0, train=1e6, alone=100.0, together=64)
-    assert cpu.decoding_s(longest=500, total=64 * 50) == pytest.approx(32.0)
+    assert decoding_s(cpu, longest=500, total=64 * 50) == pytest.approx(32.0)
+
+
+def decoding_s(speed: Speed, longest: int, total: int) -> float:
+    """Of 64 replies side by side, as the model of costs has it."""
+    size = EpisodeSize(0, total / 64, 0, longest=longest)
+    config = load_config(["--orchestrator.batch_size", "64", "--orchestrator.max_concurrent", "64"])
+    costs = costs_of(config, replace(speed, train=math.inf), size)
+    return costs.step(asked_for(config, warmstart=False))
 
 
 @pytest.mark.long
