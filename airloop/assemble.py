@@ -88,6 +88,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ran
         policy,
         loaded,
         ranks,
+        say,
         kv_tokens=plan.kv_tokens if plan else None,
         lend=plan is not None and not plan.keep_kv,
         # It lays weights out anew, for good; those that are gathered from shards move with every update.

@@ -29,7 +29,19 @@ FAMILIES = {
     "G": "running",
 }
 # Files of this package with checks, by family; read when the doctor is asked, not before.
-FILES = ("config", "models", "memory", "environment", "replies", "signal", "tokens", "arrival", "proofs", "running")
+FILES = (
+    "config",
+    "models",
+    "memory",
+    "environment",
+    "replies",
+    "signal",
+    "tokens",
+    "arrival",
+    "proofs",
+    "running",
+    "servers",
+)
 
 
 @dataclass(frozen=True)

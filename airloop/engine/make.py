@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from airloop.config import Config
 from airloop.engine.base import Engine
+from airloop.events import Say
 from airloop.policy import Policy
 from airloop.ranks import Ranks
 
@@ -18,6 +19,7 @@ def make_engine(
     policy: Policy,
     loaded: Loaded,
     ranks: Ranks,
+    say: Say,
     *,
     kv_tokens: int | None = None,
     lend: bool = False,
@@ -28,7 +30,9 @@ def make_engine(
     if config.inference.backend == "vllm":
         from airloop.engine.vllm.start import make_vllm_engine
 
-        return make_vllm_engine(config, policy, loaded, ranks)
+        engine = make_vllm_engine(config, policy, loaded, ranks)
+        engine.say = say if ranks.first else engine.say  # all ranks ask the same servers
+        return engine
     from airloop.engine.embedded import EmbeddedEngine
 
     return EmbeddedEngine(

@@ -28,6 +28,7 @@ from support.warm_process import Process
 from airloop.engine.base import Sampling
 from airloop.engine.vllm.plugin.adapters import KEY, Adapters
 from airloop.engine.vllm.server import BASE, ROUTES, VllmServer, free_port
+from airloop.engine.vllm.version import MINOR
 
 
 class StandIn:
@@ -141,12 +142,17 @@ class StandIn:
         async def models(request: Request) -> Response:
             return JSONResponse({"data": [{"id": BASE, "max_model_len": self.context}]})
 
+        async def version(request: Request) -> Response:
+            told = os.environ.get("STANDIN_VERSION", MINOR + ".0")
+            return JSONResponse({"version": told} if told else {}, 200 if told else 404)
+
         async def loads(request: Request) -> Response:
             return JSONResponse(self.asked)
 
         return Starlette(
             routes=[
                 Route("/loads", loads),
+                Route("/version", version),
                 Route("/health", health),
                 Route("/openapi.json", routes),
                 Route("/v1/models", models),

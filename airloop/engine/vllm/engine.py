@@ -28,10 +28,12 @@ from airloop.engine.base import (
     room_after,
 )
 from airloop.engine.vllm.adapters import AdapterStore
-from airloop.engine.vllm.parity import logprob_distance, tolerance, trainer_logprobs
+from airloop.engine.vllm.parity import server_distance, tolerance
 from airloop.engine.vllm.reply import Reply
 from airloop.engine.vllm.server import ANSWER_S, READY_S, AdapterMissing, RequestRejected, ServerLost, VllmServer
+from airloop.engine.vllm.version import INSTALL, caution, check_beside
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.policy import Policy
 from airloop.waits import waiting
 
@@ -41,10 +43,6 @@ WATCH_S = 2.0  # between two checks whether the servers live
 IDLE_S = 60.0  # a server that has sent nothing for so long, with requests under way, is checked
 STARTS = 3  # of one server; after that it stays away
 RETURN_S = 600.0  # a server that we did not start is waited for so long
-PROBE_TOKENS = 32  # tokens
-# Temperature of the probe. At 1, log-probs before and after the temperature are the same; at 2 they are far apart even
-# where a policy is confident, and what rounding does is halved.
-PROBE_TEMPERATURE = HOTTEST
 FAILURES = 5  # of one reply in a row, at servers that live
 PROBES = 4  # of a server whose log-probs differ
 
@@ -67,6 +65,7 @@ class VllmEngine(Engine):
         self.servers = list(servers)
         self.context = context
         self.counters, self.downtime = Counters(), EngineDowntime()
+        self.say: Say = lambda _: None  # whom it tells what is odd, and no failure
         self._store = store
         self._batch = batch
         self._version = policy.version
@@ -213,6 +212,8 @@ class VllmEngine(Engine):
             raise EngineFailed(problem, getattr(first, "fix", "")) from first
         if all(server.lost for server in self.servers):
             raise self._none_left()
+        if text := caution({server.url: server.version for server in self.servers}):
+            self.say(f"warning: {text}. If anything goes wrong: {INSTALL}, where servers run.")
         self._begin(self._watch())
 
     async def _admit_first(self, server: VllmServer) -> None:
@@ -237,6 +238,7 @@ class VllmEngine(Engine):
         an update and its publication the trainer is ahead of every server: a difference then says nothing of this one,
         which is probed again, however long the publication takes."""
         await server.ready()
+        check_beside(server, self.servers)
         until, differed = time.monotonic() + READY_S, 0
         while True:
             name, ahead = self._name, self._ahead
@@ -253,6 +255,7 @@ class VllmEngine(Engine):
                     "serve the model that is trained, in the same dtype, with --logprobs-mode processed_logprobs.",
                 )
             await asyncio.sleep(WATCH_S)
+        check_beside(server, self.servers)  # again: another may have been admitted meanwhile
         server.lost = ""
         self._changed.set()
 
@@ -262,18 +265,7 @@ class VllmEngine(Engine):
         return self._publishing or self.policy.version > self._version
 
     async def _logprob_distance(self, server: VllmServer, name: str) -> float:
-        """Mean distance of a server's log-probs from the trainer's, in nats a token."""
-        prompt, most = [1, 2, 3], min(PROBE_TOKENS, self.context - 3)
-        reply = Reply(prompt, Sampling(most, PROBE_TEMPERATURE), most, name, None)
-        async with contextlib.aclosing(server.stream(reply.request())) as pieces:
-            async for piece in pieces:
-                reply.take(piece)
-        if len(reply.ids) != most:
-            raise ServerLost(f"it gave {len(reply.ids)} tokens where {most} were asked for")
-        computed = await asyncio.to_thread(
-            trainer_logprobs, self.policy, [*prompt, *reply.ids], len(prompt), PROBE_TEMPERATURE
-        )
-        return logprob_distance(reply.logprobs, computed)
+        return await server_distance(self.policy, server, name, self.context)
 
     async def _watch(self) -> None:
         """Restarts servers that have ended, and checks those that send nothing."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import torch
 
+from airloop.config.vllm_rules import HOTTEST
+from airloop.engine.base import Sampling
+from airloop.engine.vllm.reply import Reply
+from airloop.engine.vllm.server import ServerLost, VllmServer
 from airloop.learn.batches import PackedPlan, Row, micro_batches
 from airloop.learn.forward import training_hidden
 from airloop.learn.logprobs import token_logprobs
@@ -17,6 +23,23 @@ from airloop.policy import Policy
 # wrong is for the doctor's proofs and the alarm of every step, which measure rounding and do not guess it.
 AGREE = {torch.float32: 1e-3}
 AGREE_ROUNDED = 0.25
+PROBE_TOKENS = 32  # tokens
+# Temperature of the probe. At 1, log-probs before and after the temperature are the same; at 2 they are far apart even
+# where a policy is confident, and what rounding does is halved.
+PROBE_TEMPERATURE = HOTTEST
+
+
+async def server_distance(policy: Policy, server: VllmServer, name: str, context: int) -> float:
+    """Mean distance of a server's log-probs, with an adapter, from the trainer's, in nats a token."""
+    prompt, most = [1, 2, 3], min(PROBE_TOKENS, context - 3)
+    reply = Reply(prompt, Sampling(most, PROBE_TEMPERATURE), most, name, None)
+    async with contextlib.aclosing(server.stream(reply.request())) as pieces:
+        async for piece in pieces:
+            reply.take(piece)
+    if len(reply.ids) != most:
+        raise ServerLost(f"it gave {len(reply.ids)} tokens where {most} were asked for")
+    computed = await asyncio.to_thread(trainer_logprobs, policy, [*prompt, *reply.ids], len(prompt), PROBE_TEMPERATURE)
+    return logprob_distance(reply.logprobs, computed)
 
 
 def trainer_logprobs(policy: Policy, tokens: Sequence[int], first: int, temperature: float = 1.0) -> list[float]:

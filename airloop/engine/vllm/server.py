@@ -84,6 +84,7 @@ class VllmServer:
     env: Mapping[str, str] = field(default_factory=dict)
     log: Path | None = None
     model: str = BASE
+    version: str = ""  # of vLLM, by its own word
     busy: int = 0  # requests under way
     last_activity: float = 0.0  # when it last sent something
     starts: int = 0
@@ -148,6 +149,14 @@ class VllmServer:
                 raise AirError(f"No vLLM answers at {self.url}.{what}", "start it, or correct inference.vllm.urls.")
             await asyncio.sleep(LOOK_S)
         await self._check_routes()
+        self.version = await self._read_version()
+
+    async def _read_version(self) -> str:
+        """Empty where it does not say: what it can do was looked at, and that decides."""
+        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                return str((await self.client.get("/version")).json()["version"])
+        return ""
 
     @property
     def _ready_s(self) -> float:
