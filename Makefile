@@ -36,10 +36,12 @@ test-interop: for-dev
 durations: for-dev
 	$(PYTEST) -m "not soak and not interop" --note-durations
 
-# Before a release: what takes minutes and seldom fails, then every test in an order of its own.
+# Before a release: what takes minutes and seldom fails, every test in an order of its own, what learns by other libraries.
 soak: for-dev
 	$(PYTEST) -m "soak and not interop"
 	$(PYTEST) -p randomly -m "not soak and not interop"
+	"$(BIN)/python" scripts/interop.py
+	"$(BIN)/python" -m pytest -n 0 -m "interop and soak" -rs tests/interop
 
 lint: for-dev
 	"$(BIN)/ruff" check --fix .
