@@ -21,12 +21,12 @@ class Signaller:
         self._at = 0.0
 
     @classmethod
-    async def start(cls, engine: Engine, container: str, patience: float = SIGNAL_S) -> Signaller:
+    async def start(cls, engine: Engine, container: str, patience: float | None = None) -> Signaller:
         """`patience`: seconds that a busy machine may take, where there is no agent yet who could make it wait."""
         _, stream = await engine.start_exec(container, ["bash", "-c", request.SIGNALLER], request.USER)
         signaller = cls(stream)
         try:
-            said = await signaller._answer(patience)
+            said = await signaller._answer(SIGNAL_S if patience is None else patience)
             signaller._uptime, signaller._at = float(said), time.monotonic()
         except (ValueError, InfraError, TimeoutError) as error:
             stream.close()
