@@ -8,6 +8,7 @@ rank and for eight. Between ranks there are two kinds of waits, each with a dead
 - *collectives*, which begin when all are known to be there or soon will be, and block.
 
 A rank that dies breaks its neighbours' collectives and is seen by the process that started them (launch/monitor.py).
+So is one that lives and does not come (launch/stillness.py): deadlines here are for what that process cannot see.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airloop.errors import AirError
-from airloop.waits import WAITS, waiting
+from airloop.waits import COMPUTING, RANKS, WAITS, waiting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,7 @@ ALL_GPUS = "AIR_ALL_GPUS"
 # waited for.
 MEET_S = 1800.0
 # Between ranks that do the same work on the same machine: they share an update's tokens evenly and are slow together.
+# What trainer.rank_timeout_s is by default.
 COLLECTIVE_S = 1800.0
 # Ranks end together: so long the one that keeps the store waits for the others to have left it.
 LEAVE_S = 60.0
@@ -67,10 +69,10 @@ class Ranks:
         """This rank's share: every size-th item. The shares of all ranks are all items, each once."""
         return list(items[self.rank :: self.size])
 
-    async def meet(self, what: str, deadline_s: float = MEET_S) -> None:
+    async def meet(self, what: str, deadline_s: float | None = None) -> None:
         """Returns once every rank has come to this meeting. All ranks hold the same meetings in the same order."""
 
-    async def gather(self, value: T, what: str, deadline_s: float = MEET_S) -> list[T]:
+    async def gather(self, value: T, what: str, deadline_s: float | None = None) -> list[T]:
         """Every rank's value, by rank, on every rank; for values that ranks reach at different times."""
         return [value]
 
@@ -88,7 +90,10 @@ class DistributedRanks(Ranks):
     """One of several processes. `folder` is one that all of them can reach. `address`: host:port of a store that the
     first of them keeps; without, they are on one machine, and the store is a file in that folder."""
 
-    def __init__(self, rank: int, size: int, folder: Path, device: str, address: str = "") -> None:
+    def __init__(
+        self, rank: int, size: int, folder: Path, device: str, address: str = "", timeout_s: float = COLLECTIVE_S
+    ) -> None:
+        """`timeout_s`: for one that neither moves nor computes. One that computes has several times as long."""
         import torch.distributed as dist
 
         self.rank = rank
@@ -96,8 +101,9 @@ class DistributedRanks(Ranks):
         self._meetings = 0
         self._heartbeats = Heartbeats(folder, rank)
         self._keeps_store = bool(address) and rank == 0
-        wait = datetime.timedelta(seconds=COLLECTIVE_S)
-        with naming_losses("the ranks find each other"):
+        self._longest_s = (COMPUTING + 1) * timeout_s
+        wait = datetime.timedelta(seconds=self._longest_s)
+        with collective("meeting the others at the start"):
             self._store = _store_at(address, rank, size) if address else dist.FileStore(str(folder / "store"), size)
             group_store = dist.PrefixStore("group", self._store)
             dist.init_process_group(
@@ -106,11 +112,11 @@ class DistributedRanks(Ranks):
             # Python objects travel through the CPU, also where tensors travel between GPUs.
             self._objects = dist.new_group(backend="gloo", timeout=wait) if device == "cuda" else None
 
-    async def meet(self, what: str, deadline_s: float = MEET_S) -> None:
+    async def meet(self, what: str, deadline_s: float | None = None) -> None:
         self._meetings += 1
         self._store.set(self._key(self.rank), "")
-        with waiting(what, "the other ranks", deadline_s):
-            await self._all_here(what, deadline_s)
+        with waiting(what, RANKS, deadline_s or MEET_S):
+            await self._all_here(what, deadline_s or self._longest_s)
 
     async def _all_here(self, what: str, deadline_s: float) -> None:
         began, pause = time.monotonic(), PAUSES_S[0]
@@ -125,7 +131,7 @@ class DistributedRanks(Ranks):
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSES_S[1])
 
-    async def gather(self, value: T, what: str, deadline_s: float = MEET_S) -> list[T]:
+    async def gather(self, value: T, what: str, deadline_s: float | None = None) -> list[T]:
         await self.meet(what, deadline_s)
         return self.gather_now(value, what)
 
@@ -133,7 +139,7 @@ class DistributedRanks(Ranks):
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.size
-        with naming_losses(what):
+        with collective(what):
             dist.all_gather_object(found, value, group=self._objects)
         return found
 
@@ -143,7 +149,7 @@ class DistributedRanks(Ranks):
 
         for bucket in _buckets(tensors):
             flat = torch.cat([t.detach().reshape(-1) for t in bucket])
-            with naming_losses(what):
+            with collective(what):
                 dist.all_reduce(flat)
             for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.detach().copy_(total.view_as(tensor))
@@ -238,6 +244,13 @@ def naming_losses(what: str) -> Iterator[None]:
             f"The other ranks could not be reached for {what}: {first}",
             "look in log.txt for the rank that ended first; go on with `air train --resume RUN`.",
         ) from error
+
+
+@contextlib.contextmanager
+def collective(what: str) -> Iterator[None]:
+    """Around what begins when all ranks have come to it."""
+    with waiting(what, RANKS, COLLECTIVE_S), naming_losses(what):
+        yield
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

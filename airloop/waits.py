@@ -26,6 +26,8 @@ QUIET_S = 300.0
 # A process that computes all the while gets so many times as long: on a slow machine it is slow, not stuck. One that
 # turns in circles is told of then.
 COMPUTING = 6
+# The owner of what ranks wait for from one another.
+RANKS = "the other ranks"
 # Lines of an owner's log that are shown.
 LAST_LINES = 8
 
@@ -109,6 +111,11 @@ class Waits:
     def moved(self) -> float:
         """When anything last began, ended or made progress."""
         return max([self._moved, *(wait.moved for wait in self.open())])
+
+    def touch(self) -> None:
+        """Something has come that nobody waits for by name."""
+        with self._lock:
+            self._moved = time.monotonic()
 
     def progress(self, owner: str, so_far: str = "") -> None:
         """Of whatever waits for `owner`: said by the owner, who does not know who waits."""

@@ -30,7 +30,7 @@ FLOORS = (
     ),
     ("os_errors",),
     ("clocks", "events", "extras", "files", "machine", "own_code", "shipped", "waits"),
-    ("envs", "models", "ranks", "sandbox", "stats"),
+    ("envs", "models", "pulse", "ranks", "sandbox", "stats"),
     ("policy", "starter", "success"),
     ("learn",),
     ("config",),

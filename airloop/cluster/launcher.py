@@ -48,7 +48,8 @@ class RemoteRank:
     """Implements Handle, of a rank on a node. Its events and its end arrive by `handle_event`."""
 
     def __init__(self, node: Node, rank: int, on_output: OnOutput, numbers: itertools.count[int]) -> None:
-        self.pid = 0  # once it is started
+        self.pid = 0  # once it is started, of the process on that host
+        self.host = node.name
         self._node, self._rank, self._on_output, self._numbers = node, rank, on_output, numbers
         self._code: int | None = None
         self._ended = threading.Event()

@@ -205,6 +205,12 @@ class TrainerConfig(Section):
         ge=1,
         description="Processes that sample and train together; by default one for each of trainer_gpu_ids, or one.",
     )
+    rank_timeout_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Seconds that these wait for one that neither moves nor computes; less where it is known how long "
+        "what it is at takes, six times as long for one that computes.",
+    )
     model: TrainerModelConfig = Field(default_factory=TrainerModelConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
     loss: LossConfig = Field(default_factory=LossConfig)

@@ -35,7 +35,7 @@ class RankSpec:
 
 
 class Handle(Protocol):
-    """A rank that was started; as subprocess.Popen has it."""
+    """A rank that was started; as subprocess.Popen has it. One that is on another machine has its name, as `host`."""
 
     @property
     def pid(self) -> int: ...

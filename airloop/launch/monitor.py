@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import functools
 import json
+import platform
 import queue
 import signal
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from airloop.config import ClusterConfig, Config
 from airloop.errors import AirError
 from airloop.launch.base import Handle, Launcher, RankSpec
+from airloop.launch.stillness import ProcessLook, Still, Stillness, process_look
+from airloop.pulse import LINES, Pulse, frames_file
 from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.watch.display.display import Display
@@ -31,6 +35,9 @@ SETTLE_S = 1.0
 GRACE_S = 5.0
 # Ranks end together: a checkpoint, an evaluation that is gathered. One that has ended well waits for nothing.
 ENDING_S = 600.0
+# Between two looks whether a rank does not come; and for one to write where it is.
+LOOK_S = 1.0
+FRAMES_S = 5.0
 # After Ctrl-C an update that has begun is finished, and a checkpoint that is being written.
 STOP_S = 600.0
 
@@ -40,6 +47,7 @@ class RankProcess:
     """A rank that was started, with what it has reported."""
 
     rank: int
+    frames: Path  # where it writes what its threads are at, when it is asked by a signal
     handle: Handle = field(init=False)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     error: AirError | None = None
@@ -102,9 +110,12 @@ class RankMonitor:
         self._display = display
         self._processes: list[RankProcess] = []
         self._outputs: queue.Queue[tuple[RankProcess, str, str]] = queue.Queue()
+        self._stillness = Stillness(run.config.trainer.rank_timeout_s, self._look_at)
+        self._looked = 0.0
 
     def start(self, launcher: Launcher, spec: RankSpec) -> None:
-        process = RankProcess(spec.rank)
+        process = RankProcess(spec.rank, frames_file(spec.folder, spec.rank))
+        self._stillness.start(spec.rank)
         process.handle = launcher.spawn(spec, functools.partial(self._enqueue, process))
         self._processes.append(process)
         self._run.log(f"rank {spec.rank}: process {process.handle.pid}")
@@ -118,6 +129,8 @@ class RankMonitor:
             self._handle_next(0.1)
             if any(process.code not in (None, 0) for process in self._processes):
                 break
+            if self._is_time_to_look():
+                self._end_if_still()
             if not last and any(process.code == 0 for process in self._processes):
                 last = time.monotonic()
             if last and time.monotonic() - last > ENDING_S:
@@ -137,7 +150,7 @@ class RankMonitor:
             if process.code is None:
                 process.handle.send_signal(signal.SIGINT)
         try:
-            self._wait(wait_s)
+            self._wait(wait_s, stopping=True)
         finally:
             for process in self._processes:
                 if process.code is None:
@@ -145,10 +158,85 @@ class RankMonitor:
                 process.handle.wait()
             self._drain()
 
-    def _wait(self, wait_s: float) -> None:
-        until = time.monotonic() + wait_s
+    def _wait(self, wait_s: float, stopping: bool = False) -> None:
+        """`stopping`: not for a rank that does not come to its end, and not for those that wait for it."""
+        until, since = time.monotonic() + wait_s, self._stillness.now
+        waited_for = self._stillness.waited_for(self._running())
         while any(process.busy for process in self._processes) and time.monotonic() < until:
             self._handle_next(0.05)
+            if (
+                stopping
+                and self._is_time_to_look()
+                and (late := self._stillness.hopeless(self._running(), since, waited_for))
+            ):
+                named = ", ".join(f"rank {rank} ({self._process(rank).phase})" for rank in late)
+                self._display.say(f"note: not waited for any longer, as it stands still: {named}")
+                return
+
+    def _running(self) -> list[int]:
+        return [process.rank for process in self._processes if process.busy]
+
+    def _process(self, rank: int) -> RankProcess:
+        return next(process for process in self._processes if process.rank == rank)
+
+    def _look_at(self, rank: int) -> ProcessLook | None:
+        handle = self._process(rank).handle
+        return None if hasattr(handle, "host") else process_look(handle.pid)
+
+    def _is_time_to_look(self) -> bool:
+        if time.monotonic() - self._looked < LOOK_S:
+            return False
+        self._looked = time.monotonic()
+        return True
+
+    def _end_if_still(self) -> None:
+        if still := self._stillness.find(self._running()):
+            self._end_still(still)
+        if waited := self._stillness.all_wait(self._running()):
+            pulses = [(rank, self._stillness.ranks[rank].pulse) for rank in self._running()]
+            places = "; ".join(f"rank {rank} at: {pulse.waits}" for rank, pulse in pulses if pulse)
+            dumps = [f"rank {process.rank}:\n{self._frames_of(process)}" for process in self._processes]
+            self._run.log("all ranks wait for one another\n" + "\n".join(dumps))
+            self.stop(GRACE_S)
+            raise AirError(
+                f"All {len(self._processes)} ranks have waited for one another for {waited:.0f} s: {places}. What is "
+                "between them is broken, or they have come to different places.",
+                f"go on with `air train --resume {self._run.path}`; {self._run.path / 'log.txt'} has what each of "
+                "their threads was at. trainer.rank_timeout_s, where that was too short.",
+            )
+
+    def _end_still(self, still: Still) -> None:
+        """Ends all ranks, as one does not come; raises what is known of it."""
+        process, pulse, waits = self._process(still.rank), still.seen.pulse, self._stillness.ranks[still.waiting].pulse
+        dump = self._frames_of(process)
+        process.handle.kill()
+        lines = list(pulse.lines) if pulse and not still.stopped else []
+        lines = lines or innermost(dump)
+        self._run.log(f"rank {still.rank} stands still, at:\n" + "\n".join([*lines, dump]))
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - still.seconds))
+        what = "is stopped by a signal" if still.stopped else "does not move"
+        self.stop(GRACE_S)
+        raise AirError(
+            f"Rank {still.rank} of {len(self._processes)} (process {process.handle.pid} on "
+            f"{host_of(process.handle)}) {what} since {since}, {still.seconds:.0f} s, at: "
+            f"{process.phase}. Rank {still.waiting} has waited {still.waited_s:.0f} s for it, at: "
+            f"{waits.waits if waits else ''}. The others were ended."
+            + (f" It stands at:{''.join(chr(10) + '    ' + line for line in lines)}" if lines else ""),
+            f"go on with `air train --resume {self._run.path}`; {self._run.path / 'log.txt'} has what each of its "
+            f"threads was at. It was given {still.limit_s:.0f} s: trainer.rank_timeout_s, where that was too short.",
+        )
+
+    def _frames_of(self, process: RankProcess) -> str:
+        """What its threads are at. One that is stopped writes it as soon as it goes on, before anything else."""
+        for number in (signal.SIGUSR1, signal.SIGCONT):
+            process.handle.send_signal(number)
+        until, text = time.monotonic() + FRAMES_S, ""
+        while time.monotonic() < until and process.code is None:
+            time.sleep(0.1)
+            before, text = text, _read(process.frames)
+            if text and text == before:
+                break
+        return text
 
     def _fail(self) -> None:
         """Find the rank that ended first, end the others and raise its reason."""
@@ -190,7 +278,8 @@ class RankMonitor:
         try:
             process, kind, text = self._outputs.get(timeout=wait_s)
         except queue.Empty:
-            return
+            return self._stillness.tick(time.monotonic())
+        self._stillness.tick(time.monotonic())
         self._handle_event(process, kind, text)
         self._drain()
 
@@ -216,11 +305,33 @@ class RankMonitor:
                 process.stopped = time.monotonic()
             case "log":
                 self._run.log(f"rank {process.rank}: {values[0]}")
+            case "pulse":
+                self._stillness.hear(process.rank, Pulse(**values[0]))
             case "phase":
                 process.phase = values[0]
+                self._stillness.phase(process.rank, values[0])
                 if process.rank == 0:
                     self._display.phase(*values)
             case "alarm":
                 self._display.alarm(Alarm(**values[0]))
             case _:  # advance, say, step, evaluated: as the watcher has them
                 getattr(self._display, name)(*values)
+
+
+def host_of(handle: Handle) -> str:
+    """The machine that a rank runs on: this one, where its launcher does not say."""
+    return str(getattr(handle, "host", platform.node()))
+
+
+def innermost(dump: str) -> list[str]:
+    """Of what faulthandler writes, with the innermost first and the main thread last: the main thread's lines, the
+    innermost last."""
+    main = dump.rpartition("most recent call first")[2].splitlines()
+    return [line.strip() for line in main if line.startswith("  File")][:LINES][::-1]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

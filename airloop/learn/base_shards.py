@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from airloop.learn.parallel import Root, Shards, blocks_of
-from airloop.ranks import Ranks, naming_losses
+from airloop.ranks import Ranks, collective
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule, UnshardHandle
@@ -57,7 +57,7 @@ class BaseShards:
         takes memory. Every rank makes the same passes, so all ask for the same blocks in the same order."""
         if self._whole:
             return
-        with naming_losses("a block of the base"):
+        with collective("a block of the base"):
             for other in [i for i in self._here if i != index]:
                 self._drop(other)
             if index not in self._here:
@@ -85,7 +85,7 @@ class BaseShards:
         """For sampling: whole on every rank; forward passes leave them so."""
         if self._whole:
             return
-        with naming_losses("the base, whole"):
+        with collective("the base, whole"):
             for index in list(self._here):
                 self._drop(index)
             for unit in self._units:

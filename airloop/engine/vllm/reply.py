@@ -10,6 +10,7 @@ from typing import Any
 
 from airloop.engine.base import Sampling, TokenCallback
 from airloop.engine.vllm.server import ServerLost, VllmServer
+from airloop.waits import WAITS
 
 NAMED = "token_id:"  # how a token is called beside its log-prob
 ABOVE = 0.01  # no log-prob is: above 0 is only what rounding makes
@@ -75,6 +76,7 @@ class Reply:
             raise ServerLost(f"it sent what is no piece of a reply ({type(error).__name__}: {error})") from error
         if not ids:
             return
+        WAITS.touch()  # a rank with one long reply left goes on, although nothing begins or ends in it
         self.first = self.first or time.perf_counter()
         self.ids += ids
         self.logprobs += logprobs
