@@ -254,12 +254,15 @@ def test_after_ctrl_c_only_those_are_left_that_take_no_notice() -> None:
     known.go_on(5)
     assert late(known, TIMES * 5 + 20, cpu=0.5) == [1], "one that takes far longer than ever is none"
     assert late(Watched(ProcessLook(0.0, "T", False)), 5) == [1]
-    moved = Watched()
-    since = moved.stillness.now
-    moved.pass_s(1)
-    moved.pulses[1] = replace(BEAT, moved=2.0)
-    moved.pass_s(100)
-    assert moved.stillness.hopeless([1], since, True) == [], "it has taken notice, and ends"
+    for process, found in ((None, []), (ProcessLook(0.0, "T", False), [1])):
+        moved = Watched(process)
+        since = moved.stillness.now
+        moved.pass_s(1)
+        moved.pulses[1] = replace(BEAT, moved=2.0)
+        moved.pass_s(100)
+        assert moved.stillness.hopeless([1], since, True) == found, (
+            "it has taken notice; or said it before, and came late"
+        )
 
 
 def test_a_pulse_says_what_is_waited_for_and_where() -> None:

@@ -160,6 +160,7 @@ class RankMonitor:
 
     def _wait(self, wait_s: float, stopping: bool = False) -> None:
         """`stopping`: not for a rank that does not come to its end, and not for those that wait for it."""
+        self._drain()  # what ranks said before is no sign that they take notice
         until, since = time.monotonic() + wait_s, self._stillness.now
         waited_for = self._stillness.waited_for(self._running())
         while any(process.busy for process in self._processes) and time.monotonic() < until:

@@ -149,7 +149,10 @@ class Stillness:
                 continue
             seen, process = self.ranks[rank], self.look(rank)
             limit = self._stop_limit(rank, process, waited_for)
-            if limit is None or seen.still_since > since or self._now - since <= limit or _debugged(seen, process):
+            stopped = process is not None and process.state == "T"  # what it said before may have come since
+            noticed = seen.still_since > since and not stopped
+            still = self._now - max(seen.still_since, since)
+            if limit is None or noticed or still <= limit or _debugged(seen, process):
                 return []
             found.append(rank)
         return found
