@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -157,6 +157,11 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Of an engine that has servers to start: starts them, before any deadline of an episode runs."""
         return None
+
+    def pinned(self) -> AbstractContextManager[Engine]:
+        """For the episodes of a group, once it was started: what it gives samples by the policy that is served now,
+        also when newer ones are published meanwhile. With one copy of the weights there is only the newest."""
+        return nullcontext(self)
 
     def answering(self) -> tuple[int, int]:
         """How many of its servers answer, and how many it has: none, if it is not made of servers."""

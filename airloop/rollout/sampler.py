@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import time
 from collections import Counter
@@ -128,13 +129,15 @@ class Sampler:
         finished: Mapping[Place, Trajectory] | None = None,
         seat: Seat | None = None,
     ) -> Collected:
-        """One group of a step's plan by itself. Groups are numbered over all steps, so that each keeps its name
-        whichever step it is trained in. An episode waits for its `seat` before it begins."""
+        """One group of a step's plan by itself, by the policy that is served now. Groups are numbered over all steps:
+        each keeps its name whichever step it is trained in. An episode waits for its `seat` before it begins."""
         await self.policy[0].start()
         first = step * len(plan)
         seeds = seeds_of(plan, self._settings, step, first=first)
-        work = _Collection(self, self._settings, step, version, plan, finished or {}, seeds, first=first, seat=seat)
-        await work.run([number])
+        sampler, given = copy.copy(self), (self._settings, step, version, plan, finished or {}, seeds)
+        with self.policy[0].pinned() as sampler._engine:
+            work = _Collection(sampler, *given, first=first, seat=seat)
+            await work.run([number])
         del work.counts["abandoned_tokens"]  # the engine counts those of all groups: who takes them asks it
         work.absorb([work.share([number])])
         return work.collected()
@@ -179,8 +182,7 @@ class _Collection:
     """The episodes of one collect() or evaluate().
 
     Group number i is always task i of `plan` (spare tasks included), whatever the order in which groups end:
-    so a resumed run finds its finished episodes in the same places, with the same seeds. The number of the plan's first
-    is `first`.
+    so a resumed run finds its finished episodes in the same places, with the same seeds. The plan's first is `first`.
     """
 
     def __init__(
@@ -357,11 +359,9 @@ class _Collection:
         seed = self._seeds[place]
         if self._agent is not None:
             return self._agent(env, task, seed)
-        engine, tokenizer = self._sampler.policy
-        order = f"{place[0]:06d}-{place[1]:04d}"
-        strategy = self._settings.strategy
-        sampling = self._settings.sampling
-        return PolicyAgent(ChatSession(engine, tokenizer, sampling, seed=seed, order=order, strategy=strategy))
+        settings, order = self._settings, f"{place[0]:06d}-{place[1]:04d}"
+        more: dict[str, Any] = {"seed": seed, "order": order, "strategy": settings.strategy}
+        return PolicyAgent(ChatSession(*self._sampler.policy, settings.sampling, **more))
 
     def _end(self, place: Place, trajectory: Trajectory) -> None:
         self.ended[place] = trajectory

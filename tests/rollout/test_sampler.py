@@ -4,6 +4,8 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -285,6 +287,45 @@ def test_the_same_seed_gives_the_same_tokens() -> None:
         return [[t.branches for t in g.trajectories] for g in collected.groups]
 
     assert tokens(1) == tokens(1) != tokens(2)
+
+
+class Pinning(ScriptedEngine):
+    """Whose groups are answered by one of their own."""
+
+    held = 0
+
+    @contextmanager
+    def pinned(self) -> Iterator[ScriptedEngine]:
+        self.held += 1
+        own = ScriptedEngine(TOKENIZER, wander)
+        own.version = self.version
+        try:
+            yield own
+        finally:
+            self.held -= 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_group_is_of_the_version_that_it_was_begun_with_and_holds_it_to_its_last_episodes_end(fails: bool) -> None:
+    engine = Pinning(TOKENIZER, wander)
+
+    async def act(session: Any) -> None:
+        assert engine.held == 1
+        await engine.publish(engine.version + 1)
+        if fails:
+            raise RuntimeError("a defect of the environment")
+
+    world = World(StubEnv(act=act), engine)
+    plan = world.schedule.batch(0, 2)
+    work = world.sampler.group(0, plan, 1, 0)
+    if fails:
+        with pytest.raises(Exception, match="a defect of the environment"):
+            asyncio.run(work)
+    else:
+        (group,) = asyncio.run(work).groups
+        turns = [turn for t in group.trajectories for turn in t.turns]
+        assert {turn.sampled.version for turn in turns if turn.sampled} == {0} and engine.version == len(turns)
+    assert engine.held == 0 and engine.orders == []
 
 
 def test_evaluate_policy_and_agents_share_the_path() -> None:

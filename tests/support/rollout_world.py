@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from airloop.engine.base import ContextFull, Counters, EngineDowntime, Generation, Limits, Sampling, TokenCallback
@@ -130,6 +130,9 @@ class ScriptedEngine:
 
     async def start(self) -> None:
         return None
+
+    def pinned(self) -> AbstractContextManager[Any]:
+        return nullcontext(self)
 
     def describe(self) -> Limits:
         return Limits(self.context, 64, 0)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.watched_runs import freeze_engine, run_watched
 
+from airloop.config import load_config
 from airloop.learn.losses.sequence_mask import sequence_mask
+from airloop.learn.report import Report
+from airloop.rollout.collected import Collected, Dropped
 from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
 from airloop.watch.alarms.learner_rules import engine_serves_another_policy, logprob_gap_grows, policy_drifts
-from airloop.watch.metrics.ages import by_age
+from airloop.watch.metrics.ages import age_facts, by_age
 from airloop.watch.metrics.names import describe
 
 BESIDE = {
@@ -51,6 +55,16 @@ def test_a_mask_of_sequences_cuts_tokens_of_all_ages() -> None:
     for mask, cut in (({"geo_mask_high": 1.5}, 1.0), ({"sequence_mask_high": 3.0}, 1.0), ({"geo_mask_high": 1.7}, 0.0)):
         found = by_age([group], now, 5, (0.0, math.inf), sequence_mask(mask))
         assert [one["cut"] for one in found.values()] == [cut, cut]
+
+
+def test_episodes_of_several_versions_are_counted() -> None:
+    groups = [Group(Task("x", "1", "train"), 3, (trajectory([3, 5], [-1.0] * 2), trajectory([3, 3], [-1.0] * 2)))]
+    lost = Dropped(Group(Task("x", "1", "train"), 4, (trajectory([4, 5], [-1.0] * 2),)), "no_signal")
+    config = load_config(["--orchestrator.max_staleness", "2", "--trainer.loss.geo_mask_high", "2"])
+    served: Any = SimpleNamespace(version=6)
+    parts: Any = SimpleNamespace(config=config, policy=served, engine=served)
+    collected = Collected(tuple(groups), (lost,), {})
+    assert age_facts(parts, collected, Report({}), 5)["versions"]["mixed"] == 2
 
 
 def step(ages: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ ELSEWHERE = {
     **{f"train/rounding/{side}": "a gap above 0.1" for side in ("engine", "trainer", "plain", "most")},
     "train/versions/wanted_to": "sampling beside training",
     "train/times/held": "the same",
+    "train/versions/mixed": "the same",
     **{f"train/learner/cut_{which}": "a mask of whole trajectories" for which in ("geo", "sequence")},
     **{f"train/servers/{which}": "samplers on nodes of their own" for which in ("answering", "all")},
     "step": "the axis at W&B",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from airloop.engine.vllm.plugin.adapters import digest
@@ -25,6 +29,8 @@ class AdapterStore:
         self._kept = KEPT_VERSIONS + older
         self._owner = secrets.token_hex(4)  # several runs may use one server
         self.names: list[str] = []  # of those that are there, the newest last
+        self._holds: Counter[str] = Counter()  # by name, how often it is held
+        self._changing = threading.Lock()  # versions are put in a thread of their own
 
     def put(self, policy: Policy, version: int) -> str:
         """Writes an adapter; its name on the servers, of the version and a digest of its content."""
@@ -36,11 +42,37 @@ class AdapterStore:
             shutil.rmtree(scratch)
         else:
             scratch.rename(self.root / name)
-        self.names = [*(other for other in self.names if other != name), name]
-        for old in self.names[: -self._kept]:
-            shutil.rmtree(self.root / old, ignore_errors=True)
-        self.names = self.names[-self._kept :]
+        with self._changing:
+            self.names = [*(other for other in self.names if other != name), name]
+            self._drop_old()
         return name
+
+    @contextlib.contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Keeps a version as long as anybody is in here, whatever is put meanwhile."""
+        with self._changing:
+            self._holds[name] += 1
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._holds[name] -= 1
+                if not self._holds[name]:
+                    del self._holds[name]
+                    self._drop_old()
+
+    def is_held(self, name: str) -> bool:
+        return name in self._holds
+
+    def has(self, name: str) -> bool:
+        """Whether its files are there."""
+        return bool(name) and (self.root / name).is_dir()
+
+    def _drop_old(self) -> None:
+        old = [name for name in self.names[: -self._kept] if name not in self._holds]
+        self.names = [name for name in self.names if name not in old]
+        for name in old:
+            shutil.rmtree(self.root / name, ignore_errors=True)
 
     def _write(self, policy: Policy, folder: Path) -> None:
         assert policy.peft is not None

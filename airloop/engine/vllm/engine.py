@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from airloop.engine.base import (
     room_after,
 )
 from airloop.engine.vllm.adapters import AdapterStore
+from airloop.engine.vllm.affinity import Affinity
 from airloop.engine.vllm.parity import server_distance, tolerance
+from airloop.engine.vllm.pinned import Adapter, PinnedEngine
 from airloop.engine.vllm.reply import Reply
 from airloop.engine.vllm.server import ANSWER_S, READY_S, AdapterMissing, RequestRejected, ServerLost, VllmServer
 from airloop.engine.vllm.version import INSTALL, caution, check_beside
@@ -37,8 +39,6 @@ from airloop.events import Say
 from airloop.policy import Policy
 from airloop.waits import waiting
 
-AFFINITY_SLACK = 8  # requests more than another server has, before a conversation leaves the one that has it cached
-AFFINITY_CACHE = 65536  # conversations whose server is remembered
 WATCH_S = 2.0  # between two checks whether the servers live
 IDLE_S = 60.0  # a server that has sent nothing for so long, with requests under way, is checked
 STARTS = 3  # of one server; after that it stays away
@@ -63,6 +63,8 @@ class VllmEngine(Engine):
         self.policy = policy
         self.place = place
         self.servers = list(servers)
+        for server in self.servers:
+            server.keeps = self._keeps
         self.context = context
         self.counters, self.downtime = Counters(), EngineDowntime()
         self.say: Say = lambda _: None  # whom it tells what is odd, and no failure
@@ -70,7 +72,7 @@ class VllmEngine(Engine):
         self._batch = batch
         self._version = policy.version
         self._name = ""  # of the adapter that is served
-        self._affinity: dict[str, VllmServer] = {}
+        self._affinity = Affinity()
         self._ready: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # a server has come back, or has been looked at
@@ -95,13 +97,21 @@ class VllmEngine(Engine):
     # --- replies ------------------------------------------------------------------------------------------------
 
     async def generate(
-        self, token_ids: Sequence[int], sampling: Sampling, order: str = "", on_tokens: TokenCallback | None = None
+        self,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        order: str = "",
+        on_tokens: TokenCallback | None = None,
+        adapter: Adapter | None = None,
     ) -> Generation:
+        """By an adapter that is held; by the newest without one, or where its files are gone."""
         limit = room_after(token_ids, sampling, self.context)
         asked = time.perf_counter()
         await self.start()
-        began, version = time.perf_counter(), self._version
-        reply = Reply(token_ids, sampling, limit, self._name, on_tokens)
+        began = time.perf_counter()
+        if adapter is None or not self._store.has(adapter.name):
+            adapter = Adapter(self._name, self._version)
+        reply = Reply(token_ids, sampling, limit, adapter.name, on_tokens)
         try:
             while not reply.ended:
                 await self._continue(reply, order)
@@ -117,10 +127,18 @@ class VllmEngine(Engine):
             tuple(reply.ids),
             tuple(reply.logprobs),
             "stop" if reply.stopped else "length",
-            version,
+            adapter.version,
             reply.cached,
             *times,
         )
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[Engine]:
+        with self._store.held(self._name):
+            yield PinnedEngine(self, Adapter(self._name, self._version))
+
+    def _keeps(self, name: str) -> bool:  # groups are begun with the newest, even while another comes
+        return name == self._name or self._store.is_held(name)
 
     async def _continue(self, reply: Reply, order: str) -> None:
         """Continues a reply at one server, until the reply or the server ends."""
@@ -147,16 +165,7 @@ class VllmEngine(Engine):
         """The server that has this conversation cached, or the one with the least load; one that was `left` only where
         all were."""
         alive = await self._alive()
-        alive = [server for server in alive if server not in left] or alive
-        conversation = order.rpartition("-")[0] or order  # what follows is the number of the turn
-        least = min(alive, key=lambda server: server.busy)
-        known = self._affinity.get(conversation)
-        chosen = known if known in alive and known.busy <= least.busy + AFFINITY_SLACK else least
-        if conversation:
-            self._affinity[conversation] = chosen
-            if len(self._affinity) > AFFINITY_CACHE:
-                self._affinity.pop(next(iter(self._affinity)))
-        return chosen
+        return self._affinity.choose([server for server in alive if server not in left] or alive, order)
 
     async def _alive(self) -> list[VllmServer]:
         """At least one server: where all are lost, and one may come back, that is waited for."""

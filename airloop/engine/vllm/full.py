@@ -8,12 +8,13 @@ before, whatever version it is labelled with. So it is cleared, and cache keys a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
 
+from airloop.engine.base import Engine
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.parity import tolerance
@@ -97,6 +98,11 @@ class FullServer(VllmServer):
 
 
 class FullEngine(VllmEngine):
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[Engine]:
+        """Weights are replaced in place: there is only the newest."""
+        yield self
+
     async def _load_adapter(self, server: VllmServer, name: str) -> None:
         """Loads the weights and checks the result: a server may report a failed update as a success. One that cannot be
         repaired is ended, restarted with the model's own weights, and given these."""

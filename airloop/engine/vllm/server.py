@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -92,6 +92,7 @@ class VllmServer:
     shared: bool = False  # another rank started it, and manages its adapters
     pulls: bool = False  # it fetches adapters over HTTP, by our plugin: it does not see our files
     older: int = 0  # versions more than LOADED_ADAPTERS that replies under way may be of
+    keeps: Callable[[str], bool] = field(default=lambda name: False, repr=False)  # whether an adapter must stay on it
     lost: str = "it is being started"  # why it gets no requests; empty: it does
     routes: ClassVar[Mapping[str, str]] = ROUTES
     node_managed: ClassVar[bool] = False  # its node restarts it
@@ -255,8 +256,15 @@ class VllmServer:
         if name not in self._adapters:  # else the same weights, and what is cached of them is valid
             await (self._pull(name) if self.pulls else self._read(name, path))
         self._adapters = [*(other for other in self._adapters if other != name), name]
-        while not self.shared and len(self._adapters) > LOADED_ADAPTERS + self.older:
-            await self._post("/v1/unload_lora_adapter", {"lora_name": self._adapters.pop(0)})
+        while not self.shared and (old := self._superfluous()):
+            self._adapters.remove(old)
+            await self._post("/v1/unload_lora_adapter", {"lora_name": old})
+
+    def _superfluous(self) -> str | None:
+        """The oldest adapter that may go, where there are too many; it is asked anew each time."""
+        if len(self._adapters) <= LOADED_ADAPTERS + self.older:
+            return None
+        return next((name for name in self._adapters[:-1] if not self.keeps(name)), None)
 
     async def _read(self, name: str, path: Path) -> None:
         if not await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}):

@@ -37,6 +37,7 @@ def age_facts(parts: Components, collected: Collected, report: Report, step: int
             "sampled_to": max(versions),
             "policy": parts.policy.version,
             "served": parts.engine.version,
+            "mixed": sum(len({*sampled_by(t)}) > 1 for group in groups for t in group.trajectories),
         }
     return found
 

@@ -188,6 +188,8 @@ def _machine() -> Iterator[Name]:
     yield Name("train/versions/wanted_to", "version", "The newest, where sampling goes on beside training.")
     yield Name("train/versions/sampled_from", "version", "The oldest that a reply was sampled from.")
     yield Name("train/versions/sampled_to", "version", "The newest that a reply was sampled from.")
+    text = "Episodes whose replies are of several versions; with servers of vLLM only where an adapter was gone."
+    yield Name("train/versions/mixed", "count", text)
     yield Name("train/versions/policy", "version", "The trainer's version after the update.")
     yield Name("train/versions/served", "version", "The engine's version after the update.")
     for what, measure in {"gap": "between trainer and sampler", "kl": "from the starting model"}.items():
