@@ -3,8 +3,12 @@ what a rank may take follows from what ranks took before, and from whether it wo
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -20,6 +24,7 @@ from airloop.engine.vllm.reply import Reply
 from airloop.launch.monitor import innermost
 from airloop.launch.stillness import SILENT_S, STOP_STILL_S, STOP_WORKING_S, TIMES, ProcessLook, Stillness
 from airloop.pulse import Pulse, PulseThread, where
+from airloop.rank import Reporter
 from airloop.waits import COMPUTING, RANKS, WAITS, waiting
 
 COMMAND = ["train", "--skip-proofs"]
@@ -281,6 +286,54 @@ def test_a_reply_that_goes_on_is_progress_although_nothing_begins_or_ends() -> N
     said = {"content": [{**known, "top_logprobs": [known]}]}
     reply.take({"choices": [{"index": 0, "token_ids": [5], "logprobs": said, "finish_reason": None}]})
     assert reply.ids == [5] and WAITS.moved > before
+
+
+def test_of_a_loop_that_only_waits_the_lines_are_those_of_its_tasks() -> None:
+    async def inner() -> None:
+        await asyncio.Event().wait()
+
+    async def outer() -> None:
+        await inner()
+
+    def look(loop: asyncio.AbstractEventLoop) -> list[str]:
+        until = time.monotonic() + WAIT_S
+        found = list[str]()
+        while not any("in inner: await asyncio.Event().wait()" in line for line in found):
+            assert time.monotonic() < until, found
+            found = where(loop)
+        return found
+
+    async def main() -> list[str]:
+        task = asyncio.create_task(outer())
+        found = await asyncio.to_thread(look, asyncio.get_running_loop())
+        task.cancel()
+        return found
+
+    lines = asyncio.run(main())
+    assert any(" in outer: await inner()" in line for line in lines), lines
+
+
+def test_pulses_pass_by_any_descriptor_and_wait_for_nobody() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and hard != resource.RLIM_INFINITY and max(soft, hard) < 1200:
+        pytest.skip("this machine gives a process no such number")
+    reading, writing = os.pipe()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        reporter = Reporter(fcntl.fcntl(writing, fcntl.F_DUPFD, 1100), 1)
+        reporter.pulse({"moved": 1.0})
+        assert os.read(reading, 100) == b'["pulse", {"moved": 1.0}]\n'
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, b"x" * 4096)
+        os.set_blocking(writing, True)
+        reporter.pulse({"moved": 2.0})  # nobody reads: it is left out, and whoever tells what matters is not held up
+        assert set(os.read(reading, 1 << 20)) == {ord("x")}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(reading)
+        os.close(writing)
 
 
 def test_lines_of_a_dump_are_the_main_threads_with_the_innermost_last() -> None:
