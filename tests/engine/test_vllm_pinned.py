@@ -182,8 +182,8 @@ class Groups(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-Groups.TestCase.settings = settings(max_examples=30, stateful_step_count=16)
-TestGroups = Groups.TestCase
+Groups.TestCase.settings = settings(max_examples=15, stateful_step_count=16)
+TestGroups = pytest.mark.slow(Groups.TestCase)
 
 
 def test_what_was_held_goes_with_the_last_group_that_held_it() -> None:
