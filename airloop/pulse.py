@@ -52,14 +52,17 @@ class PulseThread:
         self.loop: asyncio.AbstractEventLoop | None = None  # of the main thread, once it runs
         self._send, self._pause_s = send, min(PULSE_S, timeout_s / 10)
         self._moved, self._quiet = 0.0, 0
+        self._stopped = threading.Event()
         threading.Thread(target=self._run, name="air-pulses", daemon=True).start()
 
+    def stop(self) -> None:
+        self._stopped.set()
+
     def _run(self) -> None:
-        while True:
-            time.sleep(self._pause_s)
+        while not self._stopped.wait(self._pause_s):
             try:
                 self._send(asdict(self.take()))
-            except (OSError, ValueError, RuntimeError):  # the launcher is gone; or what was looked at changed meanwhile
+            except Exception:  # the launcher is gone; or what was looked at changed meanwhile
                 continue
 
     def take(self) -> Pulse:
@@ -124,8 +127,9 @@ def _awaited(work: Any) -> list[str]:
 
 def _line(frame: FrameType) -> str:
     code = frame.f_code
-    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
-    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}" + (f": {text}" if text else "")
+    line = frame.f_lineno or code.co_firstlineno  # of a frame between two lines there is none
+    text = linecache.getline(code.co_filename, line).strip()
+    return f"{code.co_filename}:{line} in {code.co_name}" + (f": {text}" if text else "")
 
 
 def _io_bytes() -> int:

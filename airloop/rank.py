@@ -120,6 +120,7 @@ def _run(spec: RankSpec, reporter: Reporter, began: float) -> None:
         await train_rank(run, reporter, spec.resuming, ranks)
 
     asyncio.run(train())
+    pulses.stop()
     ranks.close()
 
 

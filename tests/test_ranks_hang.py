@@ -275,6 +275,7 @@ def test_a_pulse_says_what_is_waited_for_and_where() -> None:
     pulses = PulseThread(sent.append, TIMEOUT_S)
     with waiting("the gradients", RANKS, 60), waiting("a tool", "environment x", 70):
         found = [pulses.take() for _ in range(5)][-1]
+    pulses.stop()
     assert (found.waits, found.allowed_s) == ("the gradients", 70)
     assert any("in test_a_pulse_says_what_is_waited_for_and_where" in line for line in found.lines)
     assert found.cpu_s > 0 and not found.debugged and SILENT_S > 5 * 2.0

@@ -126,5 +126,8 @@ def test_what_runs_on_several_machines_does_not_ask_for_the_time_of_day() -> Non
     for folder in ("cluster", "launch", "engine/vllm", "rollout"):
         files += (root / folder).rglob("*.py")
     asked = {file.name for file in files if re.search(r"time\.time\(|\.now\(|utcnow|st_[mc]time", file.read_text())}
-    # A pulse's time is compared with itself only, and an episode's beginning is for those who read it.
-    assert asked == {"ranks.py", "episode.py", "program.py"}
+    # A pulse's time is compared with itself only. When an episode began, or since when a rank stands still by the clock
+    # of who tells it, is for those who read it.
+    assert asked == {"ranks.py", "episode.py", "program.py", "monitor.py"}
+    asks = [line for line in (root / "launch" / "monitor.py").read_text().splitlines() if "time.time(" in line]
+    assert [line.split("=")[0].strip() for line in asks] == ["since"]

@@ -85,6 +85,10 @@ def test_the_losss_keys_reach_the_loss() -> None:
         "importance_mode": "mask",
         "importance_floor": 0.15,
         "entropy_beta": 0.16,
+        "geo_mask_low": 0.17,
+        "geo_mask_high": 1.18,
+        "sequence_mask_low": 0.19,
+        "sequence_mask_high": 1.2,
         "passes": 3,
     }
     found = learner_settings(load_config([f"--trainer.loss.{key}={value}" for key, value in keys.items()]))
