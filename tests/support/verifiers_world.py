@@ -58,7 +58,7 @@ def play_all(envs: Mapping[str, VerifiersEnv], speak: Callable[[str, int], str])
     """An episode of each task, all at the same time. What is trained of it is what was sampled, to the byte."""
     chat = chat_tokenizer()
     engine, saved = Recorded(speak, tokenizer=chat), list[Trajectory]()
-    settings = RolloutSettings(Sampling(max_tokens=400), 1, retries=0, deadline_s=180)
+    settings = RolloutSettings(Sampling(max_tokens=400), 1, retries=0, deadline_s=600)
     sampler = Sampler(engine, chat, dict(envs), settings, lambda trajectory, _: saved.append(trajectory))
     tasks = [replace(task, env=name) for name, env in envs.items() for split in SPLITS for task in env.tasks(split)]
     asyncio.run(sampler.evaluate(tasks))
@@ -81,13 +81,14 @@ def alone(
     env = load_environment(f"{PROGRAMS / 'verifiers_alone.py'}:solve_{version}", given)
     env.weigh({"whole": 1.0})
     chat, saved = chat_tokenizer(), list[Trajectory]()
-    settings = RolloutSettings(Sampling(max_tokens=400), 1, retries=0, deadline_s=180)
+    settings = RolloutSettings(Sampling(max_tokens=400), 1, retries=0, deadline_s=600)
     engine = ScriptedEngine(chat, speak)
     sampler = Sampler(engine, chat, {env.name: env}, settings, lambda trajectory, _: saved.append(trajectory))
     try:
         asyncio.run(sampler.evaluate([task for split in SPLITS for task in env.tasks(split)]))
     finally:
         env.abandon()
+    assert all("whole" in t.metrics for t in saved), [(t.ending, t.error) for t in saved]
     known = [name for name in saved[0].metrics if name in ("whole", "correct", "brief", "letters", "num_turns")]
     by_row = {json.dumps(t.task.payload["row"]): {name: t.metrics[name] for name in known} for t in saved}
     return [by_row[json.dumps(row)] for row in rows]
