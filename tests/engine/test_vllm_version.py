@@ -46,8 +46,8 @@ def test_what_is_released_has_a_number_that_counts(version: str, known: str) -> 
 def test_another_minor_version_is_told_and_different_ones_are_refused() -> None:
     assert not caution({"a": "0.32.7", "b": "0.33.0.dev1", "c": ""}) and not skew({"a": "0.32.1", "b": "dev", "c": ""})
     assert "0.31.0 (a)" in caution({"a": "0.31.0+cu129", "b": "0.32.0"}) and MINOR in caution({"a": "1.32.0"})
-    assert "a is 0.32.0, c is 0.32.1" in skew({"a": "0.32.0", "b": "", "c": "0.32.1+cpu"})
-    assert not skew({"a": "0.32.0+cpu", "b": "0.32.0+cu129"})
+    assert "a is 0.32.0, c is 0.33.1" in skew({"a": "0.32.0", "b": "", "c": "0.33.1+cpu"})
+    assert not skew({"a": "0.32.0+cpu", "b": "0.32.0+cu129"}) and not skew({"a": "0.32.0", "b": "0.32.1"})
 
 
 def start(folder: Path, versions: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -84,9 +84,9 @@ def test_development_builds_and_servers_that_do_not_say_pass(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_servers_of_different_versions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        EngineFailed, match=r"different versions of vLLM .*0\.32\.0.*0\.32\.1|0\.32\.1.*0\.32\.0"
+        EngineFailed, match=r"different versions of vLLM .*(0\.32\.0.*0\.33\.1|0\.33\.1.*0\.32\.0)"
     ) as told:
-        start(tmp_path, ["0.32.0", "0.32.1"])
+        start(tmp_path, ["0.32.0", "0.33.1"])
     assert INSTALL in told.value.fix
 
 

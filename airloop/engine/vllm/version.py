@@ -35,9 +35,9 @@ def caution(versions: Mapping[str, str]) -> str:
 
 
 def skew(versions: Mapping[str, str]) -> str:
-    """What is wrong with servers of one run that are different releases; empty where nothing is."""
+    """What is wrong with servers of one run that are different minor versions; empty where nothing is."""
     released = {where: found for where, version in versions.items() if (found := release(version))}
-    if len({*released.values()}) < 2:
+    if len({*map(_minor, released.values())}) < 2:  # of patches, the trainer's log-probs tell
         return ""
     each = ", ".join(f"{where} is {version}" for where, version in released.items())
     return f"The servers of one run are different versions of vLLM ({each}), which do not compute the same"
