@@ -17,6 +17,7 @@ from typing import Any
 from airloop.config import BudgetConfig, ClusterConfig, Config, LogbookConfig, with_changes
 from airloop.config.schema import VllmConfig
 from airloop.models.tiny import save_tiny
+from airloop.sinks import SINKS
 from airloop.text.figures import duration
 from airloop.training import start
 from airloop.watch.display.display import Display
@@ -75,8 +76,7 @@ def shrunk(config: Config, model: Path, place: Path) -> Config:
         "inference_gpu_ids": None,
         "cluster": ClusterConfig(),
         "budget": BudgetConfig(),
-        "wandb": None,
-        "tensorboard": None,
+        **dict.fromkeys(SINKS),
         "logbook": LogbookConfig(),
         "model": type(config.model)(name=str(model), device="cpu", dtype="float32"),
         "ckpt.interval": 1,

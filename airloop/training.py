@@ -48,7 +48,7 @@ from airloop.warmstart import (
 from airloop.watch.alarms.monitor import Halted
 from airloop.watch.display.display import Clock, Display
 from airloop.watch.display.summary import plot, summary
-from airloop.watch.sinks.sinks import open_sinks
+from airloop.watch.sinks import open_sinks
 
 # Prompts measured before the first step; tasks of one environment differ little in length.
 PROMPTS_MEASURED = 64
@@ -228,8 +228,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
         if ranks.first:
             await _check_and_open(parts, display)
         await ranks.meet("the first prompts are measured by the first rank")
-        sinks = config if ranks.first else config.model_copy(update={"wandb": None})
-        with open_sinks(sinks, run, display) as watchers:
+        with open_sinks(config, run, display) as watchers:
             if never := never_run(config, parts.policy.device.type, parts.policy.hold is not None):
                 display.say(never)
             if config.orchestrator.max_staleness:

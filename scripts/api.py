@@ -56,7 +56,7 @@ PARTS: dict[str, tuple[str, dict[str, list[str]]]] = {
         {"airloop.learn.losses.base": ["LossSpec", "LossTerms", "LossSettings"]},
     ),
     "Checks": ("", {"airloop.doctor.base": ["check", "Finding", "passed", "not_judged"]}),
-    "Onlookers": ("", {"airloop.events": ["Watcher"], "airloop.watch.sinks.sinks": ["Sink"]}),
+    "Onlookers": ("", {"airloop.events": ["Watcher"], "airloop.sinks.base": ["Sink"]}),
 }
 
 

@@ -19,7 +19,7 @@ from airloop.training import start
 from airloop.types import Score, Task, Trajectory
 from airloop.watch.display.display import Display
 from airloop.watch.metrics.families import by_family, first_and_last, pooled, table
-from airloop.watch.sinks.sinks import flatten
+from airloop.watch.sinks import flatten
 
 
 def episode(family: str, reward: float, **metrics: float) -> Trajectory:

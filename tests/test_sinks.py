@@ -17,16 +17,18 @@ from rich.console import Console
 from support.logged_runs import logged_run, scalars, texts, wandb_history, wandb_records
 from support.tiny_runs import write_config
 
-from airloop.config import TensorboardConfig, WandbConfig, load_config
+from airloop.config import load_config
 from airloop.errors import AirError
 from airloop.runs.run import Run
+from airloop.sinks import wandb_sink
+from airloop.sinks.samples import CHARACTERS, step_samples
+from airloop.sinks.tensorboard_sink import TensorboardConfig, TensorboardSink
+from airloop.sinks.wandb_sink import WandbConfig
 from airloop.training import start
 from airloop.types import Alarm
+from airloop.watch import sinks
 from airloop.watch.display.display import Display
-from airloop.watch.display.samples import CHARACTERS, step_samples
-from airloop.watch.sinks import sinks, wandb_sink
-from airloop.watch.sinks.sinks import BackgroundSink, Watchers, flat_line, flatten, open_sinks
-from airloop.watch.sinks.tensorboard_sink import TensorboardSink
+from airloop.watch.sinks import BackgroundSink, Watchers, flat_line, flatten, logged, open_sinks
 
 LINE: dict[str, Any] = {"kind": "train", "step": 3, "learner": {"loss": 0.5}, "reward": None, "rewards": [1.0]}
 ALARM = Alarm("G1", "stall", "note", 3, "seen", "why", "fix")
@@ -225,7 +227,7 @@ def test_a_resumed_run_forgets_what_tensorboard_had_of_the_steps_it_repeats(tmp_
     run = Run.create(load_config(["@", str(write_config(tmp_path))]), "arith")
     for first, last, value in ((0, 4, 1.0), (2, 3, 2.0)):
         run.first_step = first
-        sink = TensorboardSink(TensorboardConfig(samples=0), run)
+        sink = TensorboardSink(TensorboardConfig(samples=0), logged(run))
         sink.open()
         for step in range(first, last):
             sink.step({"train/reward": value}, step)
@@ -238,7 +240,7 @@ def test_a_resumed_run_forgets_what_tensorboard_had_of_the_steps_it_repeats(tmp_
 def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_tensorboard(tmp_path: Path) -> None:
     run = Run.create(load_config(["@", str(write_config(tmp_path))]), "arith")
     for value in (1.0, 2.0):
-        sink = TensorboardSink(TensorboardConfig(samples=0), run)
+        sink = TensorboardSink(TensorboardConfig(samples=0), logged(run))
         sink.open()
         sink.evaluated({"eval/test/reward/mean": value}, 0)
         sink.step({"train/reward": value}, 0)
@@ -268,7 +270,7 @@ def test_a_missing_package_is_refused_before_there_is_a_run(
 
 
 def test_a_folder_of_the_same_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airloop.config.sinks import _installed
+    from airloop.watch.sinks import _installed
 
     (tmp_path / "air_no_such_package").mkdir()  # as `wandb` is, where W&B was used before
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -310,7 +312,7 @@ def test_two_runs_never_share_a_wandb_run_and_a_resumed_one_keeps_its_own(tmp_pa
     runs = [Run.create(config.model_copy(update={"output_dir": str(tmp_path / side)}), "arith") for side in "ab"]
     ids = []
     for run in (*runs, runs[0]):
-        wandb_sink.WandbSink(WandbConfig(), run)
+        wandb_sink.WandbSink(WandbConfig(), logged(run))
         ids.append(run.status()["wandb_id"])
         run.close()
     assert runs[0].name == runs[1].name and ids[0] != ids[1] and ids[2] == ids[0]

@@ -3,8 +3,8 @@
 `schema`, `trainer` and `orchestrator` have the keys, `defaults` what follows from others, `rules` what they must not
 say together, `cautions` what is seldom meant; `config` is all of it. `sources` reads files and flags, `lines` knows
 where in a file a key stands, `review` finds all that is wrong, `mistakes` says it, `translate`, `foreign` and
-`foreign_paths` know other trainers' files, `environments` asks those that are named, `sinks` what is logged to, `toml`
-writes, `keys` describes. Imports go one way: sections ← schema ← keys ← rules ← config ← review.
+`foreign_paths` know other trainers' files, `environments` asks those that are named, `toml` writes, `keys`
+describes. Imports go one way: sections ← schema ← keys ← rules ← config ← review.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ from airloop.config.schema import (
     InferenceModelConfig,
     LogbookConfig,
     ModelConfig,
-    TensorboardConfig,
-    WandbConfig,
     WarmstartConfig,
 )
-from airloop.config.sinks import check_sinks, check_wandb, wandb_key
 from airloop.config.sources import Mistake, read_sources
 from airloop.config.toml import changes_toml, to_toml
 from airloop.config.trainer import (
@@ -74,19 +71,14 @@ __all__ = [
     "OrchestratorConfig",
     "Refused",
     "SamplingConfig",
-    "TensorboardConfig",
     "TrainerConfig",
     "TrainerModelConfig",
-    "WandbConfig",
     "WarmstartConfig",
     "changes_toml",
-    "check_sinks",
-    "check_wandb",
     "describe_keys",
     "format_keys",
     "load_config",
     "to_toml",
-    "wandb_key",
     "with_changes",
 ]
 

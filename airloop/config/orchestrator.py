@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from airloop.config.env_aliases import env_synonyms
-from airloop.config.section import Section
 from airloop.envs.files import title
+from airloop.section import Section
 
 DEFAULT_ENV = "tune"
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from airloop.config.defaults import fill_backend, fill_budget, fill_roles
 from airloop.config.orchestrator import OrchestratorConfig
-from airloop.config.section import Section
 from airloop.config.trainer import TrainerConfig
 from airloop.envs.files import VERIFIERS
 from airloop.own_code import is_file_id
+from airloop.section import Section
+from airloop.sinks import SINKS
 
 
 class ModelConfig(Section):
@@ -37,31 +38,6 @@ class ModelConfig(Section):
         default="auto",
         description="Number format of the frozen weights; auto is bfloat16 on CUDA and the faster of both on the CPU.",
     )
-
-
-class WandbConfig(Section):
-    project: str = Field(default="air", min_length=1, description="The Weights & Biases project to log to.")
-    name: str | None = Field(default=None, description="The name of the run in the project; by default the run's own.")
-    offline: bool | None = Field(
-        default=None,
-        description="Log to disk only, to be synchronised later; by default so where no key is found.",
-    )
-    samples: int = Field(default=3, ge=0, le=20, description="Trajectories per step that go to a table (0: none).")
-    entity: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Whose project it is, an account or a team; by default W&B's own setting.",
-    )
-    group: str | None = Field(default=None, min_length=1, description="Runs of one group are shown together.")
-    tags: list[str] = Field(default_factory=list, description="Words to find the run by.")
-    notes: str | None = Field(default=None, description="What is said of the run there; by default logbook.goal.")
-    artifacts: bool = Field(
-        default=False, description="At the end the last checkpoint's adapter or model goes there, as an artefact."
-    )
-
-
-class TensorboardConfig(Section):
-    samples: int = Field(default=3, ge=0, le=20, description="Trajectories per step that are shown as text (0: none).")
 
 
 class CkptConfig(Section):
@@ -189,9 +165,7 @@ class LogbookConfig(Section):
 SEQ_LEN = 2048
 
 
-class RunConfig(Section):
-    """One run, resolved: every key has its value, each right by itself."""
-
+class _FirstKeys(Section):
     max_steps: int = Field(default=20, ge=0, le=10**9, description="Training steps.")
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Tasks, episode seeds and their order follow from it.")
     deterministic: bool = Field(
@@ -215,10 +189,21 @@ class RunConfig(Section):
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="For several machines.")
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
-    wandb: WandbConfig | None = Field(default=None, description="Weights & Biases; off without this table.")
-    tensorboard: TensorboardConfig | None = Field(
-        default=None, description="Event files for TensorBoard, in the run's directory; off without this table."
-    )
+
+
+if TYPE_CHECKING:
+    _WithSinks = _FirstKeys
+else:  # a section for each sink
+    _sinks = {
+        name: (spec.section | None, Field(default=None, description=spec.section.__doc__))
+        for name, spec in SINKS.items()
+    }
+    _WithSinks = create_model("_WithSinks", __base__=_FirstKeys, **_sinks)
+
+
+class RunConfig(_WithSinks):
+    """One run, resolved: every key has its value, each right by itself."""
+
     logbook: LogbookConfig = Field(default_factory=LogbookConfig)
     ckpt: CkptConfig = Field(default_factory=CkptConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
@@ -227,6 +212,11 @@ class RunConfig(Section):
     warmstart: WarmstartConfig | None = Field(
         default=None, description="A supervised start before the first step; none without this table."
     )
+
+    @property
+    def sinks(self) -> dict[str, Section]:
+        """The sections of those that the run logs to, by their names."""
+        return {name: asked for name in SINKS if (asked := getattr(self, name)) is not None}
 
     @property
     def gpus(self) -> list[int]:

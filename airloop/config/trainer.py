@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from airloop.config.defaults import fill_loss
-from airloop.config.section import Section
 from airloop.learn.losses import LOSSES, POLICY_LOSSES
 from airloop.own_code import is_file_id
+from airloop.section import Section
 
 if TYPE_CHECKING:
     LossType = str

@@ -21,6 +21,7 @@ from airloop.config.sources import KeyPath, Mistake, Settings, at, leaves, parse
 from airloop.config.toml import toml_value
 from airloop.learn.losses import POLICY_LOSSES
 from airloop.plugins import plugins
+from airloop.sinks import SINKS
 from airloop.text.spelling import misspelt
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ _OURS: tuple[str, ...] = (
     "cluster",
     "warmstart",
     "logbook",
-    "tensorboard",
+    *(SINKS.keys() - {"wandb"}),  # which others have, too
     "deterministic",
     "run_name",
     "trainer.token_budget",

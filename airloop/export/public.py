@@ -7,12 +7,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from airloop.config import Config, LogbookConfig
+from airloop.sinks import SINKS
 from airloop.text.public import HIDDEN, SECRET, without_paths
 
 
 def public_config(config: Config) -> Config:
     """Without what is only of this machine or of its user: where runs are kept, what is logged where."""
-    private = {"output_dir": "outputs", "logbook": LogbookConfig(), "wandb": None, "tensorboard": None}
+    private = {"output_dir": "outputs", "logbook": LogbookConfig(), **dict.fromkeys(SINKS)}
     found: Config = _public(config.model_copy(update=private))
     return found
 

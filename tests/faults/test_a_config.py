@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airloop.config import Config, WandbConfig, check_wandb, describe_keys, load_config, to_toml
+from airloop.config import describe_keys, load_config, to_toml
 from airloop.errors import AirError
+from airloop.sinks.wandb_sink import WANDB, WandbConfig
 
 
 @pytest.fixture
@@ -175,16 +176,15 @@ def test_A7_wandb_without_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in ("WANDB_API_KEY", "NETRC", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    online = Config(wandb=WandbConfig(project="p", offline=False))
-    check_wandb(Config())
-    check_wandb(Config(wandb=WandbConfig()))
-    with pytest.raises(AirError, match="offline = true"):
-        check_wandb(online)
+    online = WandbConfig(project="p", offline=False)
+    assert WANDB.lack(WandbConfig()) is None
+    lack = WANDB.lack(online)
+    assert lack is not None and lack.instead == {"offline": True}
     (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password k\n")
-    check_wandb(online)
+    assert WANDB.lack(online) is None
     (tmp_path / ".netrc").unlink()
     monkeypatch.setenv("WANDB_API_KEY", "k")
-    check_wandb(online)
+    assert WANDB.lack(online) is None
 
 
 def test_A8_paths_do_not_depend_on_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -18,7 +18,7 @@ from airloop.runs.run import Run
 from airloop.types import Alarm
 from airloop.watch.alarms.monitor import Alarms, Halted, rules
 from airloop.watch.alarms.rules import Rule, Sign
-from airloop.watch.sinks.sinks import BackgroundSink, Watchers
+from airloop.watch.sinks import BackgroundSink, Watchers
 
 HEALTHY = sorted((Path(__file__).parent / "healthy").glob("*.jsonl"))
 DOCS = Path(__file__).parents[2] / "docs" / "alarms.md"

@@ -21,7 +21,7 @@ from airloop.watch.metrics.latency import PARTS
 from airloop.watch.metrics.ledger import COLUMNS
 from airloop.watch.metrics.measured import measured
 from airloop.watch.metrics.names import OF_ITS_OWN, SECTIONS, all_names, describe, page
-from airloop.watch.sinks.sinks import flat_line
+from airloop.watch.sinks import flat_line
 
 ROOT = Path(__file__).resolve().parents[2]
 HEALTHY = Path(__file__).parent / "healthy"

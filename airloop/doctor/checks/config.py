@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from airloop.config import check_sinks, check_wandb, wandb_key
 from airloop.config.cautions import cautions
 from airloop.doctor.base import Finding, check, not_judged, passed
 from airloop.doctor.case import OPENING_S, Case
 from airloop.errors import AirError
+from airloop.sinks import SINKS
+from airloop.watch.sinks import check_sinks
 
 WHY = {
     "A1": "a key in the wrong section sets nothing where it was meant to",
@@ -52,20 +53,17 @@ def settings_are_usual(case: Case) -> Iterator[Finding]:
 @check("A7", stage="fast", title="credentials are there")
 def credentials_are_there(case: Case) -> Finding:
     """Of what the run logs to; the hub's are asked for with the model."""
-    wandb = case.config.wandb
-    why = "the first thing to be logged would be refused, after the model has been loaded"
+    config, why = case.config, "the first thing to be logged would be refused, after the model has been loaded"
     try:
-        check_sinks(case.config)
+        check_sinks(config)
     except AirError as error:
         return Finding("fail", error.problem, why, error.fix)
-    try:
-        check_wandb(case.config)
-    except AirError as error:
-        fix = "set the key (export WANDB_API_KEY=…), or log offline and run `wandb sync` later"
-        return Finding("fail", error.problem, why, fix, {"wandb.offline": True})
-    if wandb is None:
-        return passed("none needed")
-    return passed("the W&B key is there" if not wandb.offline and wandb_key()[0] else "logged offline")
+    for name, asked in config.sinks.items():
+        if (lack := SINKS[name].lack(asked)) is not None:
+            lines = {f"{name}.{key}": value for key, value in lack.instead.items()}
+            return Finding("fail", lack.seen, why, lack.fix, lines)
+    titles = ", ".join(SINKS[name].title for name in config.sinks)
+    return passed(f"for {titles}" if titles else "none needed")
 
 
 @check("A4", stage="fast", title="prompt and reply fit the context")

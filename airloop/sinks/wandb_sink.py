@@ -8,9 +8,11 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.config import WandbConfig, wandb_key
-from airloop.runs.run import Run
-from airloop.watch.display.samples import Sample, step_samples
+from pydantic import Field
+
+from airloop.section import Section
+from airloop.sinks.base import Lack, Logged, SinkSpec
+from airloop.sinks.samples import Sample, step_samples
 
 if TYPE_CHECKING:
     from airloop.types import Alarm
@@ -21,10 +23,33 @@ INIT_S = 30.0
 FINISH_S = 60.0
 
 
+class WandbConfig(Section):
+    """Weights & Biases; off without this table."""
+
+    project: str = Field(default="air", min_length=1, description="The Weights & Biases project to log to.")
+    name: str | None = Field(default=None, description="The name of the run in the project; by default the run's own.")
+    offline: bool | None = Field(
+        default=None,
+        description="Log to disk only, to be synchronised later; by default so where no key is found.",
+    )
+    samples: int = Field(default=3, ge=0, le=20, description="Trajectories per step that go to a table (0: none).")
+    entity: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Whose project it is, an account or a team; by default W&B's own setting.",
+    )
+    group: str | None = Field(default=None, min_length=1, description="Runs of one group are shown together.")
+    tags: list[str] = Field(default_factory=list, description="Words to find the run by.")
+    notes: str | None = Field(default=None, description="What is said of the run there; by default logbook.goal.")
+    artifacts: bool = Field(
+        default=False, description="At the end the last checkpoint's adapter or model goes there, as an artefact."
+    )
+
+
 class WandbSink:
     name = "Weights & Biases"
 
-    def __init__(self, settings: WandbConfig, run: Run) -> None:
+    def __init__(self, settings: WandbConfig, run: Logged) -> None:
         self._settings = settings
         self._path = run.path
         self._online, self._why = _online(settings)
@@ -34,8 +59,8 @@ class WandbSink:
         if noted is None:
             run.note(wandb_id=self._id)
         self._title = settings.name or run.name
-        self._notes = settings.notes or run.config.logbook.goal
-        self._config = run.config.model_dump(mode="json")
+        self._notes = settings.notes or run.goal
+        self._config = run.config
         self.url: str | None = None
 
     def open(self) -> str:
@@ -117,3 +142,28 @@ def _online(settings: WandbConfig) -> tuple[bool, str]:
         return False, f"WANDB_MODE={mode}"
     found, where = wandb_key()
     return found, f"no key: {where}"
+
+
+def wandb_key() -> tuple[bool, str]:
+    """Whether there is a Weights & Biases key, and where it was found or looked for."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True, "WANDB_API_KEY"
+    netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("://")[-1].split("/")[0]
+    if netrc.is_file() and host in netrc.read_text(encoding="utf-8", errors="replace"):
+        return True, str(netrc)
+    return False, f"WANDB_API_KEY is not set and {netrc} has no entry for {host}"
+
+
+def _lack(settings: WandbConfig) -> Lack | None:
+    """Online logging without a key is refused before the run, not after the model has loaded (A7)."""
+    if settings.offline is not False or (found := wandb_key())[0]:
+        return None
+    return Lack(
+        f"[wandb] offline = false needs a Weights & Biases key, and there is none: {found[1]}.",
+        "set the key (export WANDB_API_KEY=…), or log offline and run `wandb sync` later",
+        {"offline": True},
+    )
+
+
+WANDB = SinkSpec("wandb", "Weights & Biases", WandbConfig, WandbSink, package="wandb", lack=_lack)

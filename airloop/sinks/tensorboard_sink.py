@@ -5,9 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from airloop.config import TensorboardConfig, to_toml
-from airloop.runs.run import Run
-from airloop.watch.display.samples import Sample, step_samples
+from pydantic import Field
+
+from airloop.section import Section
+from airloop.sinks.base import Logged, SinkSpec
+from airloop.sinks.samples import Sample, step_samples
 
 if TYPE_CHECKING:
     from airloop.types import Alarm
@@ -15,14 +17,20 @@ if TYPE_CHECKING:
 FLUSH_S = 10  # curves are looked at while the run goes on
 
 
+class TensorboardConfig(Section):
+    """Event files for TensorBoard, in the run's directory; off without this table."""
+
+    samples: int = Field(default=3, ge=0, le=20, description="Trajectories per step that are shown as text (0: none).")
+
+
 class TensorboardSink:
     name = "TensorBoard"
     url: str | None = None
 
-    def __init__(self, settings: TensorboardConfig, run: Run) -> None:
+    def __init__(self, settings: TensorboardConfig, run: Logged) -> None:
         self._settings = settings
         self._path = run.path
-        self._config = to_toml(run.config)
+        self._config = run.toml
         # Of a resumed run: what was logged of the steps that are repeated is to be forgotten. One that was killed
         # before its first checkpoint repeats everything, the evaluation before step 1 included.
         logged = (run.path / "tensorboard").is_dir()
@@ -66,3 +74,6 @@ def _markdown(sample: Sample) -> str:
     earned = f"{success}reward {sample.reward:.3f}, advantage {advantage}"
     head = f"{earned}, {sample.fate}, ended: {sample.ending}, `{sample.id}`"
     return f"{head}\n\n{textwrap.indent(sample.conversation, '    ', lambda _: True)}"
+
+
+TENSORBOARD = SinkSpec("tensorboard", "TensorBoard", TensorboardConfig, TensorboardSink, package="tensorboard")

@@ -3,15 +3,19 @@ never stops a run, nor holds it up."""
 
 from __future__ import annotations
 
+import importlib.util
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from airloop.config import Config, check_sinks
+from airloop.config import Config, to_toml
+from airloop.errors import AirError
 from airloop.events import Say, Watcher
+from airloop.extras import install_line
 from airloop.runs.run import Run
+from airloop.sinks import SINKS, Logged, Sink
 
 if TYPE_CHECKING:
     from airloop.types import Alarm
@@ -41,32 +45,6 @@ def flat_line(metrics: dict[str, Any]) -> dict[str, float]:
     if metrics.get("kind") != "eval":
         return flatten(metrics, "train/")
     return flatten(metrics, "eval/base/" if metrics.get("name") == "base" else f"eval/{metrics['split']}/")
-
-
-class Sink(Protocol):
-    """A place for metrics besides metrics.jsonl. It is called from a thread of its own: it may take its time, and what
-    it raises is said once and stops nothing."""
-
-    name: str
-    url: str | None  # where a person can look at it, once it is open
-
-    def open(self) -> str:
-        """Returns what a person should know about it."""
-        ...
-
-    def step(self, flat: dict[str, float], step: int) -> None:
-        """Metrics of an accepted step, by the names of docs/metrics.md."""
-        ...
-
-    def evaluated(self, flat: dict[str, float], step: int) -> None:
-        """Metrics of an evaluation, likewise."""
-        ...
-
-    def alarm(self, alarm: Alarm) -> None: ...
-
-    def close(self) -> None:
-        """The run is over: write or send what is left."""
-        ...
 
 
 class BackgroundSink:
@@ -163,7 +141,9 @@ def open_sinks(config: Config, run: Run, display: Watcher) -> Iterator[Watchers]
     sinks: list[BackgroundSink] = []
     if run.writes:
         check_sinks(config)
-        sinks = [BackgroundSink(sink, display.say) for sink in _asked_for(config, run)]
+        sinks = [
+            BackgroundSink(SINKS[name].make(asked, logged(run)), display.say) for name, asked in config.sinks.items()
+        ]
     for sink in sinks:
         sink.wait_open(OPEN_S)
     try:
@@ -176,16 +156,26 @@ def open_sinks(config: Config, run: Run, display: Watcher) -> Iterator[Watchers]
         _note_address(run, sinks)  # of one that opened late
 
 
-def _asked_for(config: Config, run: Run) -> list[Sink]:
-    from airloop.watch.sinks.tensorboard_sink import TensorboardSink
-    from airloop.watch.sinks.wandb_sink import WandbSink
+def check_sinks(config: Config) -> None:
+    """Refuse what the config asks to log to and this machine has not installed."""
+    for name in config.sinks:
+        if (package := SINKS[name].package) is not None and not _installed(package):
+            raise AirError(
+                f"The config has a [{name}] section, but the package {package} is not installed.",
+                f"{install_line(package)}\n  or delete the section: metrics.jsonl is always written.",
+            )
 
-    asked: list[Sink] = []
-    if config.wandb:
-        asked.append(WandbSink(config.wandb, run))
-    if config.tensorboard:
-        asked.append(TensorboardSink(config.tensorboard, run))
-    return asked
+
+def _installed(name: str) -> bool:
+    """A directory `wandb` where the command is started looks like a package, too: it has no file of its own."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
+
+
+def logged(run: Run) -> Logged:
+    config = run.config
+    told = (config.logbook.goal, run.first_step, config.model_dump(mode="json"), to_toml(config))
+    return Logged(run.path, run.name, *told, run.status, run.note)
 
 
 def _note_address(run: Run, sinks: Sequence[BackgroundSink]) -> None:

@@ -1,1 +1,0 @@
-"""Where metrics go beside the run directory: W&B, TensorBoard."""
