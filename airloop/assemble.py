@@ -71,7 +71,7 @@ def assemble(
 
 
 def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ranks) -> Components:
-    from airloop.engine.make import make_engine
+    from airloop.engine.make import engine_maker
     from airloop.learn.base_shards import shard
     from airloop.learn.learner import Learner
 
@@ -83,7 +83,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ran
     if plan is not None and base and not plan.base_shards:  # it is another rank that must
         plan = _plan(with_changes(config, {"trainer.model.shard": True}), policy, ranks.size)
     shards = shard(policy, ranks, base)  # before the engine looks at the weights
-    engine = make_engine(
+    engine = engine_maker(config)(
         config,
         policy,
         loaded,
@@ -98,7 +98,7 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ran
     notes = [*config.warnings(), *loaded.notes]
     if policy.hold:
         slower = ", which runs through transformers' own layers, correct but slower"
-        sampling = f"for sampling{slower}" if config.inference.backend == "embedded" else "between updates"
+        sampling = f"for sampling{slower}" if config.inference.own_weights else "between updates"
         notes.append(
             f"the frozen base is in shards while training, and gathered {sampling}; trainer.model.shard = false keeps "
             "it whole"

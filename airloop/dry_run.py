@@ -92,7 +92,7 @@ def shrunk(config: Config, model: Path, place: Path) -> Config:
         "orchestrator.eval.rollouts_per_example": 1,
         "orchestrator.eval.interval": min(o.eval.interval, 1),
         "inference.gpu_memory_utilization": None,
-        "inference.kv_tokens": None if config.inference.backend == "vllm" else SEQUENCES * CONTEXT,
+        "inference.kv_tokens": SEQUENCES * CONTEXT if config.inference.own_weights else None,
         # servers elsewhere have the model itself
         "inference.vllm": VllmConfig(python=config.inference.vllm.python, adapters=config.inference.vllm.adapters),
     }

@@ -69,5 +69,5 @@ def wants_base(parts: Components, config: Config) -> bool:
         return False
     if (asked := config.orchestrator.eval.base) is not None:
         return asked
-    here = config.inference.backend == "embedded" and parts.policy.peft is not None
+    here = config.inference.own_weights and parts.policy.peft is not None
     return here and parts.policy.device.type == "cuda" and config.budget.minutes is None

@@ -9,12 +9,14 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from airloop import interrupts, stream
 from airloop.assemble import Components, assemble, check_prompts, held_out_tasks, training_schedule
 from airloop.budget import Budget
-from airloop.config import Config, with_changes
+from airloop.config import ClusterConfig, Config, with_changes
+from airloop.config.launchers import LAUNCHERS
 from airloop.costs import size_by_config, size_of_demonstrations
 from airloop.determinism import pin_run
 from airloop.doctor import preflight
@@ -22,7 +24,6 @@ from airloop.errors import AirError, Stopped
 from airloop.events import Say, Watcher
 from airloop.extras import check_extra, install_line, missing
 from airloop.launch.base import Launcher
-from airloop.launch.local import LocalLauncher
 from airloop.launch.monitor import run_ranks
 from airloop.learn.checkpoints import checkpoints, load_checkpoint
 from airloop.learn.overlong import COMPONENT as OVERLONG
@@ -179,21 +180,19 @@ def send_logs_to(say: Say, config: Config) -> None:
 
 def _train(run: Run, display: Display, resuming: bool) -> Outcome:
     """In this process, or in one for each rank."""
-    if run.config.ranks == 1 and run.config.cluster.nodes == 1:
+    cluster = run.config.cluster
+    if run.config.ranks == 1 and cluster.nodes == 1 and cluster.launcher is None:
         return interrupts.run(train_rank(run, display, resuming, Ranks()))
     if run.config.ranks > 1 and preflight.wanted(run):  # a single one proves by itself
         preflight.prove_apart(run, display)
-    run_ranks(run, display, resuming, _launcher(run.config, display))
+    run_ranks(run, display, resuming, _launcher(cluster, display.say))
     return Outcome(run.evaluation("before"), run.evaluation("after"))
 
 
-def _launcher(config: Config, display: Display) -> Launcher:
-    if config.cluster.nodes == 1:
-        return LocalLauncher()
-    from airloop.cluster.launcher import ClusterLauncher
-    from airloop.cluster.ray_nodes import RayNodes
-
-    return ClusterLauncher(RayNodes(), display.say)
+def _launcher(cluster: ClusterConfig, say: Say) -> Launcher:
+    fitting = (name for name, spec in LAUNCHERS.items() if spec.several == (cluster.nodes > 1))
+    found: Launcher = resolve_name(LAUNCHERS[cluster.launcher or next(fitting)].make)(say)
+    return found
 
 
 async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -> Outcome:

@@ -69,7 +69,7 @@ def test_all_the_weights_are_for_one_process_on_a_cpu_that_takes_turns_with_its_
     on_gpu: Any = SimpleNamespace(peft=None, device=torch.device("cuda"))
     config = config.model_copy(update={"inference_gpu_ids": [1]})  # as where the device is found, not said
     with pytest.raises(AirError, match="is for CPUs in this version"):
-        make_vllm_engine(config, on_gpu, on_gpu, Ranks())
+        make_vllm_engine(config, on_gpu, on_gpu, Ranks(), print)
 
 
 def test_some_gpus_train_and_others_serve() -> None:

@@ -15,9 +15,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from airloop.cluster.agent import NodeAgent
-from airloop.cluster.launcher import environment
+from airloop.cluster.launcher import ClusterLauncher, environment
 from airloop.cluster.node import Node, NodeLost
 from airloop.errors import AirError
+from airloop.events import Say
 
 # Machines are started one after the other: so long the last of them is waited for.
 JOIN_S = 20.0
@@ -31,6 +32,10 @@ LOST_S = 90.0
 # The longest call starts a process that imports torch, from a file system that may be slow.
 CALL_S = 600.0
 THREADS = 4  # of an agent: one call waits for news while others are made
+
+
+def ray_launcher(say: Say) -> ClusterLauncher:
+    return ClusterLauncher(RayNodes(), say)
 
 
 class RayNode:

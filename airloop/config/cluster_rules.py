@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from airloop.config.conflict import Conflict
+from airloop.config.launchers import LAUNCHERS
 
 if TYPE_CHECKING:
     from airloop.config.schema import RolesConfig, RunConfig
@@ -17,6 +18,7 @@ BACKEND, ADAPTERS, URLS = "inference.backend", "inference.vllm.adapters", "infer
 def cluster_conflicts(config: RunConfig) -> Iterator[Conflict]:
     nodes, gpus = config.cluster.nodes, config.cluster.gpus_per_node
     yield from _gpus(config)
+    yield from _launcher(config)
     processes, learners = config.trainer.processes, config.learner_nodes
     if gpus is None and processes is not None and processes % learners:
         named = "cluster.roles.learner" if config.cluster.roles else NODES
@@ -33,6 +35,17 @@ def cluster_conflicts(config: RunConfig) -> Iterator[Conflict]:
             f'cluster.nodes = {nodes} with backend = "vllm" does not say which machines train and which have servers: '
             "name how many of each; or let each process sample for itself, by the embedded backend",
             {f"{ROLES}.learner": 1, f"{ROLES}.sampler": nodes - 1},
+        )
+
+
+def _launcher(config: RunConfig) -> Iterator[Conflict]:
+    name, nodes = config.cluster.launcher, config.cluster.nodes
+    if name is not None and LAUNCHERS[name].several != (nodes > 1):
+        suits = "several machines" if LAUNCHERS[name].several else "one machine"
+        yield Conflict(
+            ("cluster.launcher", NODES),
+            f'cluster.launcher = "{name}" is for {suits}, and cluster.nodes = {nodes}',
+            {"cluster.launcher": None},
         )
 
 

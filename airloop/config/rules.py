@@ -128,7 +128,7 @@ def _shown(value: Any) -> str:
 
 def _gpus(config: RunConfig) -> Iterator[Conflict]:
     trainer, inference, gpus = config.trainer_gpu_ids, config.inference_gpu_ids, config.gpus
-    if trainer and inference and set(trainer) != set(inference) and config.inference.backend == "embedded":
+    if trainer and inference and set(trainer) != set(inference) and config.inference.own_weights:
         yield Conflict(
             ("inference_gpu_ids", "trainer_gpu_ids"),
             f"inference_gpu_ids = {inference} and trainer_gpu_ids = {trainer} are different GPUs, but the "
@@ -175,7 +175,7 @@ def _remote(config: RunConfig) -> Iterator[Conflict]:
     roles = config.cluster.roles
     one: dict[str, Any] = {
         "trainer_gpu_ids": config.trainer_gpu_ids and config.gpus[:1],
-        "inference_gpu_ids": config.inference.backend == "embedded" and config.inference_gpu_ids and config.gpus[:1],
+        "inference_gpu_ids": config.inference.own_weights and config.inference_gpu_ids and config.gpus[:1],
         "cluster.gpus_per_node": config.cluster.gpus_per_node and 1,
         "cluster.nodes": (config.cluster.nodes > 1 and not roles) and 1,
         "cluster.roles.learner": (roles is not None and roles.learner > 1) and 1,
@@ -201,7 +201,7 @@ def _base_evaluation(config: RunConfig) -> Iterator[Conflict]:
         why = "has no effect without [warmstart]: the evaluation `before` is of the model itself then"
     elif config.trainer.model.train == "full":
         why = 'does not go with train = "full": behind the supervised start the model as it was is gone'
-    elif config.inference.backend != "embedded":
+    elif not config.inference.own_weights:
         why = 'is for backend = "embedded" in this version: judge the model with `air eval @ x.toml --agent model`'
     elif config.budget.minutes is not None:
         why = "does not go with budget.minutes, which plans for one evaluation before the first step"

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, create_model, model_validator
 
 from airloop.config.defaults import fill_backend, fill_budget, fill_roles
+from airloop.config.engines import ENGINES
+from airloop.config.launchers import LAUNCHERS
 from airloop.config.orchestrator import OrchestratorConfig
 from airloop.config.trainer import TrainerConfig
 from airloop.envs.files import VERIFIERS
 from airloop.own_code import is_file_id
 from airloop.section import Section
 from airloop.sinks import SINKS
+
+if TYPE_CHECKING:
+    Backend = str
+    LauncherName = str
+else:  # for the help, and for what is misspelt
+    Backend, LauncherName = Literal[tuple(ENGINES)], Literal[tuple(LAUNCHERS)]
 
 
 class ModelConfig(Section):
@@ -79,7 +87,7 @@ class VllmConfig(Section):
 
 
 class InferenceConfig(Section):
-    backend: Literal["embedded", "vllm"] = Field(
+    backend: Backend = Field(
         default="embedded",
         description="The engine that samples: on the trainer's own weights, or servers of vLLM, as for GPUs apart.",
     )
@@ -99,6 +107,11 @@ class InferenceConfig(Section):
     vllm: VllmConfig = Field(default_factory=VllmConfig, description="For backend = vllm.")
     model: InferenceModelConfig = Field(default_factory=InferenceModelConfig)
 
+    @property
+    def own_weights(self) -> bool:
+        """Whether the engine samples on the trainer's own weights, in each process that trains."""
+        return ENGINES[self.backend].own_weights
+
 
 class RolesConfig(Section):
     """What each of several machines does: how many of them train, and how many have servers of vLLM that sample."""
@@ -117,6 +130,10 @@ class ClusterConfig(Section):
         default=None,
         ge=1,
         description="GPUs that are used on each of them; with model.device = cpu, trainer.processes are shared out.",
+    )
+    launcher: LauncherName | None = Field(
+        default=None,
+        description="What starts the processes that train; by default Ray on several machines, on this one air itself.",
     )
     roles: RolesConfig | None = Field(
         default=None,
@@ -223,7 +240,7 @@ class RunConfig(_WithSinks):
         """The GPUs that train, on each machine; the embedded engine samples on them as well."""
         if self.cluster.gpus_per_node is not None:
             return list(range(self.cluster.gpus_per_node))
-        both = self.inference.backend == "embedded"
+        both = self.inference.own_weights
         return self.trainer_gpu_ids or (self.inference_gpu_ids if both else None) or []
 
     @property

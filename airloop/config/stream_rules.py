@@ -27,7 +27,7 @@ def stream_conflicts(config: RunConfig) -> Iterator[Conflict]:
             "clips by the sampler's log-probs, geo_mask_high or sequence_mask_high leaves whole trajectories out",
             {"trainer.loss.importance_mode": "mask"},
         )
-    if config.ranks > 1 and config.inference.backend == "embedded":
+    if config.ranks > 1 and config.inference.own_weights:
         several = "trainer.processes" if config.trainer.processes else "trainer_gpu_ids"
         yield Conflict(
             (KEY, several),

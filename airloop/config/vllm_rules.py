@@ -27,7 +27,7 @@ def vllm_conflicts(config: RunConfig) -> Iterator[Conflict]:
         if config.inference.vllm != VllmConfig():
             yield Conflict(
                 ("inference.vllm", BACKEND),
-                '[inference.vllm] has no effect with backend = "embedded"',
+                f'[inference.vllm] has no effect with backend = "{config.inference.backend}"',
                 {BACKEND: "vllm"},
             )
         return

@@ -98,7 +98,7 @@ def _for_one(config: Config) -> Config:
     trainer = config.trainer.model_copy(update={"processes": None})
     ids = [config.gpu] if config.gpu is not None else None
     # Servers on other machines are compared with the trainer when they come.
-    served = config.inference_gpu_ids if config.inference.backend == "vllm" else None
+    served = None if config.inference.own_weights else config.inference_gpu_ids
     alone: dict[str, Any] = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer}
     alone["cluster"] = ClusterConfig()
     return config.sampled_here().model_copy(update=alone)

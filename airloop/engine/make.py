@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Protocol
 
 from airloop.config import Config
+from airloop.config.engines import ENGINES
 from airloop.engine.base import Engine
 from airloop.events import Say
 from airloop.policy import Policy
@@ -14,35 +16,24 @@ if TYPE_CHECKING:
     from airloop.models.loaded import Loaded
 
 
-def make_engine(
-    config: Config,
-    policy: Policy,
-    loaded: Loaded,
-    ranks: Ranks,
-    say: Say,
-    *,
-    kv_tokens: int | None = None,
-    lend: bool = False,
-    own_forward: bool | None = None,
-) -> Engine:
+class MakeEngine(Protocol):
     """`kv_tokens`: by the memory plan, or None to go by the config. `lend`: its memory is given back while training.
-    `own_forward`: see EmbeddedEngine."""
-    if config.inference.backend == "vllm":
-        from airloop.engine.vllm.start import make_vllm_engine
+    `own_forward`: see EmbeddedEngine. An engine with weights of its own needs none of these."""
 
-        engine = make_vllm_engine(config, policy, loaded, ranks)
-        engine.say = say if ranks.first else engine.say  # all ranks ask the same servers
-        return engine
-    from airloop.engine.embedded import EmbeddedEngine
+    def __call__(
+        self,
+        config: Config,
+        policy: Policy,
+        loaded: Loaded,
+        ranks: Ranks,
+        say: Say,
+        *,
+        kv_tokens: int | None,
+        lend: bool,
+        own_forward: bool | None,
+    ) -> Engine: ...
 
-    return EmbeddedEngine(
-        policy,
-        context=config.seq_len,
-        max_batch=config.inference.max_batch,
-        kv_tokens=config.inference.kv_tokens if kv_tokens is None else kv_tokens,
-        page_size=config.inference.page_size,
-        lockstep=config.deterministic,
-        eager=bool(config.inference.model.enforce_eager),
-        lend=lend,
-        own_forward=own_forward,
-    )
+
+def engine_maker(config: Config) -> MakeEngine:
+    found: MakeEngine = resolve_name(ENGINES[config.inference.backend].make)
+    return found

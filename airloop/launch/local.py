@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from airloop.config import Config
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.forkserver import CannotFork, Forked, ForkServer
 from airloop.launch.base import OnOutput, RankSpec
 from airloop.ranks import ALL_GPUS
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 # What every rank imports.
 PRELOADED = ("airloop.rank", "airloop.training", "airloop.engine.embedded", "torch.distributed.fsdp")
+
+
+def local_launcher(_: Say) -> LocalLauncher:
+    return LocalLauncher()
 
 
 class LocalLauncher:

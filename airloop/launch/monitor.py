@@ -92,7 +92,7 @@ def config_for_rank(config: Config, device: str) -> Config:
     """A rank sees one GPU, its own, as number 0. Those of servers are counted as they are by who started the run."""
     ids = [0] if device == "cuda" else None
     trainer = config.trainer.model_copy(update={"processes": None})
-    served = config.inference_gpu_ids if config.inference.backend == "vllm" else None
+    served = None if config.inference.own_weights else config.inference_gpu_ids
     alone: dict[str, Any] = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer}
     alone["cluster"] = ClusterConfig()
     if config.cluster.roles is not None:

@@ -99,7 +99,7 @@ def plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int | None = None)
 
 def _plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int, base_shards: bool) -> MemoryPlan:
     sizes = read_sizes(config, shape, ranks, base_shards)
-    served = config.inference.backend == "vllm"  # on other GPUs
+    served = not config.inference.own_weights  # on other GPUs
     eager = served or base_shards or config.inference.model.enforce_eager
     graphs = 0 if eager else memory.graph_count(sizes.batch)
     outside = memory.outside(graphs)
@@ -121,7 +121,7 @@ def _plan(config: Config, shape: Shape, gpu_bytes: int, ranks: int, base_shards:
 
 def _kv_tokens(config: Config, sizes: Sizes, room: int) -> int:
     """What is asked for; else enough for every sequence at full length, within the share of what is free."""
-    if config.inference.backend != "embedded":
+    if not config.inference.own_weights:
         return 0  # its servers have GPUs of their own
     if config.inference.kv_tokens:
         return config.inference.kv_tokens

@@ -56,7 +56,7 @@ def _table(made: MemoryPlan) -> list[str]:
 
 def _about(config: Config, made: MemoryPlan) -> list[str]:
     stays = "kept while training" if made.keep_kv else "given back before training and taken again after"
-    embedded = config.inference.backend == "embedded"
+    embedded = config.inference.own_weights
     lines = [
         *([f"Keys and values: room for {made.kv_tokens:,} tokens, {stays}."] if embedded else []),
         f"Largest micro-batch: {made.tokens:,} tokens.",

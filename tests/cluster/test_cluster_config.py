@@ -52,6 +52,8 @@ def test_a_rank_and_the_doctor_know_nothing_of_other_machines() -> None:
         ("--cluster.nodes 2 --model.device cpu --trainer.processes 3", "cannot be shared evenly", "processes 4"),
         ("--cluster.nodes 2 --cluster.gpus_per_node 2 --trainer.processes 2", "4 GPUs of 2 machines", "processes 4"),
         ("--cluster.nodes 3 --model.device cpu --inference.backend vllm", "does not say which", "roles.sampler 2"),
+        ("--cluster.launcher ray", "is for several machines, and cluster.nodes = 1", ""),
+        ("--cluster.nodes 2 --model.device cpu --cluster.launcher local", "is for one machine", ""),
         ("--cluster.nodes 0", "greater than or equal to 1", ""),
     ],
 )

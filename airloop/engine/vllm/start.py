@@ -26,6 +26,7 @@ from airloop.engine.vllm.remote_servers import API_KEY, STATUS_FILE_VARIABLE, Se
 from airloop.engine.vllm.server import BASE, MODULE, VllmServer, free_port
 from airloop.engine.vllm.shared import SharedEngine
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.files import cache_directory
 from airloop.policy import Policy
 from airloop.ranks import ALL_GPUS, Ranks
@@ -38,7 +39,13 @@ CPU_KV_GIB = 1
 SHORTEST = 16  # letters of a key
 
 
-def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Ranks) -> VllmEngine:
+def make_vllm_engine(config: Config, policy: Policy, loaded: Loaded, ranks: Ranks, say: Say, **_: object) -> VllmEngine:
+    engine = _engine(config, policy, loaded, ranks)
+    engine.say = say if ranks.first else engine.say  # all ranks ask the same servers
+    return engine
+
+
+def _engine(config: Config, policy: Policy, loaded: Loaded, ranks: Ranks) -> VllmEngine:
     """Its servers are started with the first request: a supervised start needs none."""
     full = policy.peft is None
     size = (config.seq_len, config.inference.max_batch)

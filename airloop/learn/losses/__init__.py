@@ -5,6 +5,8 @@ Nothing else knows a loss by its name. One of a user's own is such a file, too, 
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
+
 from airloop.learn.losses.base import (
     LossSettings,
     LossSpec,
@@ -14,11 +16,6 @@ from airloop.learn.losses.base import (
     importance_weight,
     kl_estimate,
 )
-from airloop.learn.losses.cispo import CISPO
-from airloop.learn.losses.grpo import DAPO, DR_GRPO, GRPO
-from airloop.learn.losses.gspo import GSPO
-from airloop.learn.losses.rloo import RLOO
-from airloop.learn.losses.sft import SFT
 from airloop.own_code import is_file_id
 
 __all__ = [
@@ -34,7 +31,16 @@ __all__ = [
     "kl_estimate",
 ]
 
-LOSSES: dict[str, LossSpec] = {spec.name: spec for spec in (GRPO, DR_GRPO, DAPO, GSPO, CISPO, RLOO, SFT)}
+_FILES = (
+    "airloop.learn.losses.grpo:GRPO",
+    "airloop.learn.losses.grpo:DR_GRPO",
+    "airloop.learn.losses.grpo:DAPO",
+    "airloop.learn.losses.gspo:GSPO",
+    "airloop.learn.losses.cispo:CISPO",
+    "airloop.learn.losses.rloo:RLOO",
+    "airloop.learn.losses.sft:SFT",
+)
+LOSSES: dict[str, LossSpec] = {spec.name: spec for spec in map(resolve_name, _FILES)}
 # Those that [trainer.loss] type takes.
 POLICY_LOSSES = tuple(name for name, spec in LOSSES.items() if not spec.supervised)
 
