@@ -73,6 +73,7 @@ def sample(key: str) -> list[Any]:
 ENTRIES = [(name, alias) for name, alias in {**PRIME, **VERL}.items()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "alias"), ENTRIES, ids=[name for name, _ in ENTRIES])
 def test_every_correction_of_the_paths_loads(tmp_path: Path, name: str, alias: Any):
     path = name.replace(".**", ".anything").replace(".*.", ".").split(".")

@@ -82,7 +82,7 @@ def test_without_vllm_the_sentence_says_what_is_missing(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["embedded", "vllm"])
+@pytest.mark.parametrize("engine", ["embedded", pytest.param("vllm", marks=pytest.mark.long)])
 def test_every_part_is_tried_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     """Two ranks; a server of vLLM, for which a stand-in stands in, or each rank's own engine."""
     (tmp_path / "tmp").mkdir()

@@ -172,6 +172,7 @@ def test_once_installed_nothing_is_done_until_the_project_changes(project: Path)
     assert not (project / ".venv/.begun").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_interrupted_installation_is_begun_anew(project: Path) -> None:
     """Killed while pip works; what it may have left half-done is gone after the next `make`."""
@@ -206,6 +207,7 @@ def test_no_network_is_said_with_what_to_do_and_is_repaired(project: Path) -> No
     assert "installing all of them" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="a small file system needs bubblewrap")
 @pytest.mark.parametrize("size", [4 << 20, 20 << 20], ids=["before pip", "in pip"])

@@ -60,6 +60,7 @@ def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(packed: Pa
         pack_run(tiny_run(), packed)
 
 
+@pytest.mark.long
 def test_a_long_run_of_many_episodes_fits_and_one_that_does_not_is_refused(packed: Path, tmp_path: Path) -> None:
     path = unpack_run(packed, tmp_path)
     line = Run.open(path).metrics("train")[0]

@@ -101,7 +101,7 @@ def test_a_resumed_run_computes_with_as_many_threads_as_it_began_with(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", [0, 1])
+@pytest.mark.parametrize("when", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_G2_killed_at_any_moment_a_run_resumes_to_the_same_end(
     tmp_path: Path, uninterrupted: dict[str, Any], when: int
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from support.packages import PACKAGES, ROOT, python_files
 
 # From the ground up: a part imports those above it in this list, and never one below. Parts of one line know nothing of
@@ -120,6 +121,7 @@ def test_imports_go_down() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.long
 def test_every_module_and_name_that_is_imported_is_there() -> None:
     """Also inside functions, which mypy and no test may reach."""
     missing = []

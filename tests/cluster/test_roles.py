@@ -172,6 +172,7 @@ def test_a_run_goes_on_without_a_sampler_node_that_is_lost(made: Callable[..., W
     assert not list(tmp_path.glob("cache/vllm/run-*")), "and leave nothing on their nodes"
 
 
+@pytest.mark.long
 def test_a_sampler_node_that_is_lost_before_its_server_answers_is_done_without(
     made: Callable[..., World], tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_servers_pull_what_the_first_rank_publishes(
     assert max(m["learner"]["logprob_gap_mean"] for m in lines) < 1e-4
 
 
+@pytest.mark.long
 def test_a_server_that_dies_costs_no_rank_an_episode(
     tmp_path: Path, start: dict[str, str], servers: list[StandInServer]
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_server_that_dies_costs_no_rank_an_episode(
     assert [(r["episodes"], r["infra_errors"]) for r in rollouts] == [(20, 0), (20, 0)]
 
 
+@pytest.mark.long
 def test_the_first_rank_starts_a_server_and_starts_it_again_when_it_is_killed(
     tmp_path: Path, start: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def test_workers_are_forked_from_one_process_that_has_imported_all_and_may_be_ki
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_where_nothing_can_be_forked_workers_are_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool.SERVER, "cannot", "it has 2 threads")
 

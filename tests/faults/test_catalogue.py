@@ -16,27 +16,27 @@ HERE = Path(__file__).parent
 
 
 @functools.cache
+def tests() -> tuple[tuple[Path, str, frozenset[str]], ...]:
+    """All of them, with their files and decorators. (Read, not imported: some files need what is not here.)"""
+    return tuple(
+        (path, part.name, frozenset(map(ast.unparse, part.decorator_list)))
+        for path in sorted(HERE.parent.rglob("test_*.py"))
+        for part in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(part, ast.FunctionDef) and part.name.startswith("test_")
+    )
+
+
+@functools.cache
 def named() -> dict[str, str]:
-    """The tests of all files, and the file of each. (Read, not imported: some files need what is not here.)"""
-    found: dict[str, str] = {}
-    for path in sorted(HERE.parent.rglob("test_*.py")):
-        for part in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(part, ast.FunctionDef) and part.name.startswith("test_"):
-                found[part.name] = path.name
-    return found
+    """The file of each."""
+    return {name: path.name for path, name, _ in tests()}
 
 
 @functools.cache
 def in_make_test() -> frozenset[str]:
-    """Of these, the tests that `make test` runs: neither long nor soaks, nor with other libraries."""
-    found = set()
-    for path in HERE.parent.rglob("test_*.py"):
-        if "interop" not in path.parts:
-            for part in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(part, ast.FunctionDef):
-                    marks = {ast.unparse(decorator) for decorator in part.decorator_list}
-                    found |= {part.name} if not marks & {"pytest.mark.long", "pytest.mark.soak"} else set()
-    return frozenset(found)
+    """Those that `make test` runs: neither long nor soaks, nor with other libraries."""
+    left_out = {"pytest.mark.long", "pytest.mark.soak"}
+    return frozenset(name for path, name, marks in tests() if "interop" not in path.parts and not marks & left_out)
 
 
 @pytest.mark.parametrize("id", WHAT)

@@ -101,6 +101,7 @@ def test_E10_success_that_falls_while_the_reward_does_not_is_an_alarm_that_names
     assert steps[-1]["reward"] > steps[0]["reward"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_E10_the_end_of_the_run_says_it_too(shaped: tuple[Run, Witness, Any]) -> None:
     run = shaped[0]

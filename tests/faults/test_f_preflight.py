@@ -55,6 +55,7 @@ def nothing_was_spent(run: Path) -> bool:
     return status["status"] == status["proofs"] == "failed" and not begun
 
 
+@pytest.mark.long
 def test_F1_air_train_refuses_a_loss_mask_used_as_attention_mask(train: Any) -> None:
     began = time.process_time()
     with blindfold():

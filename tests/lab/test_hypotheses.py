@@ -280,6 +280,7 @@ def test_exactly_the_proofs_that_would_stop_it_are_silenced(name: str) -> None:
     assert {r.check.name for r in results if r.verdict == "fail"} == FAULTS[name].checks
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.alarms])
 def test_the_alarm_that_is_silenced_would_have_stopped_it(name: str, tmp_path: Path) -> None:

@@ -274,6 +274,7 @@ def test_of_episodes_that_are_not_trained_on_a_sample_is_looked_at(monkeypatch: 
     assert sampled["entropy"] == pytest.approx(every["entropy"], rel=0.02)
 
 
+@pytest.mark.long
 def test_gaps_of_more_tokens_than_torch_has_quantiles_for() -> None:
     values = torch.arange(17_000_000, dtype=torch.float32)
     with pytest.raises(RuntimeError):

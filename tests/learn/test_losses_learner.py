@@ -155,6 +155,7 @@ def test_surprise_as_an_advantage_has_the_gradient_of_the_entropy() -> None:
     torch.testing.assert_close(found, -0.3 * exact)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loss", TYPES)
 def test_updates_without_reward_raise_the_entropy_only_with_its_weight(loss: str) -> None:
     entropies = {}

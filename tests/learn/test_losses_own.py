@@ -174,6 +174,7 @@ def test_the_documented_example_trains_and_a_changed_file_is_told(tmp_path: Path
     assert len(Run.open(run.path).metrics("train")) == 3 and Run.open(run.path).status()["code"] != kept
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_train_it_as_one_does(tmp_path: Path) -> None:
     found = []

@@ -273,7 +273,12 @@ def save_or_load(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "changes", "tolerance"),
-    [("lora", {}, 2e-4), ("lora", {"base": True}, 2e-4), ("full", {}, 2e-4), ("full", {"bf16": True}, 0.1)],
+    [
+        ("lora", {}, 2e-4),
+        pytest.param("lora", {"base": True}, 2e-4, marks=pytest.mark.long),
+        pytest.param("full", {}, 2e-4, marks=pytest.mark.long),
+        ("full", {"bf16": True}, 0.1),
+    ],
 )
 def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(
     tmp_path: Path, train: str, changes: dict[str, Any], tolerance: float

@@ -66,6 +66,7 @@ def test_a_script_of_the_hosts_beside_others_has_its_own_time(bubblewrap) -> Non
     bubblewrap.play(check, PLAIN)
 
 
+@pytest.mark.long
 def test_a_command_that_stands_behind_itself_has_no_more_time(bubblewrap) -> None:  # type: ignore[no-untyped-def]
     """Many threads on few cores: each waits for the others, all together compute as much as they may."""
     endless = "os.execvp('python3', ['python3', '-c', 'while True: pass'])"

@@ -271,6 +271,7 @@ def test_requests_one_behind_the_other_are_answered_in_their_order(attacked: Att
     assert statuses(attacked.ask(one + one + wrong + one + last)) == [200, 200, 401, 200, 200]
 
 
+@pytest.mark.long
 def test_a_flood_of_requests_on_one_line_is_answered_or_ended(attacked: Attacked) -> None:
     with attacked.connect() as line:
         send_until_refused(line, (attacked.head() + BODY) * 500 + attacked.head("Connection: close") + BODY, 1)

@@ -74,6 +74,7 @@ def test_hostile_episodes_are_only_text(hostile: Viewer) -> None:
     get(hostile, "/api/runs")
 
 
+@pytest.mark.long
 def test_what_is_cut_can_be_had_whole(hostile: Viewer) -> None:
     run = rows(hostile)[0]["run"]
     told = get(hostile, "/api/trajectory", run=run, id="long_0-0")

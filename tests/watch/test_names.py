@@ -65,6 +65,7 @@ def test_every_number_of_recorded_runs_is_explained() -> None:
     assert [name for name in names if describe(name) is None] == []
 
 
+@pytest.mark.long
 def test_every_fixed_name_occurs_in_some_run() -> None:
     fixed = {n.pattern for section in SECTIONS.values() for n in section if "*" not in n.pattern}
     assert fixed - emitted_names() - recorded_names() - ELSEWHERE.keys() == set()

@@ -243,6 +243,7 @@ def test_the_genuine_rows_score_as_they_should() -> None:
     assert rewards(tools, sample, "oracle") == pytest.approx([1.0] * len(sample))
 
 
+@pytest.mark.long
 @needs_data
 def test_the_calculator_agrees_with_every_annotation_of_the_genuine_rows() -> None:
     env = Gsm8kEnv(Gsm8kArgs(dataset=str(TRAIN)))

@@ -81,6 +81,7 @@ def test_starter_and_best_reply_score_what_is_recorded(key: str, tmp_path: Path)
     assert spec.yardstick.optimum and facts.reference - facts.baseline["Score"] > 40 * spec.yardstick.noise
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["prisonersDilemma", "battleOfSexes"])
 def test_the_evaluation_agrees_with_the_exact_value_and_is_as_quiet_as_it_says(key: str, tmp_path: Path) -> None:
     folder = workspace(key, tmp_path)
@@ -217,6 +218,7 @@ def test_a_draw_has_the_whole_table_once_and_keeps_its_proportions(key: str) -> 
     assert seen[0] == seen[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["titanic", pytest.param("3SATTime", marks=pytest.mark.slow)])
 def test_preparing_again_gives_the_same_bytes(key: str) -> None:
     first = prepare(key, 3)
@@ -528,6 +530,7 @@ def test_every_researcher_ends_in_time(key: str, name: str) -> None:
     assert ("submit" in messages[-2]["content"]) == (name != "noop")
 
 
+@pytest.mark.long
 def test_always_defecting_is_good_and_opening_kindly_better() -> None:
     target = runpy.run_path(str(BUILTIN / "data/prisonersDilemma/target.py"))
     defect = game_value(target["chance_of_zero"], target["PAYOFFS"], lambda history: 1.0)

@@ -246,6 +246,7 @@ def test_the_quality_of_code_is_that_of_the_code_that_was_submitted() -> None:
     with_env(work)
 
 
+@pytest.mark.long
 def test_code_that_no_compiler_bears_is_its_makers_loss_alone() -> None:
     deep = "python -c \"open('deep.py', 'w').write('(' * 100000 + ')' * 100000)\""
     long = "head -c 2M /dev/zero | tr '\\0' '#' > long.py"

@@ -499,6 +499,7 @@ def test_an_edit_without_its_end_runs_nothing(shell: Shell, command: str) -> Non
     assert not (shell.home / "made").exists() and (shell.home / "a.txt").read_text().count("line") == 3
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("ab'\"`$(){}\\<>#;|& \t\n"), max_size=40))
 def test_any_text_reaches_the_file(shell: Shell, text: str) -> None:

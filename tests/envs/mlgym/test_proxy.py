@@ -142,6 +142,7 @@ def test_code_that_fails_is_told_why(lab: Lab, dilemma: TaskSpec, name: str) -> 
     assert "agent_link" not in grade.text and "target" not in grade.text
 
 
+@pytest.mark.long
 def test_code_that_does_not_end_ends_the_grading(lab: Lab, dilemma: TaskSpec) -> None:
     forever = "def row_strategy(history):\n    while True: pass\n"
     submission = lab.attempt(dilemma, "true", {"strategy.py": forever})

@@ -88,6 +88,7 @@ def save(place: Path, episodes: Sequence[Any]) -> None:
         (place / f"{number}.json").write_text(json.dumps(to_json(episode)))
 
 
+@pytest.mark.long
 def test_our_evaluations_stand_beside_them(root: Path, tmp_path: Path) -> None:
     """What is counted was graded: a score that an agent prints is none."""
     played = []

@@ -138,6 +138,7 @@ def test_a_published_episode_gives_the_same_scores(air: Any, root: Path, game: A
     assert "5 standard errors of 0.006" in text and "header" not in text and "note:" not in text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_files_that_had_no_header_there_have_none_in_the_replay(
     air: Any, root: Path, game: Any, tmp_path: Path
@@ -167,6 +168,7 @@ def test_scores_that_differ_are_shown_and_exit_with_one(air: Any, root: Path, ga
     assert "turn 3: the edit was refused there and applied here" in text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_episode_cut_off_is_submitted_for_the_agent(air: Any, root: Path, tmp_path: Path) -> None:
     """Training by a here-document, a failed command, and no `submit`: the last artefact is scored."""

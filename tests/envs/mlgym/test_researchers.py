@@ -86,6 +86,7 @@ def drafted(key: str, level: str, seed: int) -> Plan:
     return plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", GAMES)
 def test_each_level_is_better_than_the_one_below_against_a_checkouts_opponents(key: str) -> None:
     random.seed(0)  # strategies may mix at random

@@ -201,6 +201,7 @@ args = { dataset = "rows.jsonl", prompt = "question", rewards = "./rewards.py:le
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_success_rises(tmp_path: Path) -> None:
     """The share of letters in what is said, from that of random bytes."""

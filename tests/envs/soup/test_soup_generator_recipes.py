@@ -65,6 +65,7 @@ def test_recipe_on_fifty_seeds(kind: str) -> None:
         check(generate(kind, seed))
 
 
+@pytest.mark.long
 @kinds
 def test_answer_does_not_depend_on_the_parser(kind: str) -> None:
     """A right program must not fail because it prefers lxml. Where parsers differ, the recipe names its own."""

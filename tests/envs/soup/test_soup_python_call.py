@@ -48,6 +48,7 @@ def test_a_call_has_its_input_its_output_its_code_and_its_deadline(warm: bool) -
     assert said[5].output == "after\n" and said[5].exit_code == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_calls_in_many_worlds_at_once_do_not_mix() -> None:
     """The process that forks them has hundreds of files open then, with numbers of all sizes."""

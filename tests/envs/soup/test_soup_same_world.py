@@ -100,6 +100,7 @@ async def said_by(codes: list[str], **args: Any) -> tuple[list[str], int]:
         await env.close()
 
 
+@pytest.mark.long
 @needs_bubblewrap
 @pytest.mark.slow
 @pytest.mark.parametrize("filtered", [True, False])

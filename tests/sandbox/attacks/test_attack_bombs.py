@@ -76,6 +76,7 @@ def test_a_bomb_harms_its_own_world_only(arena: Arena, bomb: str) -> None:
 FULL = "for d in /tmp /dev/shm ~ /usr/share; do for i in 1 2 3 4 5 6 7 8; do head -c 45M /dev/zero > $d/f$i; done; done 2>/dev/null"
 
 
+@pytest.mark.long
 @pytest.mark.bubblewrap  # Podman 4.3 does not say that a container was out of memory
 @pytest.mark.slow
 def test_files_that_use_up_the_memory_are_the_agents_own_trouble(arena: Arena) -> None:

@@ -101,6 +101,7 @@ while time.time() < end:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fast", [True, False], ids=["connections", "requests"])
 def test_a_flood_of_requests_does_not_keep_a_neighbour_waiting(arena: Arena, fast: bool) -> None:
     """Three seconds at most; on a machine that is busy with other things, in proportion to what it takes there alone."""
@@ -266,6 +267,7 @@ print(race("pass", end_door, 6))
 """
 
 
+@pytest.mark.long
 def test_no_agent_can_end_the_door_of_all(arena: Arena) -> None:
     process = arena.backend.door("python").process
     arena.python(ASK + RACE + END_DOOR, cold=True, timeout=15)
@@ -273,6 +275,7 @@ def test_no_agent_can_end_the_door_of_all(arena: Arena) -> None:
     assert process.poll() is None
 
 
+@pytest.mark.long
 def test_helpers_that_move_files_are_never_seen_inside(arena: Arena) -> None:
     watch = r"""seen=""; end=$((SECONDS+3)); while [ $SECONDS -lt $end ]; do for p in /proc/[0-9]*; do
 read -r name < $p/comm && seen="$seen $name"; done; done 2>/dev/null; echo $seen | tr ' ' '\n' | sort -u"""

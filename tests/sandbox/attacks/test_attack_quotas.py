@@ -159,6 +159,7 @@ def test_pipes_do_not_grow(arena: Arena) -> None:
     assert grown == "0" and int(held) > 50
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_neighbours_pipes_work_beside_a_hoarder(arena: Arena) -> None:
     """All worlds' pipes have one quota: beyond it new ones are small, and as quick as the machine makes them."""
@@ -328,6 +329,7 @@ for number in (264 if arm else 303, 239 if arm else 279, 600):  # name_to_handle
     print(libc.syscall(number, 0, 0, 0, 0, 0), ctypes.get_errno())"""
 
 
+@pytest.mark.long
 def test_a_call_that_nobody_is_known_to_use_does_not_exist(
     arena: Arena, strict: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:

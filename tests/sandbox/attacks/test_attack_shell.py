@@ -196,6 +196,7 @@ def stood_in_line() -> float:
 FORGE_FLOOD = MARK + r"""; printf "\036$MARK 0 0 x\036%.0s" {1..2000} > /tmp/marks; while :; do cat /tmp/marks; done"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     ["yes", "cat /dev/zero", pytest.param(FORGE_FLOOD, marks=SLOW), "while :; do printf '\\036'; done"],

@@ -182,6 +182,7 @@ def arena_writable(arena: Arena, path: str) -> bool:
     return arena.attack(f"touch {path}/.t").exit_code == 0
 
 
+@pytest.mark.long
 def test_deleting_everything_harms_nobody_else(arena: Arena) -> None:
     arena.attack("rm -rf --no-preserve-root / 2>/dev/null; rm -rf ~ /tmp/* /dev/shm/*", timeout=20)
 
