@@ -9,7 +9,7 @@ alone: that episode is what one takes when nobody else is there. Then come as ma
 between them as long as an update of a model might take. Of the last step there is the ledger: seconds that all episodes
 together spent in each thing, how often, the mean and the longest. What is indented is part of the line above it. A wall
 time cannot be shorter than the longest episode alone, nor than all CPU work divided by the cores: it is compared with
-both. CPU work of worlds is counted by control groups, where there are any; the machine's is that of everybody on it.
+both. CPU work of sandboxes is counted by control groups, where there are any; the machine's is that of everybody on it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 from airloop.rollout.episode import run_episode
 from airloop.sandbox import pool as pools
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
-from airloop.sandbox.bubblewrap.world import BubbleWorld
+from airloop.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 from airloop.types import Task, Trajectory
 from airloop_envs.mlgym import session as sessions
 from airloop_envs.mlgym.args import MlgymArgs
@@ -77,7 +77,7 @@ class Ledger:
     def watch_all(self) -> None:
         self.watch(sessions.MlgymSession, "__aenter__", "opening")
         self.watch(Baselines, "of", "  baseline")
-        self.watch(pools.Pool, "lease", "  a world for the agent")
+        self.watch(pools.Pool, "lease", "  a sandbox for the agent")
         self.watch(sessions.MlgymSession, "begin", "looking at what is there")
         self.watch(pools.Lease, "run", lambda _, command, *__: "state of the shell" if command == STATE else "commands")
         self.watch(sessions, "collect", "collecting what was made")
@@ -85,24 +85,24 @@ class Ledger:
         self.watch(Grader, "_evaluate", "  evaluation")
         self.watch(sessions.MlgymSession, "finish", "the end")
         self.watch(sessions.MlgymSession, "__aexit__", "closing")
-        self.watch(Bubblewrap, "start", "worlds: started")
-        self.watch(BubbleWorld, "close", "worlds: ended")
+        self.watch(Bubblewrap, "start", "sandboxes: started")
+        self.watch(BubblewrapSandbox, "close", "sandboxes: ended")
         self._count_cpu()
 
     def _count_cpu(self) -> None:
-        real = BubbleWorld.close
+        real = BubblewrapSandbox.close
 
-        async def close(world: BubbleWorld) -> None:
-            used = world.cpu_seconds() if world.alive else 0.0
+        async def close(sandbox: BubblewrapSandbox) -> None:
+            used = sandbox.cpu_seconds() if sandbox.alive else 0.0
             self.counts_cpu = self.counts_cpu and used is not None
             self.worlds_cpu_s += used or 0.0
-            await real(world)
+            await real(sandbox)
 
-        BubbleWorld.close = close  # type: ignore[method-assign,assignment]
+        BubblewrapSandbox.close = close  # type: ignore[method-assign,assignment]
 
 
 class TimedStarts(asyncio.Semaphore):
-    """The pool's limit on worlds that start at one time, with the time that was spent waiting for it."""
+    """The pool's limit on sandboxes that start at one time, with the time that was spent waiting for it."""
 
     ledger: Ledger
 
@@ -177,7 +177,7 @@ def commands_s(trajectory: Trajectory) -> float:
 
 
 def doors_cpu_s(env: MlgymEnv) -> dict[str, float]:
-    """Of the processes that fork what enters worlds, without what they have forked."""
+    """Of the processes that fork what enters sandboxes, without what they have forked."""
     found = {}
     for name, door in env.places().pool.backend._doors.items():  # type: ignore[attr-defined]
         stat = Path(f"/proc/{door.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -194,9 +194,9 @@ def machine_busy_s() -> float:
 # --- telling ------------------------------------------------------------------------------------------------
 
 ORDER = (
-    *("opening", "  baseline", "  a world for the agent", "  waiting for a start", "looking at what is there"),
+    *("opening", "  baseline", "  a sandbox for the agent", "  waiting for a start", "looking at what is there"),
     *("commands", "state of the shell", "collecting what was made", "grading", "  evaluation", "the end", "closing"),
-    *("worlds: started", "worlds: ended"),
+    *("sandboxes: started", "sandboxes: ended"),
 )
 
 
@@ -210,10 +210,10 @@ def tell(found: dict[str, Any]) -> None:
     for what in ORDER:
         if spent := found["ledger"].get(what):
             print(f"  {what:28s}{sum(spent):9.2f}{len(spent):7d}{statistics.fmean(spent):9.3f}{max(spent):9.3f}")
-    worlds = found["worlds_cpu_s"]
+    sandboxes = found["worlds_cpu_s"]
     doing = found["own_cpu_s"] + sum(found["doors_cpu_s"].values())
-    work = doing + worlds if worlds is not None else found["machine_cpu_s"]
-    counted = f"{worlds:.1f} s in worlds" if worlds is not None else "not counted in worlds"
+    work = doing + sandboxes if sandboxes is not None else found["machine_cpu_s"]
+    counted = f"{sandboxes:.1f} s in sandboxes" if sandboxes is not None else "not counted in sandboxes"
     doors = "".join(f"{used:.1f} s in the door for {name}, " for name, used in found["doors_cpu_s"].items())
     machine = f"{found['machine_cpu_s']:.1f} s on the whole machine"
     print(f"  CPU: {counted}, {found['own_cpu_s']:.1f} s here, {doors}{machine}")

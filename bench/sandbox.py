@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 
 from airloop.sandbox import processes
-from airloop.sandbox.base import Image, World
+from airloop.sandbox.base import Image, Sandbox
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.pool import Pool
 
@@ -54,9 +54,9 @@ async def table() -> None:
     starts = []
     for _ in range(30):
         begin = time.perf_counter()
-        world = await backend.start(IMAGE)
+        sandbox = await backend.start(IMAGE)
         starts.append(time.perf_counter() - begin)
-        await world.close()
+        await sandbox.close()
     row("cold lease", starts, "60")
 
     warm = []
@@ -72,7 +72,7 @@ async def table() -> None:
         row("`true` in a leased shell", await timed(lambda: lease.run("true", 5), 300), "3")
         row("`/bin/true` in a leased shell", await timed(lambda: lease.run("/bin/true", 5), 300), "3")
         await lease.run("for i in 1 2 3 4; do (while :; do :; done) & done", 5)
-        row("freezing four busy processes", await freezings(lease.world, 100), "2")
+        row("freezing four busy processes", await freezings(lease.sandbox, 100), "2")
         await lease.run("kill -9 $(jobs -p)", 5)
         resets = []
         for _ in range(50):
@@ -81,11 +81,11 @@ async def table() -> None:
             begin = time.perf_counter()
             await lease.restore()
             resets.append(time.perf_counter() - begin)
-        row("reset, with a world standing by", resets, "20")
+        row("reset, with a sandbox standing by", resets, "20")
         snapshot = await lease.snapshot()
         row("snapshot", await timed(lease.snapshot, 30), "")
         row("restore of a snapshot, warm or not", await timed(lambda: lease.restore(snapshot), 30), "20")
-        await wait_for_warm_python(lease.world)
+        await wait_for_warm_python(lease.sandbox)
         row("python imports.py, warm", await timed(lambda: lease.run("python imports.py", 30), 30), "")
         real = f"{backend.interpreter.executable} imports.py"
         row("python imports.py, cold", await timed(lambda: lease.run(real, 60), 5), "")
@@ -100,18 +100,18 @@ async def table() -> None:
     await pool.close()
 
 
-async def freezings(world: World, times: int) -> list[float]:
+async def freezings(sandbox: Sandbox, times: int) -> list[float]:
     seconds = []
     for _ in range(times):
         begin = time.perf_counter()
-        async with world.frozen():
+        async with sandbox.frozen():
             seconds.append(time.perf_counter() - begin)
         await asyncio.sleep(0.01)
     return seconds
 
 
-async def wait_for_warm_python(world: object) -> None:
-    warming = getattr(world, "_warming", None)
+async def wait_for_warm_python(sandbox: object) -> None:
+    warming = getattr(sandbox, "_warming", None)
     if warming is not None:
         await warming
 

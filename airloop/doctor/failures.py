@@ -61,13 +61,13 @@ WHAT = {
     "D19": "a way of ending an episode leaves out its reward",
     "D20": "what agents need is missing inside their sandbox, and the rewards are blamed",
     "D21": "a component of the reward pays for doing nothing",
-    "D22": "graded code tells the agent's world of hidden instances through locks on shared files",
+    "D22": "graded code tells the agent's sandbox of hidden instances through locks on shared files",
     "D23": "`validate` is an oracle on hidden labels",
     "D24": "a value that is paid for is read from the agent's own shell",
     "D25": "one agent takes the processor, and its neighbours run out of time",
     "D26": "quotas of the kernel are used up for neighbours and host",
     "D27": "a submission of hundreds of megabytes fills the trainer's memory",
-    "D28": "a task's file brings files of the host into the agent's world",
+    "D28": "a task's file brings files of the host into the agent's sandbox",
     "E1": "no reward flows at all: the loss is 0 for a whole run",
     "E2": "all episodes of a group score the same",
     "E3": "an error in a reward is swallowed and counts as 0",
@@ -154,8 +154,8 @@ DESIGN = {
         "test_D7_a_sandbox_that_fails_in_one_of_ten_episodes_is_no_reward_and_harms_no_other",
     ),
     "D8": (
-        "answers and graders are outside the agent's world",
-        "test_D8_answers_graders_and_opponents_are_outside_the_agents_world",
+        "answers and graders are outside the agent's sandbox",
+        "test_D8_answers_graders_and_opponents_are_outside_the_agents_sandbox",
     ),
     "D9": ("every wait has a deadline", "test_D9_a_hung_command_holds_nothing"),
     "D10": ("what a crash left is reaped at the next start", "test_D10_what_a_crash_leaves_is_reaped"),
@@ -290,7 +290,7 @@ DESIGN = {
         "test_B13_a_model_that_needs_its_own_code_is_refused_without_a_question",
     ),
     "D22": (
-        "the agent's world is frozen while anything is graded, and has layers of its own",
+        "the agent's sandbox is frozen while anything is graded, and has layers of its own",
         "test_D22_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running",
     ),
     "D23": (
@@ -298,15 +298,15 @@ DESIGN = {
         "test_D23_an_agent_that_flips_answers_gains_nothing_on_the_scored_half",
     ),
     "D24": (
-        "what is paid for is measured on collected files, in a fresh world",
+        "what is paid for is measured on collected files, in a fresh sandbox",
         "test_D24_the_quality_of_code_is_not_what_the_shell_says",
     ),
     "D25": (
-        "each world has a weight and a quota of the processor",
+        "each sandbox has a weight and a quota of the processor",
         "test_D25_forty_spinners_leave_a_neighbour_its_share",
     ),
     "D26": (
-        "calls that take from such quotas are refused, or limited for each world",
+        "calls that take from such quotas are refused, or limited for each sandbox",
         "test_D26_no_watch_on_files_is_taken_from_others",
     ),
     "D27": (
@@ -315,7 +315,7 @@ DESIGN = {
     ),
     "D28": (
         "every path of a task is inside its checkout or a directory that the user names",
-        "test_D28_a_task_cannot_bring_files_of_this_machine_into_a_world",
+        "test_D28_a_task_cannot_bring_files_of_this_machine_into_a_sandbox",
     ),
     "F9": (
         "gradients in few bits are added up in float32, a trained head's chunks too",

@@ -192,7 +192,7 @@ class _Sampling:
         rounds = 1
         await self._collect(0)
         if not self.groups and self.settings.deadline_s < (longest := self._longest_s()):
-            # A world may take longer to open than the probe has: one group gets the time that a run would give it.
+            # A sandbox may take longer to open than the probe has: one group gets the time that a run would give it.
             self.settings, self.width = replace(self.settings, deadline_s=longest), 1
             await self._collect(0)
         while rounds < self.rounds and self._stuck(NEARLY_STUCK) and self._in_time():

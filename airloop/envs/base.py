@@ -49,7 +49,7 @@ class Opening:
 
 
 class Session(ABC):
-    """One episode's world. `finish` is called exactly once, whatever ended the episode, except after
+    """One episode. `finish` is called exactly once, whatever ended the episode, except after
     InfraError. Anything but InfraError raised here is a defect and stops the run with its trajectory.
 
         async with env.open(task, seed=0) as session:
@@ -236,7 +236,7 @@ class Environment(ABC, Generic[A]):
         """Its tasks by name, where they have names: as data, and as the table that `air tasks list` prints."""
         return None
 
-    async def check_world(self) -> Sequence[MissingRequirement]:
+    async def check_sandbox(self) -> Sequence[MissingRequirement]:
         """What actions need and do not find, looked for where they will run: in the very sandbox that agents get. The
         doctor asks before any episode; AirError or InfraError where there is no such place."""
         return ()

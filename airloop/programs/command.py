@@ -29,7 +29,7 @@ from airloop.programs.scorer import SCORE_S, Scorer, WorkspaceCopies
 from airloop.programs.workers import SHOWN_CHARACTERS, mask_secrets
 from airloop.rollout.program import Address, ProgramCrashed, ProgramOutcome
 from airloop.sandbox.backends import make_backend
-from airloop.sandbox.base import HOME, Image, Limits, Result, WorldLost, as_files
+from airloop.sandbox.base import HOME, Image, Limits, Result, SandboxLost, as_files
 from airloop.sandbox.bubblewrap.command import PATH
 from airloop.sandbox.needs import looking, sandbox_lacks
 from airloop.sandbox.pool import Lease, Pool
@@ -42,10 +42,10 @@ LONGEST_VARIABLE = 1 << 16  # bytes: Linux takes twice that of one variable
 LARGEST_FILES = 64 << 20
 END_S = 10.0  # for what the agent has left running to end
 LOOK_S = 20.0
-STANDBY = 2  # worlds that wait for the next episodes
-LEASE_S = COPY_S = 120.0  # for its world to be had, and for its workspace to be copied
+STANDBY = 2  # sandboxes that wait for the next episodes
+LEASE_S = COPY_S = 120.0  # for its sandbox to be had, and for its workspace to be copied
 MARGIN_S = LEASE_S + COPY_S + 60.0  # beside an episode's own time: so that no wait of ours is taken for the agent's
-END_ALL = "builtin kill -KILL -1"  # but the shell itself and the world's first process
+END_ALL = "builtin kill -KILL -1"  # but the shell itself and the sandbox's first process
 FINISH_S = SCORE_S + MARGIN_S
 
 
@@ -153,16 +153,16 @@ class Command:
                 lease = await resources.pool.lease(self.image, address.seconds + MARGIN_S)
             async with lease:
                 ran = await self._run(lease, task, seed, address)
-                if (door := lease.world.passage) is not None and door.trouble:
+                if (door := lease.sandbox.passage) is not None and door.trouble:
                     raise InfraError(f"a request of the agent did not get out of its sandbox: {door.trouble}")
                 crash = await _crash(lease, *ran, address)
                 async with _with_timeout(COPY_S, "the workspace could not be copied"):
-                    folder = await resources.copies.make(lease.world.pack, self.args.disk_mb << 20)
-        except WorldLost as lost:
+                    folder = await resources.copies.make(lease.sandbox.pack, self.args.disk_mb << 20)
+        except SandboxLost as lost:
             raise ProgramCrashed(f"its sandbox is lost: {lost}") from lost
         result = ran[0]
         began = time.monotonic()
-        with folder as place:  # its world has ended, and with it all that the agent had started
+        with folder as place:  # its sandbox has ended, and with it all that the agent had started
             given = await self.scorer.score(task.payload, Path(place), result.output)
         ending: Ending = "deadline" if result.timed_out else "done"
         facts = {"exit_code": float(result.exit_code)}
@@ -172,7 +172,7 @@ class Command:
         """What the command did, and how many processes the kernel had killed for memory before."""
         at = urlsplit(address.base_url)
         assert at.hostname is not None and at.port is not None
-        lease.world.lead(at.hostname, at.port)
+        lease.sandbox.lead(at.hostname, at.port)
         shown = {name: value for name, value in task.payload.items() if name not in self.args.hidden}
         text = json.dumps(shown, ensure_ascii=False, default=str)
         await lease.put(TASK_FILE, text.encode("utf-8", "replace"))
@@ -196,7 +196,7 @@ class Command:
         """The sandboxes of this event loop; those of another loop have ended with it."""
         loop = asyncio.get_running_loop()
         if self._resources is not None and self._resources.loop is not loop:
-            self._abandon_worlds()
+            self._abandon_sandboxes()
         if self._resources is None:
             backend = make_backend(
                 self._sandbox, packages=tuple(self.args.packages), preload=(), warm_python=False,
@@ -210,16 +210,16 @@ class Command:
     def lacks(self) -> Sequence[MissingRequirement]:
         return sandbox_lacks(self._sandbox)
 
-    async def check_world(self) -> Sequence[MissingRequirement]:
+    async def check_sandbox(self) -> Sequence[MissingRequirement]:
         """Whether a sandbox of it has the command's program."""
         program = self.args.command[0]
         args = self.args
         async with looking(self._sandbox, "", tuple(args.packages), args.container_runtime) as backend:
-            world = await backend.start(self.image)
+            sandbox = await backend.start(self.image)
             try:
-                found = await world.run(f"command -v -- {shlex.quote(program)}", LOOK_S)
+                found = await sandbox.run(f"command -v -- {shlex.quote(program)}", LOOK_S)
             finally:
-                await world.close()
+                await sandbox.close()
         if found.exit_code == 0:
             return []
         where = f"the image {args.image}" if args.image else "the sandbox"
@@ -231,9 +231,9 @@ class Command:
 
     def abandon(self) -> None:
         self.scorer.close()
-        self._abandon_worlds()
+        self._abandon_sandboxes()
 
-    def _abandon_worlds(self) -> None:
+    def _abandon_sandboxes(self) -> None:
         resources, self._resources = self._resources, None
         if resources is not None:
             resources.pool.abandon()
@@ -270,7 +270,7 @@ async def _crash(lease: Lease, result: Result, oom_before: int | None, address: 
         raise InfraError(f"the agent's command ended with code {TEMPORARY}: not its fault{after}")
     if code != KILLED:
         return f"it ended with code {code}{after}"
-    if await lease.world.starved():
+    if await lease.sandbox.starved():
         return f"it used more than its memory{after}"
     # An agent can kill its own command: if that made the episode be repeated, it could do so to avoid a bad score.
     now = oom_kills()

@@ -217,8 +217,8 @@ class ProgramEnv(AgentProgramEnv[ProgramArgs]):
     def lacks(self) -> Sequence[MissingRequirement]:
         return self.runner.lacks()
 
-    async def check_world(self) -> Sequence[MissingRequirement]:
-        return await self.runner.check_world()
+    async def check_sandbox(self) -> Sequence[MissingRequirement]:
+        return await self.runner.check_sandbox()
 
     def check_answers(self) -> Iterator[TaskProblem]:
         """A command's sandbox holds the row, and the agent may read it."""

@@ -28,7 +28,7 @@ class Function:
     def lacks(self) -> Sequence[MissingRequirement]:
         return ()
 
-    async def check_world(self) -> Sequence[MissingRequirement]:
+    async def check_sandbox(self) -> Sequence[MissingRequirement]:
         return ()
 
     def abandon(self) -> None:

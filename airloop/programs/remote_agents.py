@@ -89,7 +89,7 @@ class RemoteAgents:
             return [MissingRequirement(error.problem, error.fix)]
         return ()
 
-    async def check_world(self) -> Sequence[MissingRequirement]:
+    async def check_sandbox(self) -> Sequence[MissingRequirement]:
         return ()
 
     def abandon(self) -> None:

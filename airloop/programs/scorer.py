@@ -23,7 +23,7 @@ from airloop.errors import AirError, InfraError
 from airloop.programs.workers import SCORER, Workers
 from airloop.rollout.deadline import OutOfTime, within
 from airloop.rollout.program import ProgramCrashed
-from airloop.sandbox.base import WORKSPACE, WorldLost
+from airloop.sandbox.base import WORKSPACE, SandboxLost
 
 SCORE_S = 300.0
 MOST_FILES = 20_000  # of a workspace
@@ -62,7 +62,7 @@ class WorkspaceCopies:
         reap()
 
     async def make(self, pack: Callable[[int], Awaitable[bytes]], limit_bytes: int) -> tempfile.TemporaryDirectory[str]:
-        """`pack` is the method of a world; WorldLost where the workspace cannot be copied."""
+        """`pack` is the method of a sandbox; SandboxLost where the workspace cannot be copied."""
         folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True)
         try:
             async with self._turns:
@@ -103,7 +103,7 @@ def unpack(packed: bytes, folder: Path) -> None:
                     continue
                 count += 1
                 if count > MOST_FILES:
-                    raise WorldLost(f"the workspace has more than {MOST_FILES} files")
+                    raise SandboxLost(f"the workspace has more than {MOST_FILES} files")
                 place = folder.joinpath(*parts)
                 if member.isdir():
                     place.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def unpack(packed: bytes, folder: Path) -> None:
                     _write(place, tar.extractfile(member))
     except (tarfile.TarError, OSError, ValueError) as error:  # a name too long, a file where a folder is
         ours = isinstance(error, OSError) and error.errno in HOST_ERRNOS
-        raise (InfraError if ours else WorldLost)(f"the workspace cannot be copied: {error}") from error
+        raise (InfraError if ours else SandboxLost)(f"the workspace cannot be copied: {error}") from error
 
 
 def _write(place: Path, content: Any) -> None:

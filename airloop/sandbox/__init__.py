@@ -1,1 +1,1 @@
-"""Where an agent's commands run: closed worlds that cost milliseconds. See base.py for the contract."""
+"""Where an agent's commands run: closed sandboxes that cost milliseconds. See base.py for the contract."""

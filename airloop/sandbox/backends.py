@@ -18,7 +18,7 @@ def make_backend(
     runtime: str = "",
 ) -> Backend:
     """`packages` are those that agents see, `preload` what their warm Python has imported, `rehearsal` what it has
-    run once. A container has what its image has. Without a warm Python worlds start sooner, and scripts later.
+    run once. A container has what its image has. Without a warm Python sandboxes start sooner, and scripts later.
     `syscalls`: "strict" allows only those that are known to be used; else only those of escapes are refused. `runtime`:
     by what the engine runs containers, as runsc, which has a kernel of its own; else as it always does."""
     if syscalls not in ("", "strict"):

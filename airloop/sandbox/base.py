@@ -1,8 +1,8 @@
 """The contract of a sandbox.
 
-An Image says what a world is made of before any agent has touched it. A Backend starts Worlds from images; a
-World is a shell with files. Nothing an agent does inside a world can end the run, reach another world or keep
-a file: what it breaks is its own. `WorldLost` says who broke it: the agent (then the episode is scored on what
+An Image says what a sandbox is made of before any agent has touched it. A Backend starts Sandboxes from images; a
+Sandbox is a shell with files. Nothing an agent does inside a sandbox can end the run, reach another sandbox or keep
+a file: what it breaks is its own. `SandboxLost` says who broke it: the agent (then the episode is scored on what
 is left, which is nothing) or the machine (then it is an InfraError and never scored).
 """
 
@@ -21,7 +21,7 @@ from airloop.sandbox.passage import Passage
 
 HOME = "/home/agent"
 WORKSPACE = "/home/agent/workspace"
-CALL_SOURCE, CALL_INPUT = f"{HOME}/.call.py", f"{HOME}/.call.in"  # of World.python, where it goes through the shell
+CALL_SOURCE, CALL_INPUT = f"{HOME}/.call.py", f"{HOME}/.call.in"  # of Sandbox.python, where it goes through the shell
 # What every shell starts with, whatever carries it.
 ENVIRONMENT = {
     "HOME": HOME,
@@ -40,7 +40,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What one world may use. Times are seconds, sizes are MiB unless named otherwise."""
+    """What one sandbox may use. Times are seconds, sizes are MiB unless named otherwise."""
 
     memory_mb: int = 4096
     processes: int = 256  # threads count
@@ -49,13 +49,13 @@ class Limits:
     disk_mb: int = 2048  # workspace and home together; /tmp has as much again
     cpu_s: int = 3600  # of one process
     cpus: float = 4.0  # cores' worth of time that all its processes have together
-    signals: int = 256  # that wait to be delivered: the kernel counts them for all worlds and the host together
+    signals: int = 256  # that wait to be delivered: the kernel counts them for all sandboxes and the host together
     output_bytes: int = 1_000_000  # of one command that are kept: the first and the last half
 
 
 @dataclass(frozen=True)
 class Image:
-    """What a world starts as. Equal images may share warm worlds, so an image is plain, hashable data.
+    """What a sandbox starts as. Equal images may share warm sandboxes, so an image is plain, hashable data.
 
     `files` go into the workspace (or to an absolute path below HOME), `(path, content, mode)`; `binds` are
     host directories or files shown read-only at a path inside, `(host path, path inside)`. The shell starts in
@@ -70,7 +70,7 @@ class Image:
     gpus: tuple[str, ...] = ()  # ids of GPUs that are visible inside
     network: tuple[str, ...] = ()  # "host" or "host:port" that may be reached through the HTTP proxy inside
     container: str = ""  # the image's name, for the container backend only
-    door: int = 0  # a port of the loopback inside that leads where World.lead says; 0: none
+    door: int = 0  # a port of the loopback inside that leads where Sandbox.lead says; 0: none
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Snapshot:
     archive: bytes = field(repr=False)
 
 
-class WorldLost(Exception):
-    """The world has ended under the agent's own command (it killed or broke what carries it)."""
+class SandboxLost(Exception):
+    """The sandbox has ended under the agent's own command (it killed or broke what carries it)."""
 
 
 # What has no core because others have them all is not done when its time is up, and gets so many times as long at most.
@@ -103,7 +103,7 @@ LATEST = 20
 
 
 class Clock:
-    """Seconds of a world's own time: it stands still while the world is frozen."""
+    """Seconds of a sandbox's own time: it stands still while the sandbox is frozen."""
 
     def __init__(self) -> None:
         self._frozen_s = 0.0
@@ -122,10 +122,10 @@ class Clock:
             self._since = None
 
 
-class World(ABC):
+class Sandbox(ABC):
     """A started image. One command at a time; every call has a deadline.
 
-    Any method may raise InfraError (the machine failed) or WorldLost (the agent ended its own world).
+    Any method may raise InfraError (the machine failed) or SandboxLost (the agent ended its own sandbox).
     """
 
     image: Image
@@ -134,7 +134,7 @@ class World(ABC):
     def lead(self, host: str, port: int) -> None:
         """What connects to the image's door inside reaches this address from now on, and no other."""
         if self.passage is None:
-            raise ValueError("the image of this world has no door")
+            raise ValueError("the image of this sandbox has no door")
         self.passage.target = (host, port)
 
     @abstractmethod
@@ -153,11 +153,11 @@ class World(ABC):
     @abstractmethod
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Writes a file, relative to the workspace; makes directories; replaces what is there, and never
-        follows a link out of the agent's world."""
+        follows a link out of the agent's sandbox."""
 
     @abstractmethod
     async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
-        """The content of a regular file, as the agent's own world sees it; None if there is none (or it is a
+        """The content of a regular file, as the agent's own sandbox sees it; None if there is none (or it is a
         directory, a device, a pipe, or larger than the limit)."""
 
     async def get_many(self, paths: Sequence[str], limit_bytes: int, total_bytes: int) -> list[bytes | None]:
@@ -181,16 +181,16 @@ class World(ABC):
     @abstractmethod
     async def pack(self, limit_bytes: int) -> bytes:
         """The workspace as a tar, with names below HOME.lstrip("/"): what agents made, links and all, so it must be
-        read with care. WorldLost where it is larger than the limit, or cannot be read."""
+        read with care. SandboxLost where it is larger than the limit, or cannot be read."""
 
     async def starved(self) -> bool:
-        """Whether something in this world was ended because it had used all the memory that the world has; False where
+        """Whether something in this sandbox was ended because it had used all the memory that it has; False where
         nobody can tell."""
         return False
 
     @abstractmethod
     async def close(self) -> None:
-        """Ends every process of this world and removes all it left. Never raises, may be called twice."""
+        """Ends every process of this sandbox and removes all it left. Never raises, may be called twice."""
 
     @property
     @abstractmethod
@@ -198,18 +198,18 @@ class World(ABC):
 
     @abstractmethod
     async def freeze(self) -> None:
-        """Stops every process of this world, what it left in the background too: when this returns none of them runs,
+        """Stops every process of this sandbox, what it left in the background too: when this returns none of them runs,
         until thaw(). The time does not count against a command's deadline. Nothing can be run meanwhile, and not every
-        backend can read files. WorldLost when the agent has seen to it that its world cannot be stopped."""
+        backend can read files. SandboxLost when the agent has seen to it that its sandbox cannot be stopped."""
 
     @abstractmethod
     async def thaw(self) -> None:
-        """Never raises; may be called for a world that is not frozen."""
+        """Never raises; may be called for a sandbox that is not frozen."""
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """Whatever runs elsewhere in the meantime, nobody here can watch it: what worlds share (locks on files of the
-        system, load, caches) would else carry a message from one to the other."""
+        """Whatever runs elsewhere in the meantime, nobody here can watch it: what sandboxes share (locks on files of
+        the system, load, caches) would else carry a message from one to the other."""
         try:
             await self.freeze()
             yield
@@ -217,7 +217,7 @@ class World(ABC):
             await self.thaw()
 
     def cpu_seconds(self) -> float | None:
-        """What everything in this world has used, counted from outside; None where nobody counts."""
+        """What everything in this sandbox has used, counted from outside; None where nobody counts."""
         return None
 
 
@@ -225,8 +225,8 @@ class Backend(ABC):
     name: str
 
     @abstractmethod
-    async def start(self, image: Image | Snapshot) -> World:
-        """A fresh world, ready for its first command. AirError if the image cannot be had, InfraError if the
+    async def start(self, image: Image | Snapshot) -> Sandbox:
+        """A fresh sandbox, ready for its first command. AirError if the image cannot be had, InfraError if the
         machine fails."""
 
     @abstractmethod
@@ -242,7 +242,7 @@ class Backend(ABC):
 
 
 def inside(path: str) -> str:
-    """An absolute path inside a world, from one relative to the workspace."""
+    """An absolute path inside a sandbox, from one relative to the workspace."""
     return path if path.startswith("/") else f"{WORKSPACE}/{path}"
 
 
@@ -262,9 +262,9 @@ __all__ = [
     "InfraError",
     "Limits",
     "Result",
+    "Sandbox",
+    "SandboxLost",
     "Snapshot",
-    "World",
-    "WorldLost",
     "as_files",
     "inside",
 ]

@@ -40,9 +40,9 @@ PACKAGES = (
     "flake8",
 )
 # Packages that look themselves or others up at run time. The metadata of all others is left out, because every
-# entry costs half a millisecond at each start of a world.
+# entry costs half a millisecond at each start of a sandbox.
 NEED_METADATA = ("flake8", "mccabe", "pycodestyle", "pyflakes", "matplotlib", "seaborn")
-# Imported once, before any world exists, by the process that scripts are forked from.
+# Imported once, before any sandbox exists, by the process that scripts are forked from.
 PRELOAD = (
     *("argparse", "collections", "csv", "itertools", "json", "math", "random"),
     *("numpy", "numpy.random", "pandas", "scipy", "scipy.stats", "sklearn"),

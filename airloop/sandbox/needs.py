@@ -1,4 +1,4 @@
-"""What agents' code needs, looked for inside a world: what is installed on the host says nothing about it."""
+"""What agents' code needs, looked for inside a sandbox: what is installed on the host says nothing about it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _distributions() -> Mapping[str, list[str]]:
 async def looking(
     sandbox: str, python: str, packages: tuple[str, ...], runtime: str = "", syscalls: str = ""
 ) -> AsyncIterator[Backend]:
-    """A backend as agents' worlds have it, to look into one or two of them."""
+    """A backend as agents' sandboxes have it, to look into one or two of them."""
     backend = make_backend(sandbox, python, packages, warm_python=False, syscalls=syscalls, runtime=runtime)
     try:
         yield backend
@@ -73,14 +73,14 @@ async def looking(
 
 
 async def missing_modules(backend: Backend, image: Image, modules: Sequence[str], load: bool = False) -> dict[str, str]:
-    """Those that the Python of such a world does not have, each with its error. `load`: by importing them, which also
+    """Those that the Python of such a sandbox does not have, each with its error. `load`: by importing them, which also
     finds one that is there and broken, and takes as long as it takes."""
     command = LOOK.format(names=json.dumps(list(modules)), load=load)
-    world = await backend.start(image)
+    sandbox = await backend.start(image)
     try:
-        result = await world.run(command, LOOK_S)
+        result = await sandbox.run(command, LOOK_S)
     finally:
-        await world.close()
+        await sandbox.close()
     if result.timed_out:
         raise TimeoutError
     found = [line for line in result.output.splitlines() if line.startswith("AIR_LOST ")]
@@ -103,7 +103,7 @@ def module_lack(lost: dict[str, str], who: str, sandbox: str, python: str, image
 
 
 def sandbox_lacks(sandbox: str, gpus: Sequence[str] = ()) -> list[MissingRequirement]:
-    """Why no world could be made here; quick. A container engine is asked by the doctor alone, which can wait."""
+    """Why no sandbox could be made here; quick. A container engine is asked by the doctor alone, which can wait."""
     if sandbox != "bubblewrap":
         return []
     from airloop.sandbox.bubblewrap.backend import check

@@ -1,6 +1,6 @@
-"""A way from inside a world to one address outside, for agents that have somebody to ask.
+"""A way from inside a sandbox to one address outside, for agents that have somebody to ask.
 
-The world's own network has its loopback and nothing else. One port of it is served from out here, and whatever
+The sandbox's own network has its loopback and nothing else. One port of it is served from out here, and whatever
 connects to it speaks with the one address that it leads to: what is said is carried as it is, and decides nothing.
 """
 
@@ -11,19 +11,19 @@ import contextlib
 import socket
 from typing import ClassVar, Self
 
-MOST_CONNECTIONS = 64  # of one world at one time: sub-agents side by side
+MOST_CONNECTIONS = 64  # of one sandbox at one time: sub-agents side by side
 MOST_FOR_ALL = 4096
 CONNECT_S = 20.0
 
 
 class Passage:
-    """No world can use up the files that this process may have open: there is a bound for each, and one for all."""
+    """No sandbox can use up the files that this process may have open: there is a bound for each, and one for all."""
 
     everyone: ClassVar[set[asyncio.StreamWriter]] = set()
 
     def __init__(self) -> None:
         self.target: tuple[str, int] | None = None  # until it leads somewhere, whoever comes is hung up on
-        self.trouble = ""  # why one that it should have served was not: no doing of the world's
+        self.trouble = ""  # why one that it should have served was not: no doing of the sandbox's
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 

@@ -1,11 +1,11 @@
-"""Worlds kept ready, so that an episode waits for none.
+"""Sandboxes kept ready, so that an episode waits for none.
 
-What many episodes took at once, twice in a row, is started ahead as soon as nobody asks for worlds any more: while a
-trainer updates its model, processors have little to do, and the next step begins with worlds that stand ready.
+What many episodes took at once, twice in a row, is started ahead as soon as nobody asks for sandboxes any more: while a
+trainer updates its model, processors have little to do, and the next step begins with sandboxes that stand ready.
 
-A lease is a world that somebody uses. It is never used twice: to go back to the beginning (or to a snapshot)
-takes another fresh world, and the old one is ended in the background. So a reset costs as much as taking a ready
-world, and nothing an agent did can reach the next episode.
+A lease is a sandbox that somebody uses. It is never used twice: to go back to the beginning (or to a snapshot)
+takes another fresh sandbox, and the old one is ended in the background. So a reset costs as much as taking a ready
+sandbox, and nothing an agent did can reach the next episode.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from types import TracebackType
 from typing import Any, Self
 
 from airloop.errors import InfraError
-from airloop.sandbox.base import Backend, Image, Result, Snapshot, World, WorldLost
+from airloop.sandbox.base import Backend, Image, Result, Sandbox, SandboxLost, Snapshot
 from airloop.waits import waiting
 
 log = logging.getLogger(__name__)
 
-PING_S = 2.0  # for a ready world to show that it lives
-KINDS = 16  # images that ready worlds are kept of
-STARTS = max(4, os.cpu_count() or 1)  # worlds started at one time
-AHEAD = 4 * (os.cpu_count() or 1)  # ready worlds, of all images together, up to which some are started ahead
-QUIET_S = 0.5  # without a wish for a world: the episodes have what they need
-ATTEMPTS = 3  # to start a world
-LEASE_S = 120.0  # a world starts in milliseconds to seconds; many at once wait for one another
+PING_S = 2.0  # for a ready sandbox to show that it lives
+KINDS = 16  # images that ready sandboxes are kept of
+STARTS = max(4, os.cpu_count() or 1)  # sandboxes started at one time
+AHEAD = 4 * (os.cpu_count() or 1)  # ready sandboxes, of all images together, up to which some are started ahead
+QUIET_S = 0.5  # without a wish for a sandbox: the episodes have what they need
+ATTEMPTS = 3  # to start a sandbox
+LEASE_S = 120.0  # a sandbox starts in milliseconds to seconds; many at once wait for one another
 
 Start = Image | Snapshot
 
 
 class Pool:
-    """`standby` worlds are kept ready for each of the images used last; with 0 of them none is ever started ahead.
+    """`standby` sandboxes are kept ready for each of the images used last; with 0 of them none is ever started ahead.
     Everything has a deadline: a lease that is held longer than `deadline_s` is closed under its holder."""
 
     def __init__(self, backend: Backend, standby: int = 2, deadline_s: float = 4 * 3600.0) -> None:
@@ -47,50 +47,50 @@ class Pool:
         self.deadline_s = deadline_s
         self.counts: Counter[str] = Counter()  # started, warm, cold, broken, closed, overdue
         self.leases: set[Lease] = set()
-        self._ready: OrderedDict[Start, deque[World]] = OrderedDict()
+        self._ready: OrderedDict[Start, deque[Sandbox]] = OrderedDict()
         self._coming: Counter[Start] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = asyncio.Semaphore(STARTS)
-        self._wishes: Counter[Start] = Counter()  # for worlds of an image, since it was last quiet
+        self._wishes: Counter[Start] = Counter()  # for sandboxes of an image, since it was last quiet
         self._wishes_before: Counter[Start] = Counter()
         self._quiet: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def lease(self, start: Start, deadline_s: float | None = None) -> Lease:
         with waiting("a sandbox", f"the {self.backend.name} pool", LEASE_S):
-            world = await self.take(start)
-        lease = Lease(self, start, world, deadline_s or self.deadline_s)
+            sandbox = await self.take(start)
+        lease = Lease(self, start, sandbox, deadline_s or self.deadline_s)
         self.leases.add(lease)
         return lease
 
-    async def take(self, start: Start) -> World:
-        """A fresh world: a ready one if it still lives, else one started now."""
+    async def take(self, start: Start) -> Sandbox:
+        """A fresh sandbox: a ready one if it still lives, else one started now."""
         if self._closed:
             raise InfraError("the pool of sandboxes is closed")
         self._note_wish(start)
         ready = self._ready.setdefault(start, deque())
         self._ready.move_to_end(start)
         while ready:
-            world = ready.popleft()
-            if await _lives(world):
+            sandbox = ready.popleft()
+            if await _lives(sandbox):
                 self.counts["warm"] += 1
                 self._refill(start)
-                return world
+                return sandbox
             self.counts["broken"] += 1
-            self.discard(world)
+            self.discard(sandbox)
         self.counts["cold"] += 1
-        world = await self._start(start)
+        sandbox = await self._start(start)
         self._refill(start)
-        return world
+        return sandbox
 
     async def warm(self, start: Start, count: int | None = None) -> None:
-        """Waits until worlds of this image stand ready."""
+        """Waits until sandboxes of this image stand ready."""
         ready = self._ready.setdefault(start, deque())
         missing = (self.standby if count is None else count) - len(ready)
         await asyncio.gather(*(self._add(start) for _ in range(missing)))
 
-    def discard(self, world: World) -> None:
-        self._spawn(world.close())
+    def discard(self, sandbox: Sandbox) -> None:
+        self._spawn(sandbox.close())
         self.counts["closed"] += 1
 
     async def close(self) -> None:
@@ -100,8 +100,10 @@ class Pool:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        worlds = [world for ready in self._ready.values() for world in ready]
-        await asyncio.gather(*(lease.close() for lease in list(self.leases)), *(world.close() for world in worlds))
+        sandboxes = [sandbox for ready in self._ready.values() for sandbox in ready]
+        await asyncio.gather(
+            *(lease.close() for lease in list(self.leases)), *(sandbox.close() for sandbox in sandboxes)
+        )
         self._ready.clear()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.backend.close()
@@ -111,13 +113,13 @@ class Pool:
         self._closed = True
         self.backend.abandon()
 
-    async def _start(self, start: Start) -> World:
+    async def _start(self, start: Start) -> Sandbox:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with self._starts:
-                    world = await self.backend.start(start)
+                    sandbox = await self.backend.start(start)
                 self.counts["started"] += 1
-                return world
+                return sandbox
             except InfraError as error:
                 self.counts["broken"] += 1
                 if attempt == ATTEMPTS or self._closed:
@@ -133,8 +135,8 @@ class Pool:
             self._coming[start] += 1
         while len(self._ready) > KINDS:
             _, old = self._ready.popitem(last=False)
-            for world in old:
-                self.discard(world)
+            for sandbox in old:
+                self.discard(sandbox)
 
     def _note_wish(self, start: Start) -> None:
         self._wishes[start] += 1
@@ -156,16 +158,16 @@ class Pool:
 
     async def _add(self, start: Start) -> None:
         try:
-            world = await self._start(start)
+            sandbox = await self._start(start)
         except InfraError as error:
             log.warning("no sandbox could be kept ready: %s", error)  # whoever needs one tries again, and is told
             return
         finally:
             self._coming[start] -= self._coming[start] > 0
         if self._closed or start not in self._ready:
-            await world.close()
+            await sandbox.close()
         else:
-            self._ready[start].append(world)
+            self._ready[start].append(sandbox)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -174,12 +176,12 @@ class Pool:
 
 
 class Lease:
-    """A world in use, and the way to get another in its place."""
+    """A sandbox in use, and the way to get another in its place."""
 
-    def __init__(self, pool: Pool, start: Start, world: World, deadline_s: float) -> None:
+    def __init__(self, pool: Pool, start: Start, sandbox: Sandbox, deadline_s: float) -> None:
         self._pool = pool
         self._start = start
-        self.world = world
+        self.sandbox = sandbox
         self._overdue = False
         self._closed = False
         self._timer = asyncio.get_running_loop().call_later(deadline_s, self._expire)
@@ -193,44 +195,44 @@ class Lease:
         await self.close()
 
     async def run(self, command: str, timeout: float) -> Result:
-        return await self._unless_overdue(self.world.run(command, timeout))
+        return await self._unless_overdue(self.sandbox.run(command, timeout))
 
     async def python(self, source: str, given: bytes, timeout: float) -> Result:
-        return await self._unless_overdue(self.world.python(source, given, timeout))
+        return await self._unless_overdue(self.sandbox.python(source, given, timeout))
 
     async def _unless_overdue(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return await work
-        except (InfraError, WorldLost) as error:
+        except (InfraError, SandboxLost) as error:
             if self._overdue:
                 raise InfraError("the sandbox was held longer than its deadline and was closed") from error
             raise
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        await self.world.put(path, content, mode)
+        await self.sandbox.put(path, content, mode)
 
     async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
-        return await self.world.get(path, limit_bytes)
+        return await self.sandbox.get(path, limit_bytes)
 
     async def get_many(self, paths: Sequence[str], limit_bytes: int, total_bytes: int) -> list[bytes | None]:
-        return await self.world.get_many(paths, limit_bytes, total_bytes)
+        return await self.sandbox.get_many(paths, limit_bytes, total_bytes)
 
     async def list(self, pattern: str) -> list[str]:
-        return await self.world.list(pattern)
+        return await self.sandbox.list(pattern)
 
     async def snapshot(self) -> Snapshot:
-        return await self.world.snapshot()
+        return await self.sandbox.snapshot()
 
     def frozen(self) -> AbstractAsyncContextManager[None]:
-        return self.world.frozen()
+        return self.sandbox.frozen()
 
     async def restore(self, snapshot: Snapshot | None = None) -> None:
         """Back to a snapshot, or to the very beginning: with fresh processes, whatever happened."""
         if self._closed:
             raise InfraError("the lease is closed")
         fresh = await self._pool.take(snapshot or self._start)
-        self._pool.discard(self.world)
-        self.world = fresh
+        self._pool.discard(self.sandbox)
+        self.sandbox = fresh
 
     async def close(self) -> None:
         if self._closed:
@@ -239,17 +241,17 @@ class Lease:
         self._timer.cancel()
         self._pool.leases.discard(self)
         self._pool.counts["closed"] += 1
-        await self.world.close()
+        await self.sandbox.close()
 
     def _expire(self) -> None:
         self._overdue = True
         self._pool.counts["overdue"] += 1
         log.warning("a sandbox was held longer than its deadline; it is closed")
-        self._pool.discard(self.world)
+        self._pool.discard(self.sandbox)
 
 
-async def _lives(world: World) -> bool:
-    with contextlib.suppress(InfraError, WorldLost):
-        result = await world.run(":", PING_S)
+async def _lives(sandbox: Sandbox) -> bool:
+    with contextlib.suppress(InfraError, SandboxLost):
+        result = await sandbox.run(":", PING_S)
         return result.exit_code == 0 and not result.timed_out and not result.shell_restarted
     return False

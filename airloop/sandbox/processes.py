@@ -82,7 +82,7 @@ def now() -> float:
 
 
 def stop_command(how: str, found: Iterable[Process], shell_pid: int, since: float) -> None:
-    """Of a world's processes the shell, by its number inside, and those that have started since its last command."""
+    """Of a sandbox's processes the shell, by its number inside, and those that have started since its last command."""
     found = list(found)
     shell = [p.pid for p in found if p.inside == shell_pid]
     new = [p.pid for p in found if p.started >= since and p.inside not in (1, shell_pid)]

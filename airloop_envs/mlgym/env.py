@@ -130,9 +130,9 @@ class MlgymEnv(Environment[MlgymArgs]):
                 runtime=self.args.container_runtime,
             )  # fmt: skip
             pool = Pool(backend, standby=self.args.standby)
-            worlds = self.args.worlds()
-            grader = Grader(pool, worlds)
-            self._running = Running(loop, Places(pool, grader, Baselines(pool, grader, worlds)))
+            sandboxes = self.args.sandboxes()
+            grader = Grader(pool, sandboxes)
+            self._running = Running(loop, Places(pool, grader, Baselines(pool, grader, sandboxes)))
         return self._running.places
 
     def _packages(self) -> tuple[str, ...]:
@@ -141,17 +141,17 @@ class MlgymEnv(Environment[MlgymArgs]):
         return tuple(dict.fromkeys((*PACKAGES, *(name for module in modules for name in packages_of(module)))))
 
     def lacks(self) -> Sequence[MissingRequirement]:
-        return sandbox_lacks(self.args.sandbox, self.args.worlds().gpus)
+        return sandbox_lacks(self.args.sandbox, self.args.sandboxes().gpus)
 
-    async def check_world(self) -> Sequence[MissingRequirement]:
-        """What each task's code imports, looked for in a world of that task."""
+    async def check_sandbox(self) -> Sequence[MissingRequirement]:
+        """What each task's code imports, looked for in a sandbox of that task."""
         args, found = self.args, []
         async with looking(
             args.sandbox, args.python, self._packages(), args.container_runtime, args.syscalls
         ) as backend:
             for chosen in self.library.chosen():
                 spec = self.library.spec(chosen.key, chosen.variant)
-                image, modules = agent_image(spec, args.worlds()), needed_modules(spec)
+                image, modules = agent_image(spec, args.sandboxes()), needed_modules(spec)
                 if modules and (lost := await missing_modules(backend, image, modules)):
                     who = f"The task {spec.key!r}"
                     found.append(module_lack(lost, who, args.sandbox, args.python, args.container_image))

@@ -1,7 +1,7 @@
 """Data that a checkout does not ship and makes with a script of its own, as MLGym's house prices.
 
 The script lies in `_helpers` beside the directory that the data is to be in, reads what lies there too, and writes the
-rows for agents together with the answers. It is run in a copy, in a world without a network, so the checkout stays as
+rows for agents together with the answers. It is run in a copy, in a sandbox without a network, so the checkout stays as
 it is; what it wrote is kept in the cache, named by the script and what it reads.
 """
 
@@ -100,13 +100,13 @@ async def make(generator: Generator, backend: Backend) -> None:
 async def _run(generator: Generator, backend: Backend) -> Mapping[str, bytes]:
     """What the script writes, by its path beside the copy."""
     copied = {f"{HELPERS}/{name}": path.read_bytes() for name, path in generator.sources().items()}
-    world = await backend.start(Image(files=tuple((name, content, 0o644) for name, content in copied.items())))
+    sandbox = await backend.start(Image(files=tuple((name, content, 0o644) for name, content in copied.items())))
     try:
-        ran = await world.run(RUN, SCRIPT_S)
-        names = await world.list(f"{generator.data.name}/**/*")
-        contents = {name: await world.get(name) for name in names}
+        ran = await sandbox.run(RUN, SCRIPT_S)
+        names = await sandbox.list(f"{generator.data.name}/**/*")
+        contents = {name: await sandbox.get(name) for name in names}
     finally:
-        await world.close()
+        await sandbox.close()
     last = "\n".join(f"    {line}" for line in ran.output.rstrip().splitlines()[-LAST_LINES:])
     if ran.exit_code != 0 or not contents or None in contents.values():
         why = f"ended with exit code {ran.exit_code}" if ran.exit_code else f"left no files in {generator.data.name}/"

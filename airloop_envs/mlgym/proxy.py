@@ -1,6 +1,6 @@
-"""The agent's code and the code that grades it, in two worlds with one wire between them (D17).
+"""The agent's code and the code that grades it, in two sandboxes with one wire between them (D17).
 
-The host makes a pair of connected sockets and hands one end to each world, through a socket of its own that is bound
+The host makes a pair of connected sockets and hands one end to each sandbox, through a socket of its own that is bound
 into both and closed after the first visitor. From then on the two talk directly, at the speed of the kernel, and
 the host never sees a byte of the agent's. agent_link.py is the grader's side, agent_worker.py the agent's.
 """
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from airloop.sandbox import processes
-from airloop.sandbox.base import World
+from airloop.sandbox.base import Sandbox
 from airloop_envs.mlgym import agent_link
 
 MODULE = Path(agent_link.__file__)
@@ -41,7 +41,7 @@ class Wire:
         self._ends: dict[Role, socket.socket] = {"grader": ends[0], "worker": ends[1]}
         self._listeners = {role: _listen(directory / role) for role in self._ends}
         self._namespace = 0  # of the worker's processes
-        self.worker: World | None = None  # whose CPU time is asked for
+        self.worker: Sandbox | None = None  # whose CPU time is asked for
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -80,7 +80,7 @@ class Wire:
                     await self._tell_time(connection)
 
     async def _tell_time(self, connection: socket.socket) -> None:
-        """b"c": seconds of the agent's world so far; b"a": whether they are all of them."""
+        """b"c": seconds of the agent's sandbox so far; b"a": whether they are all of them."""
         loop = asyncio.get_running_loop()
         while asked := await loop.sock_recv(connection, 1):
             counted = self.worker.cpu_seconds() if self.worker is not None else None
@@ -101,7 +101,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def cpu_seconds(namespace: int) -> float:
-    """CPU time of every process in a pid namespace, where no control group counts it for the whole world.
+    """CPU time of every process in a pid namespace, where no control group counts it for the whole sandbox.
 
     Exact to microseconds for processes that live, to 10 ms for children that have ended and were waited for.
     Not counted is one that ended while its parent ignored SIGCHLD.

@@ -201,10 +201,10 @@ class Player:
 
     async def _prepare(self) -> None:
         """Starter files as they were there, put in place before anything is played."""
-        files = {name: (content, mode) for name, content, mode in self.session.world.world.image.files}
+        files = {name: (content, mode) for name, content, mode in self.session.sandbox.sandbox.image.files}
         older = older_files(self.recording.steps, {name: content for name, (content, _) in files.items()})
         for name, content in older.contents.items():
-            await self.session.world.put(name, content, files[name][1])
+            await self.session.sandbox.put(name, content, files[name][1])
         self.report.without_header = older.cut
         self.report.notes += older.notes
 

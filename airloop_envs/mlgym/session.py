@@ -1,4 +1,4 @@
-"""One episode of research: a leased world, the agent's commands in it, and scores from outside it."""
+"""One episode of research: a leased sandbox, the agent's commands in it, and scores from outside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from airloop.envs.base import Opening, Session
-from airloop.sandbox.base import WORKSPACE, WorldLost
+from airloop.sandbox.base import WORKSPACE, SandboxLost
 from airloop.sandbox.pool import Lease, Pool
 from airloop.types import Action, Message, Observation, Score, Task
 from airloop_envs.mlgym import metrics, rewards
@@ -35,7 +35,7 @@ MOST_REQUESTS = 3  # of one command that are answered; all of them by one gradin
 
 @dataclass(frozen=True)
 class Places:
-    """Where an episode's work is done, shared by all of a run: worlds, grading, and what baselines score."""
+    """Where an episode's work is done, shared by all of a run: sandboxes, grading, and what baselines score."""
 
     pool: Pool
     grader: Grader
@@ -81,7 +81,7 @@ class MlgymSession(Session):
         self.step = 0
         self.failed_commands = 0
         self.validated = False
-        self.lost = False  # the agent ended its own world
+        self.lost = False  # the agent ended its own sandbox
         self._answer: Grade | None = None  # to this command's requests
         self._code: Sequence[bytes] | None = None  # that was submitted
         self._delta = 0.0  # what this turn's validations gained
@@ -89,7 +89,7 @@ class MlgymSession(Session):
 
     async def __aenter__(self) -> Self:
         self.baseline = await self.places.baselines.of(self.spec)
-        self._lease = await self.places.pool.lease(agent_image(self.spec, self.args.worlds()))
+        self._lease = await self.places.pool.lease(agent_image(self.spec, self.args.sandboxes()))
         return self
 
     async def __aexit__(
@@ -99,12 +99,12 @@ class MlgymSession(Session):
             await self._lease.close()
 
     @property
-    def world(self) -> Lease:
+    def sandbox(self) -> Lease:
         assert self._lease is not None
         return self._lease
 
     async def begin(self) -> Opening:
-        there = await collect(self.spec, self.world)
+        there = await collect(self.spec, self.sandbox)
         self.attempt.first = there.digest if there is not None else ""
         system, user = opening(self.spec, self._shown_baseline(), self.args)
         return Opening((Message(role="system", content=system), Message(role="user", content=user)))
@@ -121,7 +121,7 @@ class MlgymSession(Session):
             text, failed = await self._run(action.text)
             if not self.attempt.ending:
                 state = await self._shell_state()
-        except WorldLost:
+        except SandboxLost:
             self.lost = True
             self.attempt.ending = "lost"
             text, failed = "The command ended the machine it ran on. The task is over.", True
@@ -144,7 +144,7 @@ class MlgymSession(Session):
         """The command's output with what `validate` or `submit` had to say in its place, and whether it failed."""
         self._delta, self._answer = 0.0, None
         timeout = self._timeout(command)
-        result = await self.world.run(prepare(command.strip("\n")), timeout)
+        result = await self.sandbox.run(prepare(command.strip("\n")), timeout)
         parts: list[str] = []
         failed = result.exit_code != 0 or result.timed_out or bool(TRACEBACK.search(result.output))
         at = 0
@@ -175,7 +175,7 @@ class MlgymSession(Session):
 
     async def _shell_state(self) -> tuple[str, str]:
         """The open file and the working directory."""
-        result = await self.world.run('builtin printf %s "$CURRENT_FILE"', 5.0)
+        result = await self.sandbox.run('builtin printf %s "$CURRENT_FILE"', 5.0)
         return result.output, result.cwd
 
     # --- scores -------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class MlgymSession(Session):
                 return Grade(None, "no_gradings_left", NONE_LEFT.format(self.args.max_gradings), 0.0)
             try:
                 work = self.attempt.works[found.digest] = await self._graded(found)
-            except WorldLost:  # nothing can stop what the agent has left running there
+            except SandboxLost:  # nothing can stop what the agent has left running there
                 self.lost = True
                 return Grade(None, "submission_not_found", NOT_FOUND, 0.0)
         self.attempt.last = work
@@ -219,7 +219,9 @@ class MlgymSession(Session):
         return math.inf if self.spec.builtin else self.args.max_gradings - 1 - len(self.attempt.works)
 
     async def _graded(self, found: Submission) -> Work:
-        async with self.world.frozen():  # what graded code sees must not reach a process that the agent has left behind
+        async with (
+            self.sandbox.frozen()
+        ):  # what graded code sees must not reach a process that the agent has left behind
             grade = await self.grader.grade(self.spec, found)
         untouched = found.digest == self.attempt.first  # it may have a score, but nobody here has earned it
         score = self._take(grade) if not untouched else None
@@ -232,8 +234,8 @@ class MlgymSession(Session):
         if self.lost:
             return None
         try:
-            return await collect(self.spec, self.world)
-        except WorldLost:  # nothing can be read from there any more
+            return await collect(self.spec, self.sandbox)
+        except SandboxLost:  # nothing can be read from there any more
             self.lost = True
             return None
 
@@ -371,8 +373,8 @@ class MlgymSession(Session):
         if self.lost:
             return ()
         try:
-            return await own_code(self.spec, self.world)
-        except WorldLost:  # the agent has seen to it that nothing can be read
+            return await own_code(self.spec, self.sandbox)
+        except SandboxLost:  # the agent has seen to it that nothing can be read
             return ()
 
 

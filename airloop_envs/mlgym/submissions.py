@@ -28,7 +28,7 @@ SKIPPED = {"__pycache__", ".git", ".cache", ".ipynb_checkpoints"}
 
 
 class Place(Protocol):
-    """A world, or the lease of one."""
+    """A sandbox, or the lease of one."""
 
     async def get(self, path: str, limit_bytes: int = ...) -> bytes | None: ...
 
@@ -50,34 +50,34 @@ class Submission:
     problem: str = ""
 
 
-async def collect(spec: TaskSpec, world: Place) -> Submission | None:
+async def collect(spec: TaskSpec, sandbox: Place) -> Submission | None:
     """None if there is nothing to grade."""
     match spec.entry_point:
         case "CSVSubmissionTasks":
-            return await _table(spec, world)
+            return await _table(spec, sandbox)
         case "PythonSubmissionTasks":
-            return await _code(spec, world)
+            return await _code(spec, sandbox)
         case "ModelSubmissionTasks":
-            return await _model(spec, world)
+            return await _model(spec, sandbox)
         case "LMSubmissionTasks":
-            files, problem = await _copy(world, await _names(spec, world), LARGEST_WORKSPACE)
+            files, problem = await _copy(sandbox, await _names(spec, sandbox), LARGEST_WORKSPACE)
             return _submission("", files, problem)
 
 
-async def own_code(spec: TaskSpec, world: Place) -> Sequence[bytes]:
+async def own_code(spec: TaskSpec, sandbox: Place) -> Sequence[bytes]:
     """The Python files in the workspace's root that are the agent's; none if they are too many or too large."""
     is_graders = graders(spec)
-    names = [name for name in await world.list("*.py") if not is_graders(name)]
-    files, _ = await _copy(world, names, LARGEST_READ)
+    names = [name for name in await sandbox.list("*.py") if not is_graders(name)]
+    files, _ = await _copy(sandbox, names, LARGEST_READ)
     return list(files.values())
 
 
-async def _table(spec: TaskSpec, world: Place) -> Submission | None:
+async def _table(spec: TaskSpec, sandbox: Place) -> Submission | None:
     limit = largest_table(spec)
-    content = await world.get(SUBMISSION, limit)
+    content = await sandbox.get(SUBMISSION, limit)
     if content is not None:
         return _submission(SUBMISSION, {SUBMISSION: content})
-    if await world.list(SUBMISSION):
+    if await sandbox.list(SUBMISSION):
         problem = f"{SUBMISSION} is larger than {limit / (1 << 20):.3g} MB, the most that is graded in this task."
         return _submission(SUBMISSION, {}, problem)
     return None
@@ -90,23 +90,23 @@ def largest_table(spec: TaskSpec) -> int:
     return max(LEAST_TABLE, TIMES_SAMPLE * sample.stat().st_size)
 
 
-async def _code(spec: TaskSpec, world: Place) -> Submission | None:
-    names = await _names(spec, world)
-    code, problem = await _copy(world, [name for name in names if name.endswith(".py")], LARGEST_CODE)
+async def _code(spec: TaskSpec, sandbox: Place) -> Submission | None:
+    names = await _names(spec, sandbox)
+    code, problem = await _copy(sandbox, [name for name in names if name.endswith(".py")], LARGEST_CODE)
     if not code and not problem:
         return None
     others = [name for name in names if not name.endswith(".py")]
-    more, _ = await _copy(world, others, LARGEST_CODE, LARGEST_OTHER)
+    more, _ = await _copy(sandbox, others, LARGEST_CODE, LARGEST_OTHER)
     path = next((name for name in spec.baseline_paths if name in code), min(code, default=""))
     return _submission(path, {**more, **code}, problem)
 
 
-async def _model(spec: TaskSpec, world: Place) -> Submission | None:
-    names = await _names(spec, world)
+async def _model(spec: TaskSpec, sandbox: Place) -> Submission | None:
+    names = await _names(spec, sandbox)
     configs = [name for name in names if name.endswith(".yaml")]
     if not configs:
         return None
-    files, problem = await _copy(world, names, LARGEST_WORKSPACE)
+    files, problem = await _copy(sandbox, names, LARGEST_WORKSPACE)
     start = {name: path.read_bytes() for name, path in starter_files(spec)}
     changed = {name for name, content in files.items() if start.get(name) != content}
     if not changed and not problem:
@@ -116,10 +116,10 @@ async def _model(spec: TaskSpec, world: Place) -> Submission | None:
     return _submission(path, files, problem)
 
 
-async def _names(spec: TaskSpec, world: Place) -> list[str]:
+async def _names(spec: TaskSpec, sandbox: Place) -> list[str]:
     """The agent's files: all of the workspace but the data, the evaluation and what is secret."""
     patterns = ["**/*"] if not spec.data_directories() else ["*", *(f"{top}/**/*" for top in other_than("data"))]
-    found = {name for pattern in patterns for name in await world.list(pattern)}
+    found = {name for pattern in patterns for name in await sandbox.list(pattern)}
     is_graders = graders(spec)
     return sorted(name for name in found if not _is_left_out(name) and not is_graders(name))
 
@@ -139,7 +139,7 @@ def other_than(word: str) -> Iterator[str]:
 
 
 async def _copy(
-    world: Place, names: Iterable[str], limit: int, limit_each: int | None = None
+    sandbox: Place, names: Iterable[str], limit: int, limit_each: int | None = None
 ) -> tuple[dict[str, bytes], str]:
     """The files and, if they are too many or too large together, a sentence that says so."""
     names = list(names)
@@ -149,7 +149,7 @@ async def _copy(
     left = limit
     for start in range(0, len(names), AT_ONCE):
         some = names[start : start + AT_ONCE]
-        contents = await world.get_many(some, limit_each or left, left)
+        contents = await sandbox.get_many(some, limit_each or left, left)
         for name, content in zip(some, contents, strict=True):
             if content is None and limit_each is None:
                 return {}, f"The files of the workspace are larger than {limit >> 20} MB: {name} did not fit."

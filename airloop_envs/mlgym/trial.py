@@ -115,7 +115,7 @@ class Trial:
         """The baseline's work, or else the sample submission: something that has to be given a score."""
         check = self.check
         try:
-            command = baselines.command_line(spec, self.env.args.worlds())
+            command = baselines.command_line(spec, self.env.args.sandboxes())
             check.tried = f"the baseline, `{command}`" if command else "the starter code as it is"
         except AirError:
             if spec.sample_submission is None:
@@ -123,12 +123,12 @@ class Trial:
                 return
             command = ""
             check.tried = f"the sample submission, {spec.sample_submission.name}"
-            await session.world.put(SUBMISSION, spec.sample_submission.read_bytes())
+            await session.sandbox.put(SUBMISSION, spec.sample_submission.read_bytes())
         if command:
             with self._timed("running the baseline"):
                 seen = await session.act(Action("command", command))
             if seen.failed:
-                check.problems.append(f"`{command}` failed in the agent's world:\n{_last_lines(seen.text)}")
+                check.problems.append(f"`{command}` failed in the agent's sandbox:\n{_last_lines(seen.text)}")
                 return
         with self._timed("validating"):
             seen = await session.act(Action("command", "validate"))

@@ -1,4 +1,4 @@
-"""What a task's worlds are made of: the agent's, without anything secret, and the grader's, with everything."""
+"""What a task's sandboxes are made of: the agent's, without anything secret, and the grader's, with everything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airloop_envs.mlgym.spec import TaskSpec
 SUBMISSION = "submission.csv"
 ANSWERS = "answers"
 MOST_BINDS = 500  # for data that cannot be shown as one directory
-# A world shows packages, not their programs.
+# A sandbox shows packages, not their programs.
 TORCHRUN = """
 command -v torchrun >/dev/null || { torchrun() { python -m torch.distributed.run "$@"; }; export -f torchrun; }"""
 
@@ -24,8 +24,8 @@ LIMITS = Limits()
 
 
 @dataclass(frozen=True)
-class Worlds:
-    """What all worlds of a run have in common, whatever the task."""
+class Sandboxes:
+    """What all sandboxes of a run have in common, whatever the task."""
 
     limits: Limits = LIMITS
     env: tuple[tuple[str, str], ...] = ()
@@ -36,35 +36,35 @@ class Worlds:
     container: str = ""
 
 
-PLAIN = Worlds()
+PLAIN = Sandboxes()
 
 
-def agent_image(spec: TaskSpec, worlds: Worlds = PLAIN) -> Image:
+def agent_image(spec: TaskSpec, sandboxes: Sandboxes = PLAIN) -> Image:
     """Starter code and data, and no trace of secret files, of answers or of an old submission."""
     hidden = hidden_paths(spec)
     files = [(name, path) for name, path in starter_files(spec) if not _is_hidden(path, hidden)]
     return Image(
         files=tuple((name, path.read_bytes(), _mode(spec, name, path)) for name, path in files),
-        binds=(*worlds.binds, *visible_data(spec)),
-        env=worlds.env,
-        setup=worlds.setup + _setup(spec),
-        limits=worlds.limits,
-        gpus=worlds.gpus,
-        network=worlds.network,
-        container=worlds.container,
+        binds=(*sandboxes.binds, *visible_data(spec)),
+        env=sandboxes.env,
+        setup=sandboxes.setup + _setup(spec),
+        limits=sandboxes.limits,
+        gpus=sandboxes.gpus,
+        network=sandboxes.network,
+        container=sandboxes.container,
     )
 
 
-def grader_image(spec: TaskSpec, worlds: Worlds = PLAIN) -> Image:
+def grader_image(spec: TaskSpec, sandboxes: Sandboxes = PLAIN) -> Image:
     """Everything of the task, and nothing of what agents get besides: no tools, no variables, no network."""
     answers = ((str(spec.answers), f"{WORKSPACE}/{ANSWERS}"),) if spec.answers else ()
     return Image(
         files=tuple((name, path.read_bytes(), _mode(spec, name, path)) for name, path in starter_files(spec)),
         binds=(*_data_binds(spec.data_directories(), frozenset()), *answers),
         setup=_setup(spec),
-        limits=worlds.limits,
-        gpus=worlds.gpus,
-        container=worlds.container,
+        limits=sandboxes.limits,
+        gpus=sandboxes.gpus,
+        container=sandboxes.container,
     )
 
 

@@ -140,7 +140,7 @@ class SoupEnv(Environment[SoupArgs]):
     def lacks(self) -> Sequence[MissingRequirement]:
         return sandbox_lacks(self.args.sandbox)
 
-    async def check_world(self) -> Sequence[MissingRequirement]:
+    async def check_sandbox(self) -> Sequence[MissingRequirement]:
         """BeautifulSoup and its parsers, imported as an agent's code would."""
         args = self.args
         async with looking(args.sandbox, args.python, PACKAGES, args.container_runtime, args.syscalls) as backend:

@@ -1,4 +1,4 @@
-"""What `run_python` is inside the agent's world. Read as text by rooms.py and run there: standard library and bs4 only.
+"""What `run_python` is inside the agent's sandbox. Read as text and run there: bs4 and the standard library.
 
 The page and the task's words come with the code, on stdin, in every call: so the page is always the one that the
 agent is on, and nothing of an earlier call is needed. What else the task has (its answer, its kind) never comes here.

@@ -6,7 +6,7 @@ episode gets a fresh one with its next call. Nobody holds anything while waiting
 deadlock; a sandbox never serves two episodes.
 
 That a call leaves nothing is the work of a filter of system calls (quiet.py). Where it cannot be had, which is tried
-once, every call has a fresh sandbox: slower, and the same world.
+once, every call has a fresh sandbox: slower, and it sees the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from airloop.errors import InfraError
 from airloop.sandbox.backends import make_backend
-from airloop.sandbox.base import Image, Limits, Result, WorldLost
+from airloop.sandbox.base import Image, Limits, Result, SandboxLost
 from airloop.sandbox.pool import Lease, Pool
 from airloop_envs.soup import quiet
 from airloop_envs.soup.args import SoupArgs
@@ -104,7 +104,7 @@ class SandboxPool:
                     result = await lease.python(SOURCE, json.dumps({**given, "rules": rules}).encode(), timeout)
                     kept = bool(rules)
                     return result
-                except WorldLost:
+                except SandboxLost:
                     return Result(LOST, 1, "", 0.0)
                 except InfraError:
                     if attempt == ATTEMPTS:

@@ -70,7 +70,7 @@ def test_D4_the_commands_are_there_after_a_hundred_resets() -> None:
     async def work(env: MlgymEnv) -> None:
         from airloop_envs.mlgym.workspace import agent_image
 
-        image = agent_image(env.spec(env.tasks("train")[0]), env.args.worlds())
+        image = agent_image(env.spec(env.tasks("train")[0]), env.args.sandboxes())
         async with await env.places().pool.lease(image) as lease:
             for _ in range(100):
                 await lease.run("unset -f validate submit open edit; rm -rf ~/* 2>/dev/null; exit", 5)
@@ -114,10 +114,10 @@ def test_D7_a_sandbox_that_fails_in_one_of_ten_episodes_is_no_reward_and_harms_n
         pool = env.places().pool
         for _ in range(500):  # until all of them are at their second command
             await asyncio.sleep(0.02)
-            counts = [lease.world.shell._count for lease in pool.leases]  # type: ignore[attr-defined]
+            counts = [lease.sandbox.shell._count for lease in pool.leases]  # type: ignore[attr-defined]
             if len(counts) == 10 and min(counts) >= 5:
                 break
-        victim = next(iter(pool.leases)).world
+        victim = next(iter(pool.leases)).sandbox
         os.kill(victim.first, signal.SIGKILL)  # type: ignore[attr-defined]
         games = await asyncio.gather(*tasks)
         spoilt = [game for game in games if game.ending == "infra_error"]
@@ -128,7 +128,7 @@ def test_D7_a_sandbox_that_fails_in_one_of_ten_episodes_is_no_reward_and_harms_n
 
 
 @pytest.mark.slow
-def test_D8_answers_graders_and_opponents_are_outside_the_agents_world() -> None:
+def test_D8_answers_graders_and_opponents_are_outside_the_agents_sandbox() -> None:
     async def work(env: MlgymEnv) -> None:
         for task in env.tasks("train"):
             look = "find / -name 'evaluate.py' -o -name 'target.py' -o -name 'answers*' 2>/dev/null"
@@ -150,7 +150,7 @@ def test_D9_a_hung_command_holds_nothing() -> None:
     with_env(work, command_timeout_s=1)
 
 
-# A process with an episode under way: a command left running in the background of its world.
+# A process with an episode under way: a command left running in the background of its sandbox.
 CRASHES = """
 import asyncio
 from support.playing import GAME
@@ -162,7 +162,7 @@ async def main():
         await session.begin()
         lease = next(iter(env.places().pool.leases))
         await lease.run("setsid sleep 300 & echo on", 5)
-        print(lease.world.namespace, env.places().pool.backend.runtime.path, flush=True)
+        print(lease.sandbox.namespace, env.places().pool.backend.runtime.path, flush=True)
         await asyncio.sleep(300)
 
 asyncio.run(main())
@@ -171,7 +171,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_D10_what_a_crash_leaves_is_reaped() -> None:
-    """Killed in the middle of an episode: its worlds end with it, and the next start clears what is left of files."""
+    """Killed in the middle of an episode: its sandboxes end with it, the next start clears what is left of files."""
     from airloop.sandbox import processes
     from airloop.sandbox.bubblewrap import cgroups
     from airloop.sandbox.bubblewrap.backend import Bubblewrap
@@ -183,7 +183,7 @@ def test_D10_what_a_crash_leaves_is_reaped() -> None:
         lived = list(processes.of_namespace(int(namespace)))
         assert Path(runtime).exists()  # not later: any start of a sandbox beside this test may be the next one
         process.kill()
-    assert len(lived) >= 3, "the world's first process, its shell and the command"
+    assert len(lived) >= 3, "the sandbox's first process, its shell and the command"
     until = time.monotonic() + 20
     while (left := [p for p in lived if p in processes.of_namespace(int(namespace))]) and time.monotonic() < until:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Section D of the failures people met: the agent's world. One test per id."""
+"""Section D of the failures people met: the agent's sandbox. One test per id."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FLAGS = {
 
 
 class SpoiltSession(ArithSession):
-    """A world that is gone whenever it is opened."""
+    """A sandbox that is gone whenever it is opened."""
 
     async def begin(self) -> Opening:
         raise InfraError("the sandbox is gone")

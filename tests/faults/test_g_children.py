@@ -167,12 +167,12 @@ def test_G1_a_child_of_the_door_that_dies_says_why_and_a_dead_door_is_replaced(m
     async def work() -> str:
         backend = Bubblewrap(warm_python=False)
         try:
-            world = await backend.start(Image())
+            sandbox = await backend.start(Image())
             door = backend.door("files")
-            await door.ask("forget", {"id": world.name})
-            facts = {"id": world.name, "pid": world.first, "groups": ["/nowhere"], "limits": {}, "filter": ""}  # type: ignore[attr-defined]
+            await door.ask("forget", {"id": sandbox.name})
+            facts = {"id": sandbox.name, "pid": sandbox.first, "groups": ["/nowhere"], "limits": {}, "filter": ""}  # type: ignore[attr-defined]
             await door.ask("register", facts)
-            call = {"id": world.name, "cwd": "/", "env": {}, "source": "", "timeout": 5, "limit": 9}
+            call = {"id": sandbox.name, "cwd": "/", "env": {}, "source": "", "timeout": 5, "limit": 9}
             with pytest.raises(InfraError) as error:  # it cannot join a control group that is not there
                 await door.ask("call", call)
             os.write(door.errors.fileno(), b"killed by the kernel, perhaps\n")

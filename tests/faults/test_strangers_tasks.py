@@ -41,7 +41,7 @@ def change(file: Path, **values: Any) -> None:
 
 
 def shown(task: TaskSpec) -> bytes:
-    """Everything that the agent's or the grader's world would hold, whether or not the task may be run."""
+    """Everything that the agent's or the grader's sandbox would hold, whether or not the task may be run."""
     seen = [b""]
     for image in (agent_image(task), grader_image(task)):
         seen += [content for _, content, _ in image.files]
@@ -162,7 +162,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_D28_a_task_cannot_bring_files_of_this_machine_into_a_world(name: str, root: Path, home: Path) -> None:
+def test_D28_a_task_cannot_bring_files_of_this_machine_into_a_sandbox(name: str, root: Path, home: Path) -> None:
     says = ATTACKS[name](root, home)
     task = load_task(root, "titanic")
     assert any(says in problem for problem in task.problems), task.problems

@@ -68,7 +68,7 @@ def leaves_a_process():
     subprocess.Popen(["sleep", "98765.4321"], start_new_session=True)
 
 def looks_around():
-    """Whatever of the world outside it can get at."""
+    """Whatever of the sandbox outside it can get at."""
     ask("x")
     found = {}
     for name, url in json.loads(os.environ["AIR_TASK"])["urls"].items():
@@ -216,7 +216,7 @@ def test_a_command_is_an_agent_and_another_scores_it(played: Played) -> None:
     trained_is_sampled(played.engine, one)
 
 
-def test_episodes_side_by_side_have_worlds_of_their_own(played: Played) -> None:
+def test_episodes_side_by_side_have_sandboxes_of_their_own(played: Played) -> None:
     all_of_them = played.play(played.env("answer"), 6)
     assert [t.reward for t in all_of_them] == [1.0] * 6
     trained_is_sampled(played.engine, *all_of_them)
@@ -382,11 +382,11 @@ def test_a_scorer_that_agents_could_read_is_refused(played: Played, folder: Path
 
 def test_the_doctor_looks_for_the_program_and_for_answers(played: Played) -> None:
     env = played.env("answer", command=["absent-program"], hidden=[])
-    (lack,) = asyncio.run(env.check_world())
+    (lack,) = asyncio.run(env.check_sandbox())
     assert "absent-program" in lack.what and not env.lacks()
     assert [trouble.severity for trouble in env.check_answers()] == ["warn"]
     env = played.env("answer")
-    assert not asyncio.run(env.check_world()) and not list(env.check_answers())
+    assert not asyncio.run(env.check_sandbox()) and not list(env.check_answers())
 
 
 def test_packages_that_are_named_can_be_imported(played: Played, tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_run_of_commands_is_a_run_like_any_other(folder: Path, monkeypatch: py
     monkeypatch.chdir(folder.parent)
     config = load_config(["@", str(folder / "run.toml"), "--output_dir", str(folder / "out")])
     with Case(config) as case:
-        results = examine(case, ("fast",), ["sandbox_works", "worlds_are_whole", "answers_are_hidden"])
+        results = examine(case, ("fast",), ["sandbox_works", "sandboxes_are_whole", "answers_are_hidden"])
     assert [finding.verdict for result in results for finding in result.findings] == ["pass"] * 3
     done = start(config, Display(quiet=True))
     played = Run.open(done.run.path).finished(1)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from airloop.programs import scorer
 from airloop.programs.scorer import unpack
-from airloop.sandbox.base import WorldLost
+from airloop.sandbox.base import SandboxLost
 
 ROOT = "home/agent/workspace"
 PART = st.sampled_from(["a", "b", "c.txt", "..", ".", "", "ä\udcff", "x" * 200, "new\nline", "-rf", "~"])
@@ -50,7 +50,7 @@ def test_a_copy_has_files_and_folders_and_nothing_is_written_elsewhere(
         folder = Path(base) / "in" / "copy"
         folder.mkdir(parents=True)
         (Path(base) / "outside").write_text("as it was")
-        with contextlib.suppress(WorldLost):  # a file where a folder is
+        with contextlib.suppress(SandboxLost):  # a file where a folder is
             unpack(packed(members), folder)
         assert sorted(os.listdir(base)) == ["in", "outside"] and os.listdir(folder.parent) == ["copy"]
         assert (Path(base) / "outside").read_text() == "as it was"
@@ -64,7 +64,7 @@ def test_a_copy_has_files_and_folders_and_nothing_is_written_elsewhere(
 @given(st.binary(max_size=2000))
 def test_what_is_no_archive_is_the_agents_loss(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as base:
-        with contextlib.suppress(WorldLost):
+        with contextlib.suppress(SandboxLost):
             unpack(data, Path(base))
         assert not os.listdir(base)
 
@@ -74,9 +74,9 @@ def test_names_too_many_and_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyP
     three = [(f"{ROOT}/", f"f{i}", tarfile.REGTYPE, "", b"1") for i in range(3)]
     unpack(packed(three), tmp_path)
     assert len(os.listdir(tmp_path)) == 3
-    with pytest.raises(WorldLost, match="more than 3 files"):
+    with pytest.raises(SandboxLost, match="more than 3 files"):
         unpack(packed([*three, (f"{ROOT}/", "g", tarfile.REGTYPE, "", b"1")]), tmp_path / "other")
-    with pytest.raises(WorldLost, match="cannot be copied"):
+    with pytest.raises(SandboxLost, match="cannot be copied"):
         unpack(packed([(f"{ROOT}/", "y" * 300, tarfile.REGTYPE, "", b"1")]), tmp_path / "long")
 
 

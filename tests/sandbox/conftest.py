@@ -12,10 +12,10 @@ import pytest
 
 from airloop.errors import AirError
 from airloop.sandbox.backends import make_backend
-from airloop.sandbox.base import Backend, Image, World
+from airloop.sandbox.base import Backend, Image, Sandbox
 
 pytest.register_assert_rewrite("contract")
-Check = Callable[[World, "Playground"], Awaitable[None]]
+Check = Callable[[Sandbox, "Playground"], Awaitable[None]]
 
 
 @dataclass
@@ -31,13 +31,13 @@ class Playground:
         self.runner.run(self._play(check, image))
 
     async def _play(self, check: Check, image: Image) -> None:
-        world = await self.start(image)
+        sandbox = await self.start(image)
         try:
-            await asyncio.wait_for(check(world, self), 120)
+            await asyncio.wait_for(check(sandbox, self), 120)
         finally:
-            await world.close()
+            await sandbox.close()
 
-    async def start(self, image: Image) -> World:
+    async def start(self, image: Image) -> Sandbox:
         return await self.backend.start(replace(image, container=self.container))
 
 

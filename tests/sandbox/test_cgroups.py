@@ -45,7 +45,7 @@ def written(group: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in group.iterdir() if file.read_text()}
 
 
-def test_version_2_is_found_and_limits_a_world_in_one_group(
+def test_version_2_is_found_and_limits_a_sandbox_in_one_group(
     tmp_path: Path, kernel: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tree(tmp_path / "user.slice", NEW)
@@ -63,7 +63,7 @@ def test_version_2_is_found_and_limits_a_world_in_one_group(
     }
 
 
-def test_all_worlds_of_a_process_are_in_one_group(
+def test_all_sandboxes_of_a_process_are_in_one_group(
     tmp_path: Path, kernel: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is handed down to us is handed on; the last to leave removes the group."""
@@ -83,7 +83,7 @@ def test_all_worlds_of_a_process_are_in_one_group(
     assert {group.parent for group in groups} == {place / f"air-{os.getpid()}"}
     assert handed == ["+memory", "+pids", "+cpu"]
     found.leave()
-    assert groups[0].parent.is_dir()  # worlds are in it
+    assert groups[0].parent.is_dir()  # sandboxes are in it
 
 
 def test_version_2_without_the_controller_of_cpu_divides_nothing(
@@ -98,7 +98,7 @@ def test_version_2_without_the_controller_of_cpu_divides_nothing(
     assert "cpu.max" not in written(found.make("w1", LIMITS)[0])
 
 
-def test_version_1_limits_a_world_in_a_group_for_each_controller(
+def test_version_1_limits_a_sandbox_in_a_group_for_each_controller(
     tmp_path: Path, kernel: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = {name: tree(tmp_path / name, files) for name, files in OLD.items()}
@@ -118,7 +118,7 @@ def test_version_1_limits_a_world_in_a_group_for_each_controller(
      ("freezer.state", ("FROZEN", "THAWED"), ("freezer.state", "FROZEN"))],
     ids=["version 2", "version 1"],
 )  # fmt: skip
-def test_a_world_is_frozen_and_thawed(
+def test_a_sandbox_is_frozen_and_thawed(
     tmp_path: Path, file: str, words: tuple[str, str], state: tuple[str, str]
 ) -> None:
     (tmp_path / file).write_text("")

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from airloop.errors import AirError, InfraError
 from airloop.sandbox.backends import make_backend
-from airloop.sandbox.base import HOME, WORKSPACE, Image, Limits, WorldLost
+from airloop.sandbox.base import HOME, WORKSPACE, Image, Limits, SandboxLost
 from airloop.sandbox.container import request
 from airloop.sandbox.container.backend import Container
 from airloop.sandbox.container.docker_api import STDOUT, Engine, Refused, Stream, find_socket
 from airloop.sandbox.container.leftovers import LABEL, maker_is_gone, maker_labels, reap
-from airloop.sandbox.container.world import ContainerWorld, matches
+from airloop.sandbox.container.sandbox import ContainerSandbox, matches
 
 PART = st.sampled_from(["a", "b.py", ".c.py", "dd"])
 
@@ -182,10 +182,10 @@ def play(container_image: str) -> Callable[[Work], None]:
     return run
 
 
-async def world_of(backend: Container, image: Image) -> ContainerWorld:
-    world = await backend.start(image)
-    assert isinstance(world, ContainerWorld)
-    return world
+async def sandbox_of(backend: Container, image: Image) -> ContainerSandbox:
+    sandbox = await backend.start(image)
+    assert isinstance(sandbox, ContainerSandbox)
+    return sandbox
 
 
 async def ours(engine: Engine, maker: int | None = None) -> list[str]:
@@ -237,21 +237,21 @@ def test_what_a_killed_run_left_is_removed_by_the_next(play: Callable[[Work], No
         "import asyncio\nfrom airloop.sandbox.base import Image\n"
         "from airloop.sandbox.container.backend import Container\n"
         "async def main():\n"
-        f"    world = await Container().start(Image(container={container_image!r}))\n"
-        "    print(world.id, flush=True)\n    await asyncio.sleep(60)\nasyncio.run(main())\n"
+        f"    sandbox = await Container().start(Image(container={container_image!r}))\n"
+        "    print(sandbox.id, flush=True)\n    await asyncio.sleep(60)\nasyncio.run(main())\n"
     )
     process = subprocess.Popen([sys.executable, "-c", maker], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     left = process.stdout.readline().strip()
 
     async def while_it_lives(backend: Container) -> None:
-        world = await world_of(backend, Image(container=container_image))
-        assert await ours(world.engine, process.pid) == [left]  # another run's world is not touched
+        sandbox = await sandbox_of(backend, Image(container=container_image))
+        assert await ours(sandbox.engine, process.pid) == [left]  # another run's sandbox is not touched
 
     async def afterwards(backend: Container) -> None:
-        world = await world_of(backend, Image(container=container_image))
-        assert await ours(world.engine) == [world.id] and not await ours(world.engine, process.pid)
-        assert await reap(world.engine) == 0
+        sandbox = await sandbox_of(backend, Image(container=container_image))
+        assert await ours(sandbox.engine) == [sandbox.id] and not await ours(sandbox.engine, process.pid)
+        assert await reap(sandbox.engine) == 0
 
     try:
         assert left
@@ -263,9 +263,9 @@ def test_what_a_killed_run_left_is_removed_by_the_next(play: Callable[[Work], No
 
 
 @slow
-def test_who_ended_a_world(play: Callable[[Work], None], container_image: str) -> None:
+def test_who_ended_a_sandbox(play: Callable[[Work], None], container_image: str) -> None:
     async def work(backend: Container) -> None:
-        killed = await world_of(backend, Image(container=container_image))
+        killed = await sandbox_of(backend, Image(container=container_image))
         running = asyncio.create_task(killed.run("sleep 30", 60))
         await asyncio.sleep(0.3)
         await killed.engine.ask("POST", f"/containers/{killed.id}/kill", signal="SIGKILL")
@@ -275,32 +275,32 @@ def test_who_ended_a_world(play: Callable[[Work], None], container_image: str) -
         with pytest.raises(InfraError):
             await killed.get("f")
 
-        removed = await world_of(backend, Image(container=container_image))
+        removed = await sandbox_of(backend, Image(container=container_image))
         await removed.engine.ask("DELETE", f"/containers/{removed.id}", force="true")
         with pytest.raises(InfraError):
             await removed.run("true", 5)
         await removed.close()
 
-        # What sends signals is dead, the shell is deaf and the world is full: it is replaced, or the agent's loss.
-        deaf = await world_of(backend, Image(container=container_image, limits=Limits(processes=20)))
+        # What sends signals is dead, the shell is deaf and the sandbox is full: it is replaced, or the agent's loss.
+        deaf = await sandbox_of(backend, Image(container=container_image, limits=Limits(processes=20)))
         try:
             result = await deaf.run(
                 "trap '' INT; kill -9 -1; for i in {1..18}; do sleep 60 & done; while :; do :; done", 1
             )
             assert result.timed_out and result.shell_restarted
-        except WorldLost:
+        except SandboxLost:
             assert not deaf.alive
 
     play(work)
 
 
 @slow
-def test_a_world_full_of_processes_still_gives_its_files(play: Callable[[Work], None], container_image: str) -> None:
+def test_a_sandbox_full_of_processes_still_gives_its_files(play: Callable[[Work], None], container_image: str) -> None:
     async def work(backend: Container) -> None:
-        world = await world_of(backend, Image(container=container_image, limits=Limits(processes=20)))
-        await world.run("echo answer > f; for i in {1..15}; do sleep 60 & done", 10)
-        await world.run("sleep 60 & sleep 60 & sleep 60 & sleep 60 & sleep 60", 1)
-        assert await world.get("f") == b"answer\n"
+        sandbox = await sandbox_of(backend, Image(container=container_image, limits=Limits(processes=20)))
+        await sandbox.run("echo answer > f; for i in {1..15}; do sleep 60 & done", 10)
+        await sandbox.run("sleep 60 & sleep 60 & sleep 60 & sleep 60 & sleep 60", 1)
+        assert await sandbox.get("f") == b"answer\n"
 
     play(work)
 
@@ -315,8 +315,8 @@ def test_a_directory_of_the_images_own_in_the_place_of_home(
     name = engines.import_image(container_engine, "air-tests-home", files, {*links, (f"{WORKSPACE}/old", "nowhere")})
 
     async def work(backend: Container) -> None:
-        world = await world_of(backend, Image(container=name, files=(("f", b"1", 0o644),)))
-        told = await world.run("touch new ~/new /tmp/new && ls; pwd", 10)
+        sandbox = await sandbox_of(backend, Image(container=name, files=(("f", b"1", 0o644),)))
+        told = await sandbox.run("touch new ~/new /tmp/new && ls; pwd", 10)
         assert told.output == f"f\nnew\n{WORKSPACE}\n"
 
     play(work)
@@ -325,13 +325,13 @@ def test_a_directory_of_the_images_own_in_the_place_of_home(
 @slow
 def test_closing_is_quick_and_leaves_nothing(play: Callable[[Work], None], container_image: str) -> None:
     async def work(backend: Container) -> None:
-        world = await world_of(backend, Image(container=container_image))
-        engine = world.engine
-        await world.run("trap '' TERM INT HUP; sleep 100 &", 5)
+        sandbox = await sandbox_of(backend, Image(container=container_image))
+        engine = sandbox.engine
+        await sandbox.run("trap '' TERM INT HUP; sleep 100 &", 5)
         started = time.monotonic()
-        await world.close()
+        await sandbox.close()
         assert time.monotonic() - started < 9 and await ours(engine) == []
-        left = await world_of(backend, Image(container=container_image))
+        left = await sandbox_of(backend, Image(container=container_image))
         backend.abandon()
         assert await ours(engine) == [] and not left.alive
         assert "network" in backend.protections()
@@ -342,16 +342,16 @@ def test_closing_is_quick_and_leaves_nothing(play: Callable[[Work], None], conta
 @slow
 def test_a_command_with_a_lot_of_input_and_output(play: Callable[[Work], None], container_image: str) -> None:
     async def work(backend: Container) -> None:
-        world = await world_of(backend, Image(container=container_image))
+        sandbox = await sandbox_of(backend, Image(container=container_image))
         content = bytes(range(256)) * 80_000
         echo = ["sh", "-c", f"head -c {len(content)}; echo oops >&2; exit 5"]
-        done = await world.engine.execute(world.id, echo, request.USER, content, limit=len(content))
+        done = await sandbox.engine.execute(sandbox.id, echo, request.USER, content, limit=len(content))
         assert (done.code, done.stdout == content, done.stderr, done.cut) == (5, True, "oops", False)
-        done = await world.engine.execute(world.id, ["sh", "-c", "yes"], request.USER, limit=1000)
+        done = await sandbox.engine.execute(sandbox.id, ["sh", "-c", "yes"], request.USER, limit=1000)
         assert done.cut and len(done.stdout) == 1000
         with pytest.raises(Refused):
-            await world.engine.execute("no-such-container", ["true"], request.USER)
-        _, stream = await world.engine.start_exec(world.id, ["sh", "-c", "echo one"], request.USER)
+            await sandbox.engine.execute("no-such-container", ["true"], request.USER)
+        _, stream = await sandbox.engine.start_exec(sandbox.id, ["sh", "-c", "echo one"], request.USER)
         assert await stream.frame() == (STDOUT, b"one\n")
         stream.close()
 
@@ -365,8 +365,8 @@ def runtime_tried(play: Callable[[Work], None], image: str, name: str) -> str:
     async def work(_: Container) -> None:
         backend = Container(name)
         try:
-            world = await backend.start(Image(container=image))
-            said.append((await world.run("uname -v; dmesg 2>/dev/null | head -1", 20)).output)
+            sandbox = await backend.start(Image(container=image))
+            said.append((await sandbox.run("uname -v; dmesg 2>/dev/null | head -1", 20)).output)
         except (AirError, InfraError) as error:
             said.append(str(error))
         finally:

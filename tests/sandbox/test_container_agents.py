@@ -77,7 +77,7 @@ def play(image: str, folder: Path, deadline_s: float, rows: list[dict[str, Any]]
 
     async def work() -> None:
         try:
-            assert not await env.check_world()
+            assert not await env.check_sandbox()
             await sampler.evaluate(env.tasks("train")[:2])
         finally:
             await env.close()

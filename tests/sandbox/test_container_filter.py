@@ -105,10 +105,10 @@ def test_no_namespace_no_key_and_no_others_memory_is_to_be_had(container_image: 
     async def work() -> None:
         backend = Container()
         try:
-            world = await backend.start(Image(container=container_image, files=(("ask.py", questions(), 0o644),)))
-            told = dict(line.rsplit(" ", 1) for line in (await world.run("python3 ask.py", 60)).output.splitlines())
+            sandbox = await backend.start(Image(container=container_image, files=(("ask.py", questions(), 0o644),)))
+            told = dict(line.rsplit(" ", 1) for line in (await sandbox.run("python3 ask.py", 60)).output.splitlines())
             assert told.pop("memory of the first") == "closed"
-            left = await world.run("ls -A /run /tmp /var/tmp | grep -cx sh", 60)
+            left = await sandbox.run("ls -A /run /tmp /var/tmp | grep -cx sh", 60)
             assert left.output == "0\n"
             if "weaker" in backend.protections()["system calls"]:
                 pytest.skip("the engine's own filter lies where it cannot be read")
@@ -133,8 +133,8 @@ def test_an_engine_that_cannot_read_the_filter_keeps_its_own_however_many_start_
                 pytest.skip("Docker has its filter built in")
             backend.wishes = replace(backend.wishes, filter=str(tmp_path / "elsewhere" / "seccomp.json"))
             caplog.clear()
-            worlds = await asyncio.gather(*(backend.start(Image(container=container_image)) for _ in range(3)))
-            told = await asyncio.gather(*(world.run("echo works", 60) for world in worlds))
+            sandboxes = await asyncio.gather(*(backend.start(Image(container=container_image)) for _ in range(3)))
+            told = await asyncio.gather(*(sandbox.run("echo works", 60) for sandbox in sandboxes))
             assert [result.output for result in told] == ["works\n"] * 3
             assert backend.protections()["system calls"].startswith("weaker")
             said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]

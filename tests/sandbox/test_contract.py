@@ -7,16 +7,16 @@ import signal
 from contract import *  # noqa: F403
 from contract import PLAIN, output
 
-from airloop.sandbox.base import World
+from airloop.sandbox.base import Sandbox
 from airloop.sandbox.shell import INTERRUPT_S
 
 
 def test_a_background_job_that_ignores_ctrl_c_runs_commands_that_do_not(backend) -> None:  # type: ignore[no-untyped-def]
-    async def check(world: World, backend: object) -> None:
-        await world.run("x=5", 10)
-        result = await world.run("sleep 60", 0.5)
+    async def check(sandbox: Sandbox, backend: object) -> None:
+        await sandbox.run("x=5", 10)
+        result = await sandbox.run("sleep 60", 0.5)
         assert result.timed_out and result.seconds < 0.5 + INTERRUPT_S  # else it was killed
-        assert await output(world, "echo $x") == "5\n"
+        assert await output(sandbox, "echo $x") == "5\n"
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -11,7 +11,7 @@ import pytest
 from contract import PLAIN
 from support.busy import busy_processes
 
-from airloop.sandbox.base import LATEST, Image, World
+from airloop.sandbox.base import LATEST, Image, Sandbox
 from airloop.sandbox.container import signaller
 from airloop.sandbox.container.backend import Container
 
@@ -38,14 +38,14 @@ def in_shell(source: str) -> str:
 
 @pytest.mark.long
 def test_a_command_beside_others_has_its_own_time(bubblewrap) -> None:  # type: ignore[no-untyped-def]
-    async def check(world: World, backend: object) -> None:
+    async def check(sandbox: Sandbox, backend: object) -> None:
         with busy_processes(6, CORE):
-            result = await world.run(in_shell(COMPUTES), LIMIT_S)
+            result = await sandbox.run(in_shell(COMPUTES), LIMIT_S)
             assert result.output == "done\n" and not result.timed_out
             assert result.seconds > LIMIT_S, "nobody was in its way: this shows nothing"
-            idle = await world.run(in_shell(SLEEPS), LIMIT_S)
+            idle = await sandbox.run(in_shell(SLEEPS), LIMIT_S)
             assert idle.timed_out and idle.seconds < SLEEPS_S / 2
-            endless = await world.run(in_shell(ENDLESS), LIMIT_S)
+            endless = await sandbox.run(in_shell(ENDLESS), LIMIT_S)
             assert endless.timed_out and LIMIT_S < endless.seconds < (LATEST + 2) * LIMIT_S
 
     bubblewrap.play(check, PLAIN)
@@ -53,14 +53,14 @@ def test_a_command_beside_others_has_its_own_time(bubblewrap) -> None:  # type: 
 
 @pytest.mark.long
 def test_a_script_of_the_hosts_beside_others_has_its_own_time(bubblewrap) -> None:  # type: ignore[no-untyped-def]
-    async def check(world: World, backend: object) -> None:
+    async def check(sandbox: Sandbox, backend: object) -> None:
         with busy_processes(6, CORE):
-            result = await world.python(COMPUTES, b"", LIMIT_S)
+            result = await sandbox.python(COMPUTES, b"", LIMIT_S)
             assert result.output == "done\n" and not result.timed_out
             assert result.seconds > LIMIT_S, "nobody was in its way: this shows nothing"
-            idle = await world.python(SLEEPS, b"", LIMIT_S)
+            idle = await sandbox.python(SLEEPS, b"", LIMIT_S)
             assert idle.timed_out and idle.seconds < SLEEPS_S / 2
-            endless = await world.python(ENDLESS, b"", LIMIT_S)
+            endless = await sandbox.python(ENDLESS, b"", LIMIT_S)
             assert endless.timed_out and LIMIT_S < endless.seconds < (LATEST + 2) * LIMIT_S
 
     bubblewrap.play(check, PLAIN)
@@ -72,12 +72,12 @@ def test_a_command_that_stands_behind_itself_has_no_more_time(bubblewrap) -> Non
     endless = "os.execvp('python3', ['python3', '-c', 'while True: pass'])"
     source = f"import os\nfor _ in range(6): os.fork() or {endless}\nos.wait()"
 
-    async def check(world: World, backend: object) -> None:
-        before = world.cpu_seconds()
-        result = await world.run(in_shell(source), LIMIT_S)
+    async def check(sandbox: Sandbox, backend: object) -> None:
+        before = sandbox.cpu_seconds()
+        result = await sandbox.run(in_shell(source), LIMIT_S)
         assert result.timed_out
         if before is not None:
-            assert (world.cpu_seconds() or 0.0) - before < 3 * LIMIT_S  # and not LATEST
+            assert (sandbox.cpu_seconds() or 0.0) - before < 3 * LIMIT_S  # and not LATEST
 
     bubblewrap.play(check, replace(PLAIN, limits=replace(PLAIN.limits, cpus=1.0)))
 
@@ -91,8 +91,8 @@ def test_a_container_is_not_given_up_because_the_machine_is_slow_to_start_its_pr
     async def work() -> None:
         backend = Container()
         try:
-            world = await backend.start(Image(container=container_image))
-            assert (await world.run("echo works", 60)).output == "works\n"
+            sandbox = await backend.start(Image(container=container_image))
+            assert (await sandbox.run("echo works", 60)).output == "works\n"
         finally:
             await backend.close()
 

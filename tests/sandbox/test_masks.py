@@ -18,7 +18,7 @@ from airloop.sandbox.bubblewrap.masks import Masks
 
 @pytest.fixture
 def covered(tmp_path: Path) -> tuple[Path, Masks]:
-    """A directory of which worlds are to see the packages `a` and `b`, and where they would be mounted."""
+    """A directory of which sandboxes are to see the packages `a` and `b`, and where they would be mounted."""
     if not work_here(tmp_path / "runtime/layers"):
         pytest.skip("no overlay can be made here: every package is mounted by itself")
     place = tmp_path / "packages"
@@ -28,15 +28,15 @@ def covered(tmp_path: Path) -> tuple[Path, Masks]:
 
 
 async def seen(backend: Bubblewrap, places: list[str]) -> list[str]:
-    world = await backend.start(Image())
+    sandbox = await backend.start(Image())
     try:
-        found = [(await world.run(f"ls -A '{place}' 2>&1", 10)).output for place in places]
-        return [*found, (await world.run("wc -l < /proc/self/mountinfo", 10)).output]
+        found = [(await sandbox.run(f"ls -A '{place}' 2>&1", 10)).output for place in places]
+        return [*found, (await sandbox.run("wc -l < /proc/self/mountinfo", 10)).output]
     finally:
-        await world.close()
+        await sandbox.close()
 
 
-def test_a_world_sees_the_same_with_masks_and_without() -> None:
+def test_a_sandbox_sees_the_same_with_masks_and_without() -> None:
     async def work() -> None:
         backend = Bubblewrap(warm_python=False)
         try:

@@ -1,4 +1,4 @@
-"""The way out of a world, attacked from its inside: servers and resolver are this test's, all on loopback."""
+"""The way out of a sandbox, attacked from its inside: servers and resolver are this test's, all on loopback."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def inside() -> socket.socket:
 
 
 @pytest.mark.parametrize(("bound", "blamed"), [("of all", "of all sandboxes"), ("of one", ""), ("gone", "reached")])
-def test_only_what_the_world_did_not_do_itself_is_trouble(
+def test_only_what_the_sandbox_did_not_do_itself_is_trouble(
     bound: str, blamed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passage, "most_of_all", lambda: 1 if bound == "of all" else 100)

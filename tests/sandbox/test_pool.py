@@ -1,4 +1,4 @@
-"""The pool: ready worlds, resets, broken worlds, deadlines, and what a crash leaves. On the real bubblewrap."""
+"""The pool: ready sandboxes, resets, broken sandboxes, deadlines, and what a crash leaves. On the real bubblewrap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from airloop.errors import InfraError
 from airloop.sandbox import pool as pools
 from airloop.sandbox import processes
-from airloop.sandbox.base import Backend, Image, Snapshot, World
+from airloop.sandbox.base import Backend, Image, Sandbox, Snapshot
 from airloop.sandbox.bubblewrap import cgroups
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.pool import Pool
@@ -31,7 +31,7 @@ def alive(old: processes.Process) -> bool:
 
 
 def orphan(pid: int) -> bool:
-    """A world's first process without its bwrap. Other tests' worlds, running beside this one, have theirs."""
+    """A sandbox's first process without its bwrap. Other tests' sandboxes, running beside this one, have theirs."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -76,7 +76,7 @@ def test_a_snapshot_keeps_files_modes_and_links() -> None:
     with_pool(work)
 
 
-def test_ready_worlds_are_used_and_made_again() -> None:
+def test_ready_sandboxes_are_used_and_made_again() -> None:
     async def work(pool: Pool) -> None:
         await pool.warm(IMAGE)
         for _ in range(5):
@@ -88,7 +88,7 @@ def test_ready_worlds_are_used_and_made_again() -> None:
     with_pool(work, standby=2)
 
 
-def test_a_broken_ready_world_is_replaced() -> None:
+def test_a_broken_ready_sandbox_is_replaced() -> None:
     async def work(pool: Pool) -> None:
         await pool.warm(IMAGE, 2)
         for ready in pool._ready[IMAGE]:
@@ -101,12 +101,12 @@ def test_a_broken_ready_world_is_replaced() -> None:
     with_pool(work, standby=0)
 
 
-def test_a_world_killed_from_outside_is_trouble_of_the_machine() -> None:
+def test_a_sandbox_killed_from_outside_is_trouble_of_the_machine() -> None:
     async def work(pool: Pool) -> None:
         async with await pool.lease(IMAGE) as lease:
             running = asyncio.create_task(lease.run("sleep 20", 30))
             await asyncio.sleep(0.2)
-            os.kill(lease.world.first, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(lease.sandbox.first, signal.SIGKILL)  # type: ignore[attr-defined]
             with pytest.raises(InfraError, match="killed from outside"):
                 await running
 
@@ -122,7 +122,7 @@ class Flaky(Backend):
         self.real = Bubblewrap(warm_python=False)
         self.failures = failures
 
-    async def start(self, image: Image | Snapshot) -> World:
+    async def start(self, image: Image | Snapshot) -> Sandbox:
         if self.failures > 0:
             self.failures -= 1
             raise InfraError("not this time")
@@ -187,7 +187,7 @@ def test_nothing_is_left_after_many_short_lives() -> None:
         for _ in range(40):
             async with await pool.lease(IMAGE) as lease:
                 await lease.run("(setsid sleep 300 &); (setsid nohup sleep 300 >/dev/null 2>&1 &); touch x /tmp/y", 5)
-                lived = list(processes.of_namespace(lease.world.namespace))  # type: ignore[attr-defined]
+                lived = list(processes.of_namespace(lease.sandbox.namespace))  # type: ignore[attr-defined]
             assert len(lived) >= 4
             assert not [old for old in lived if alive(old)]
         root = pool.backend.runtime.path  # type: ignore[attr-defined]
@@ -240,13 +240,13 @@ def test_abandon_needs_no_event_loop() -> None:
         return backend
 
     backend = asyncio.run(leave())
-    lived = [old for world in backend.worlds for old in processes.of_namespace(world.namespace)]
+    lived = [old for sandbox in backend.sandboxes for old in processes.of_namespace(sandbox.namespace)]
     backend.abandon()
     assert len(lived) >= 4 and not any(map(alive, lived))
     assert not backend.runtime.path.exists()
 
 
-def test_a_world_given_up_while_it_starts_leaves_nothing() -> None:
+def test_a_sandbox_given_up_while_it_starts_leaves_nothing() -> None:
     async def work(pool: Pool) -> None:
         before = set(processes.all_pids())
         for i in range(30):
@@ -254,8 +254,8 @@ def test_a_world_given_up_while_it_starts_leaves_nothing() -> None:
             await asyncio.sleep(0.0015 * i)
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-        for world in list(pool.backend.worlds):  # type: ignore[attr-defined]
-            await world.close()
+        for sandbox in list(pool.backend.sandboxes):  # type: ignore[attr-defined]
+            await sandbox.close()
         await asyncio.sleep(0.5)
         new = [pid for pid in processes.all_pids() if pid not in before]
         assert not [pid for pid in new if orphan(pid)]

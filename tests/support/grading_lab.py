@@ -35,25 +35,25 @@ class Lab:
         return self.run(self._attempt(spec, command, files or {}))
 
     async def _attempt(self, spec: TaskSpec, command: str, files: dict[str, str]) -> Submission | None:
-        world = await self.backend.start(agent_image(spec))
+        sandbox = await self.backend.start(agent_image(spec))
         try:
             for name, text in files.items():
-                await world.put(name, textwrap.dedent(text).encode())
-            result = await world.run(command, 60.0)
+                await sandbox.put(name, textwrap.dedent(text).encode())
+            result = await sandbox.run(command, 60.0)
             assert result.exit_code == 0, result.output
-            return await collect(spec, world)
+            return await collect(spec, sandbox)
         finally:
-            await world.close()
+            await sandbox.close()
 
     def shown(self, image: Image, command: str = "find . -type f | sort") -> str:
         return self.run(self._shown(image, command))
 
     async def _shown(self, image: Image, command: str) -> str:
-        world = await self.backend.start(image)
+        sandbox = await self.backend.start(image)
         try:
-            return (await world.run(command, 20.0)).output
+            return (await sandbox.run(command, 20.0)).output
         finally:
-            await world.close()
+            await sandbox.close()
 
     def grade(self, spec: TaskSpec, submission: Submission | None, timeout: float = 60.0) -> Grade:
         return self.run(self.grader.grade(spec, submission, timeout))
@@ -63,7 +63,7 @@ class Lab:
 def open_lab() -> Iterator[Lab]:
     lab = Lab()
     yield lab
-    assert not lab.backend.worlds, "a grading left a world behind"
+    assert not lab.backend.sandboxes, "a grading left a sandbox behind"
     lab.run(lab.backend.close())
     lab.loop.close()
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.case import Broken, Case, NotJudged
 from airloop.errors import AirError, InfraError, MissingRequirement, TaskProblem
-from airloop.sandbox.base import WorldLost
+from airloop.sandbox.base import SandboxLost
 
 if TYPE_CHECKING:
     from airloop.envs.base import Environment
     from airloop.types import Task
 
-# A world starts in milliseconds to seconds; on a machine that is busy with others, later.
+# A sandbox starts in milliseconds to seconds; on a machine that is busy with others, later.
 LOOK_S = 120.0
 
 
@@ -117,7 +117,7 @@ def sandbox_works(case: Case) -> Finding:
 
 
 @check("D20", stage="fast", title="agents find what they need where they run")
-def worlds_are_whole(case: Case) -> Iterator[Finding]:
+def sandboxes_are_whole(case: Case) -> Iterator[Finding]:
     """Modules, devices and programs that episodes need, looked for in the very sandbox that agents get."""
     complete = True
     for name, env in case.envs.items():
@@ -161,7 +161,7 @@ def rewards_pay_for_success(case: Case) -> Iterator[Finding]:
 def _looked_inside(case: Case, env: Environment) -> Sequence[MissingRequirement]:
     async def look() -> Sequence[MissingRequirement]:
         async with asyncio.timeout(LOOK_S):
-            return await env.check_world()
+            return await env.check_sandbox()
 
     try:
         return case.wait(look())
@@ -171,7 +171,7 @@ def _looked_inside(case: Case, env: Environment) -> Sequence[MissingRequirement]
             "nothing need be changed: the probe's episodes will show what is missing",
             ("D20",),
         ) from None
-    except (InfraError, WorldLost) as error:
+    except (InfraError, SandboxLost) as error:
         raise Broken(
             f"{env.name}: {error}",
             "mend what the error names; no episode could be played in such a sandbox",

@@ -36,7 +36,7 @@ HALF = 0.5
 FULL = 0.1
 # Tools that take nine tenths of a turn, and at least a second: the model, and the GPU under it, waits for them.
 TOOL_BOUND, TOOL_BOUND_S = 0.9, 1.0
-# How tools say that something is not there at all. What so large a share of the episodes meets is the world's.
+# How tools say that something is not there at all. What so large a share of the episodes meets is the environment's.
 ABSENT = re.compile(
     r"ModuleNotFoundError: No module named '[^']+'|ImportError: [^\n]*(?:shared object|cannot open)[^\n]*"
     r"|(?P<program>\S+): (?:command not found|not found$)",
@@ -93,7 +93,7 @@ def rewards_differ(case: Case) -> Finding:
     seen = f"{silent} of {len(groups)} groups have equal rewards; {count} of {n} episodes got {common:g}"
     if silent == len(groups):
         enough = n >= ENOUGH_EPISODES and not probe.hurried
-        if (broken := _crashing(probe, COMMON) or _broken_world(probe)) is not None:
+        if (broken := _crashing(probe, COMMON) or _broken_sandbox(probe)) is not None:
             return replace(broken, verdict="fail" if enough else "warn", seen=f"{broken.seen}; {seen}")
         return Finding(
             "fail" if enough else "warn",
@@ -150,7 +150,7 @@ def _crashing(probe: Probe, share: float) -> Finding | None:
     )
 
 
-def _broken_world(probe: Probe) -> Finding | None:
+def _broken_sandbox(probe: Probe) -> Finding | None:
     """What nearly all episodes met in their tools' answers and no reward can be blamed for: a module or a program that
     is not there. (An agent's own slip is not the same in all of them.)"""
     met = Counter(line for t in probe.trajectories for line in _absences(t))

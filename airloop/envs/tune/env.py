@@ -1,6 +1,6 @@
 """The environment `tune`: the agent trains scikit-learn models on a real table and submits the last one.
 
-Three commands, `python train.py --model …`, `validate` and `submit`, in a world that has nothing else: no
+Three commands, `python train.py --model …`, `validate` and `submit`, in a sandbox that has nothing else: no
 command is executed, no file can be read. Fits are real (pool.py); scores that count are on rows the agent
 never sees, and belong to a model trained in this very episode.
 """
@@ -207,7 +207,7 @@ class TuneEnv(Environment[TuneArgs]):
         ]
 
     def open(self, task: Task, seed: int) -> TuneSession:
-        """Nothing in this world is random: the seed is not used."""
+        """Nothing in this sandbox is random: the seed is not used."""
         return TuneSession(task, self.args, self.pool, self.reward_weights)
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:

@@ -1,1 +1,1 @@
-"""Worlds made by bubblewrap."""
+"""Sandboxes made by bubblewrap."""

@@ -1,8 +1,8 @@
-"""Worlds made by bubblewrap: own namespaces, a read-only system, files in memory that vanish with the world.
+"""Sandboxes made by bubblewrap: own namespaces, a read-only system, files in memory that vanish with the sandbox.
 
-Workspace, home and /tmp are file systems in memory with a size, mounted only inside the world: nothing has to be
+Workspace, home and /tmp are file systems in memory with a size, mounted only inside the sandbox: nothing has to be
 cleaned up, nothing of the host is written, and a full disk is the agent's own. The host reads and writes files
-there through a door (door.py) that enters the world.
+there through a door (door.py) that enters the sandbox.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import sys
 from collections.abc import Mapping
 
 from airloop.errors import AirError
-from airloop.sandbox.base import Backend, Image, Snapshot, World
+from airloop.sandbox.base import Backend, Image, Sandbox, Snapshot
 from airloop.sandbox.bubblewrap.command import check_gpus
 from airloop.sandbox.bubblewrap.host import Host
-from airloop.sandbox.bubblewrap.world import BubbleWorld
+from airloop.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 from airloop.sandbox.interpreter import PACKAGES, PRELOAD
 
 log = logging.getLogger(__name__)
@@ -37,19 +37,19 @@ NO_NAMESPACES = (
 )
 
 NO_PIDS = (
-    "weaker: a limit per user, whom all worlds and the host share (no control group is writable)",
+    "weaker: a limit per user, whom all sandboxes and the host share (no control group is writable)",
     "weaker: no limit on processes, because root has none (no control group is writable)",
 )
 NO_MEMORY = (
-    "weaker: no limit on what a world's processes use together, only on each of them (no control group is writable); "
+    "weaker: no limit on what a sandbox's processes use together, only on each of them (no control group is writable); "
     "memory that is no process's, as of memfd_create and shmget, is refused"
 )
-NO_FAIR_CPU = "weaker: no limit on a world's share, only on each process's time, and a deadline per command"
-STOP = "stop the agent's world while its work is graded"
+NO_FAIR_CPU = "weaker: no limit on a sandbox's share, only on each process's time, and a deadline per command"
+STOP = "stop the agent's sandbox while its work is graded"
 OWN_FILES = (
-    "every world has its own view of the system's files, so that no lock is seen in another; weaker: load and caches"
+    "every sandbox has its own view of the system's files, so that no lock is seen in another; weaker: load and caches"
 )
-SHARED_FILES = "weaker: other worlds share the system's files with the grader's, and locks on them can be seen"
+SHARED_FILES = "weaker: other sandboxes share the system's files with the grader's, and locks on them can be seen"
 
 
 def check() -> str:
@@ -80,21 +80,21 @@ class Bubblewrap(Host, Backend):
     ) -> None:
         super().__init__(check(), python, packages, warm_python, preload, rehearsal, syscalls)
 
-    async def start(self, image: Image | Snapshot) -> World:
+    async def start(self, image: Image | Snapshot) -> Sandbox:
         saved = image if isinstance(image, Snapshot) else None
         check_gpus((saved.image if saved else image).gpus)  # type: ignore[union-attr]
-        world = BubbleWorld(self, saved.image if saved else image, self.new_name())  # type: ignore[arg-type]
-        self.worlds.add(world)
+        sandbox = BubblewrapSandbox(self, saved.image if saved else image, self.new_name())  # type: ignore[arg-type]
+        self.sandboxes.add(sandbox)
         try:
-            await world.open(saved)
+            await sandbox.open(saved)
         except BaseException:
-            await world.close()
+            await sandbox.close()
             raise
-        return world
+        return sandbox
 
     def protections(self) -> Mapping[str, str]:
         groups = self.groups
-        fair = "control group: every world weighs the same and has a number of cores; a limit per process"
+        fair = "control group: every sandbox weighs the same and has a number of cores; a limit per process"
         return {
             "files": "own mount namespace, system read-only, workspace in memory with a size",
             "network": "own network namespace, no way out unless a host is named",
@@ -107,7 +107,7 @@ class Bubblewrap(Host, Backend):
         }
 
     async def close(self) -> None:
-        await asyncio.gather(*(world.close() for world in list(self.worlds)))
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self.sandboxes)))
         for door in self._doors.values():
             door.close()
         self._doors.clear()
@@ -115,8 +115,8 @@ class Bubblewrap(Host, Backend):
         self.groups.leave()
 
     def abandon(self) -> None:
-        for world in list(self.worlds):
-            world.abandon()
+        for sandbox in list(self.sandboxes):
+            sandbox.abandon()
         for door in self._doors.values():
             door.close()
         self._doors.clear()

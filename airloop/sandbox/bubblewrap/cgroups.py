@@ -1,10 +1,10 @@
-"""Limits on a whole world, by the kernel's control groups, where this process may make them.
+"""Limits on a whole sandbox, by the kernel's control groups, where this process may make them.
 
-Version 2 where its controllers are handed down to us, else version 1. Where neither can be written, worlds fall
-back to limits per process, and `Backend.protections` says so. Stopping a world needs no controller of version 2, so
+Version 2 where its controllers are handed down to us, else version 1. Where neither can be written, sandboxes fall
+back to limits per process, and `Backend.protections` says so. Stopping a sandbox needs no controller of version 2, so
 its tree is used for that wherever there is one: unlike version 1's, its frozen processes can be killed.
 
-All worlds of a process are in one group, which weighs on every core as much as one of the host's processes: however
+All sandboxes of a process are in one group, which weighs on every core as much as one of the host's processes: however
 many of them compute, the trainer that waits for them, and keeps a GPU busy, has its time. Among each other they are
 equal.
 """
@@ -25,15 +25,15 @@ PREFIX = "air-"
 SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 FREEZE, FREEZE_OLD = "cgroup.freeze", "freezer.state"
 ENTER = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit; shift; done; shift; exec "$@"'
-PERIOD_US = 100_000  # in which a world may use its share of CPU time
-WEIGHT, SHARES = 100, 1024  # of every world alike, however many processes it has, and of one of the host's
+PERIOD_US = 100_000  # in which a sandbox may use its share of CPU time
+WEIGHT, SHARES = 100, 1024  # of every sandbox alike, however many processes it has, and of one of the host's
 MOST_WEIGHT = 10_000
 CONTROLLERS = ("memory", "pids", "cpu")
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The directories in which a world's groups are made: one for version 2, one per controller for version 1."""
+    """The directories in which a sandbox's groups are made: one for version 2, one per controller for version 1."""
 
     memory: Path | None
     pids: Path | None
@@ -47,7 +47,7 @@ class Groups:
         return list(dict.fromkeys(parent for parent in found if parent))
 
     def make(self, name: str, limits: Limits) -> list[Path]:
-        """The new groups of one world; what is to be in it goes into each one's cgroup.procs."""
+        """The new groups of one sandbox; what is to be in it goes into each one's cgroup.procs."""
         made: list[Path] = []
         try:
             for parent in self.parents():
@@ -61,7 +61,7 @@ class Groups:
         return made
 
     def leave(self) -> None:
-        """Removes the group of all worlds, unless another backend of this process still has some in it."""
+        """Removes the group of all sandboxes, unless another backend of this process still has some in it."""
         for parent in self.parents():
             _removed(parent / _own_name())
 
@@ -89,7 +89,7 @@ def _own_name() -> str:
 
 
 def _around(parent: Path) -> Path:
-    """The group of all worlds of this process."""
+    """The group of all sandboxes of this process."""
     around = parent / _own_name()
     if not around.is_dir():
         around.mkdir()

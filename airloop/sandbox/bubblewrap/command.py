@@ -28,7 +28,7 @@ ETC = (
 )
 # Root inside may own these as far as the kernel is concerned: without this, it could set the host's parameters.
 PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "driver")
-# Of `locks` those of every world are shown, whosever they are: a way to pass messages.
+# Of `locks` those of every sandbox are shown, whosever they are: a way to pass messages.
 PROC_HIDDEN = (
     *("locks", "cmdline", "modules", "partitions"),
     *("kcore", "keys", "key-users", "timer_list", "sched_debug", "kallsyms", "config.gz", "kmsg"),
@@ -44,7 +44,7 @@ Masked = Callable[[str], str | None]  # likewise one that is shown in part, wher
 def command_line(
     host: Host, image: Image, directory: Path, mark: str, fds: Mapping[str, int], layers: Layers | None = None
 ) -> list[str]:
-    """`directory` is the world's own on the host, shown as /opt/air/run."""
+    """`directory` is the sandbox's own on the host, shown as /opt/air/run."""
     seen: Seen = layers.seen if layers else str
     disk = str(image.limits.disk_mb << 20)
     line = [host.bwrap, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
@@ -101,7 +101,7 @@ def _system(runtime: Path, seen: Seen, masked: Masked) -> list[str]:
 
 
 def is_shown(place: str) -> bool:
-    """Whether every world shows a directory of the host that is none of its parts: one that somebody put below /usr."""
+    """Whether every sandbox shows a directory of the host that is none of its parts: one put below /usr."""
     inside = f"{os.path.realpath(place)}/"
     return inside.startswith("/usr/") and not inside.startswith(tuple(f"{c}/" for c in ("/usr/share", *COVERED)))
 

@@ -1,4 +1,4 @@
-"""The files of a world made by bubblewrap, by the door that moves them."""
+"""The files of a sandbox made by bubblewrap, by the door that moves them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from airloop.sandbox.base import HOME, WORKSPACE, Snapshot, World, inside
+from airloop.sandbox.base import HOME, WORKSPACE, Sandbox, Snapshot, inside
 from airloop.sandbox.door.doorkeeper import FILES_LIMIT, Facts, archive
 
 
-class WorldFiles(World):
+class SandboxFiles(Sandbox):
     @abstractmethod
     async def _ask(self, op: str, facts: Facts, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """The door's answer, of this world."""
+        """The door's answer, of this sandbox."""
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
         await self._ask("put", {}, archive([(inside(path), content, mode)]))

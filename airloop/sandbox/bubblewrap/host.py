@@ -1,5 +1,5 @@
-"""What the worlds of one bubblewrap backend share: the program, its runtime directory, control groups, the filter of
-system calls, the interpreter, and the doors into the worlds."""
+"""What the sandboxes of one bubblewrap backend share: the program, its runtime directory, control groups, the filter of
+system calls, the interpreter, and the doors into the sandboxes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from airloop.sandbox.interpreter import PACKAGES, PRELOAD, interpreter
 log = logging.getLogger(__name__)
 
 
-class OpenWorld(Protocol):
-    """As far as the backend must know a world to end it."""
+class OpenSandbox(Protocol):
+    """As far as the backend must know a sandbox to end it."""
 
     async def close(self) -> None: ...
 
@@ -27,7 +27,7 @@ class OpenWorld(Protocol):
 
 
 class Host:
-    """`bwrap`: the program's path. Worlds use it; the backend is one (backend.py)."""
+    """`bwrap`: the program's path. Sandboxes use it; the backend is one (backend.py)."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Host:
         self.warm_python = warm_python
         self.warming_up = (preload, rehearsal)  # of the Python that agents' scripts are forked from
         self._names = count()
-        self.worlds: set[OpenWorld] = set()
+        self.sandboxes: set[OpenSandbox] = set()
 
     def door(self, name: str) -> Door:
         """ "files" moves files; "python" has the libraries of agents loaded. Started when first needed."""
@@ -93,7 +93,7 @@ class Host:
         return [door for door in self._doors.values() if door.alive]
 
     def sources(self) -> list[str]:
-        """What of the host every world is shown, as far as it may lie on a file system of its own."""
+        """What of the host every sandbox is shown, as far as it may lie on a file system of its own."""
         return ["/usr", "/etc", *self.interpreter.shown]
 
     def new_name(self) -> str:

@@ -1,4 +1,4 @@
-"""A world's own view of the files that all worlds are shown, so that a lock on one of them is seen in no other world.
+"""A sandbox's own view of the files that all sandboxes are shown, so that a lock on one of them is seen in no other.
 
 A lock lies on an inode, and to take one or to see it needs no more than the right to read. An overlay without an upper
 layer shows the same files through inodes of its own, at the cost of one mount for each file system that they lie on.
@@ -6,7 +6,7 @@ bwrap 0.8 makes none: it is started in a mount namespace that has them already, 
 is shown of the host's /proc are made anew there, and the namespace of time, whose file in /proc all would share, is
 unshared too.
 
-Of some directories a world sees a few entries only: these are layers of their own, below a cover (masks.py).
+Of some directories a sandbox sees a few entries only: these are layers of their own, below a cover (masks.py).
 
 /proc/self/mountinfo tells where in its file system a mount begins, and which layers it has, in the words that it was
 made with. So data and what we bring along are layers of their own, made from the inside: of these it tells nothing.
@@ -53,11 +53,11 @@ NOTHING = "/proc/self/fd/9"  # an empty directory, without its name
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of one world: `places` are directories of the host, whose files are shown below `base`/number."""
+    """The layers of one sandbox: `places` are directories of the host, whose files are shown below `base`/number."""
 
     base: str
     places: tuple[str, ...]  # mount points, and directories that are not to be named
-    direct: str  # what worlds have of their own lies below: sockets, which cannot be reached through an overlay
+    direct: str  # what sandboxes have of their own lies below: sockets, which cannot be reached through an overlay
     points: frozenset[str]  # all mount points of the host
     covers: tuple[tuple[str, str], ...] = ()  # directories that are shown in part, and what lies over each
 
@@ -82,7 +82,7 @@ class Layers:
         return cls(real, places, os.path.realpath(direct), points, tuple(covers)[:MOST])
 
     def seen(self, source: str) -> str:
-        """Where the world's own view of a file of the host lies, for bwrap."""
+        """Where the sandbox's own view of a file of the host lies, for bwrap."""
         return self._view(source, *_found(source, self.points))
 
     def seen_now(self, source: str) -> str:
@@ -109,7 +109,7 @@ class Layers:
     def around(self) -> list[str]:
         """What to put in front of bwrap's command line."""
         # Two layers are the least, and must not lie within one another. So where `base` lies the second is /dev, whose
-        # few names are none of a file system's own, and which makes its devices this world's own as well.
+        # few names are none of a file system's own, and which makes its devices this sandbox's own as well.
         home = point_of(self.base, self.points)
         lower = [word for place in self.places for word in (place, "/dev" if place == home else NOTHING)]
         spaces = ["unshare", "--time", "--mount", f"--mount-proc={self.base}/proc"]
@@ -118,7 +118,7 @@ class Layers:
 
 
 def make_places(base: Path) -> None:
-    """Where to mount: the same for all worlds, because each has a mount namespace of its own."""
+    """Where to mount: the same for all sandboxes, because each has a mount namespace of its own."""
     for name in ("proc", *(f"{kind}{number}" for kind in ("", "m") for number in range(MOST))):
         (base / name).mkdir(parents=True, exist_ok=True)
     os.makedirs(empty_place(os.path.realpath(base)), exist_ok=True)
@@ -171,7 +171,7 @@ def work_here(base: Path) -> bool:
     script = f'exec 8<"$1"; flock -s 8 && flock -xn "{layers.seen(shell)}" true && : > "{layers.device("null")}"'
     tried = _tried(layers, script, shell)
     if tried.returncode != 0:
-        log.info("worlds share the system's files: %s", tried.stderr.strip() or "a lock is seen through an overlay")
+        log.info("sandboxes share the system's files: %s", tried.stderr.strip() or "a lock is seen through an overlay")
     return tried.returncode == 0
 
 

@@ -1,9 +1,9 @@
-"""Directories of the host of which worlds see some entries only: of site-packages a few packages, of /usr/share what
+"""Directories of the host of which sandboxes see some entries only: of site-packages a few packages, of /usr/share what
 programs need.
 
 A cover and a bind for each entry do that everywhere. For every bind bwrap reads the table of all mounts again, so the
-packages alone are half of what a world takes to start. Where overlays can be made, one mount does the same: a layer of
-whiteouts, which stand for files that are not there, lies over the directory.
+packages alone are half of what a sandbox takes to start. Where overlays can be made, one mount does the same: a layer
+of whiteouts, which stand for files that are not there, lies over the directory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARE = (
 
 
 class Masks:
-    """`shown`: by directory, the names of its entries that worlds see. Covers are made in `folder`."""
+    """`shown`: by directory, the names of its entries that sandboxes see. Covers are made in `folder`."""
 
     def __init__(self, folder: Path, shown: Mapping[str, Collection[str]]) -> None:
         self.folder = folder

@@ -1,6 +1,6 @@
-"""The one way out of a world that may have one: an HTTP proxy that knows a list of hosts.
+"""The one way out of a sandbox that may have one: an HTTP proxy that knows a list of hosts.
 
-It listens on the world's own loopback and connects from the host, so the world itself still has no network. What is
+It listens on the sandbox's own loopback and connects from the host, so the sandbox itself still has no network. What is
 allowed is decided by what is connected to: the name in the request's target, and the address that this name has at
 that moment. A header decides nothing, and `Host` is written here. What goes on inside a TLS tunnel nobody can see: a
 name on the list stands for all that its addresses serve.
@@ -22,7 +22,7 @@ from airloop.errors import AirError
 from airloop.sandbox.passage import pump
 
 CONNECT_S = 20.0
-MOST_CONNECTIONS = 64  # of one world at one time
+MOST_CONNECTIONS = 64  # of one sandbox at one time
 HTTP, HTTPS = 80, 443  # what a host without a port stands for
 NAT64 = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses as IPv6 networks see them
 # Of one hop: between the agent and us, not between us and the server. Whoever sees `host` twice may choose.

@@ -44,13 +44,13 @@ class RuntimeDirectory:
             file.chmod(0o755)
 
     def install_first(self) -> None:
-        """The shell that is a world's first process. It may be run but not read, and so, by the kernel's rule, its
+        """The shell that is a sandbox's first process. It may be run but not read, and so, by the kernel's rule, its
         memory and environment may not be either: an agent cannot make it end as if it had been killed from outside."""
         file = self.path / "bin" / "first"
         shutil.copyfile(os.path.realpath("/bin/sh"), file)
         file.chmod(0o111)
 
-    def world(self, name: str) -> Path:
+    def sandbox(self, name: str) -> Path:
         directory = self.path / "worlds" / name
         directory.mkdir()
         return directory

@@ -3,7 +3,7 @@
 Built by hand because it is a hundred instructions and spares a compiled dependency. Refused calls fail with EPERM
 (clone3 with ENOSYS, so that libraries fall back to clone, whose flags can be looked at).
 
-What the kernel counts per user is counted for all worlds and for the host together, so what has such a quota and is
+What the kernel counts per user is counted for all sandboxes and for the host together, so what has such a quota and is
 needed by no experiment is refused too: watches on files, larger pipes. And what tells which pages of a file anybody has
 read lately (mincore, cachestat).
 
@@ -116,7 +116,7 @@ _AARCH64 = {
     "fanotify_mark": 263,
     "mincore": 232,
 }
-# Memory that belongs to no process: where a world as a whole has no limit, nothing would limit it.
+# Memory that belongs to no process: where a sandbox as a whole has no limit, nothing would limit it.
 _LOOSE = {
     "x86_64": {"memfd_create": 319, "shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240},
     "aarch64": {"memfd_create": 279, "shmget": 194, "msgget": 186, "semget": 190, "mq_open": 180},
@@ -126,7 +126,7 @@ ARCHITECTURES = {
     "x86_64": (X86_64, _X86_64 | _NEW_API, (56, 72, 41)),
     "aarch64": (AARCH64, _AARCH64 | _NEW_API, (220, 25, 198)),
 }
-F_SETLEASE = 1024  # on a file that worlds share, a lease makes the others wait
+F_SETLEASE = 1024  # on a file that sandboxes share, a lease makes the others wait
 F_NOTIFY = 1026  # watches a directory
 F_SETPIPE_SZ = 1031
 REFUSED_FCNTL = (F_SETLEASE, F_NOTIFY, F_SETPIPE_SZ)
@@ -143,7 +143,7 @@ LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x0
 
 def program(bounded_memory: bool = True, strict: bool = False) -> bytes | None:
     """The filter for this machine as an array of struct sock_filter; None where it is not known. `bounded_memory`: all
-    that a world uses is counted together, memory that is no process's too. `strict`: only calls that are known to be
+    that a sandbox uses is counted together, memory that is no process's too. `strict`: only calls that are known to be
     used."""
     machine = platform.machine()
     if machine not in ARCHITECTURES:

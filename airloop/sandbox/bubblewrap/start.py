@@ -55,7 +55,7 @@ def spawn(
 
 
 def limits_of(host: Host, limits: Limits) -> dict[str, int]:
-    """Of each process of a world, by their names in `resource`."""
+    """Of each process of a sandbox, by their names in `resource`."""
     values = {
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_FSIZE": limits.file_mb << 20,

@@ -1,1 +1,1 @@
-"""Worlds made by Docker or Podman."""
+"""Sandboxes made by Docker or Podman."""

@@ -1,4 +1,4 @@
-"""Worlds that are containers of Docker or Podman, for images that somebody else has built.
+"""Sandboxes that are containers of Docker or Podman, for images that somebody else has built.
 
 The shell runs as the container's first process over the engine's attach stream. Files go in and out through
 processes that the engine starts inside, because workspace and home are file systems in memory that only the
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from airloop.errors import AirError, InfraError
-from airloop.sandbox.base import Backend, Image, Snapshot, World
+from airloop.sandbox.base import Backend, Image, Sandbox, Snapshot
 from airloop.sandbox.bubblewrap.runtime import RuntimeDirectory
 from airloop.sandbox.container import system_calls
 from airloop.sandbox.container.docker_api import Engine, Refused, find_socket
 from airloop.sandbox.container.leftovers import reap
 from airloop.sandbox.container.request import Wishes
-from airloop.sandbox.container.world import ContainerWorld
+from airloop.sandbox.container.sandbox import ContainerSandbox
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ class Container(Backend):
         self.socket = find_socket()
         self.runtime = runtime  # of OCI, as runsc; "": the engine's own choice
         self.engine: Engine | None = None
-        self.worlds: set[ContainerWorld] = set()
+        self.sandboxes: set[ContainerSandbox] = set()
         self.wishes = Wishes()  # until the engine says what it cannot do
         self._runtime: RuntimeDirectory | None = None  # has the filter of system calls
         self._opening = asyncio.Lock()
         self._present: set[str] = set()
 
-    async def start(self, image: Image | Snapshot) -> World:
+    async def start(self, image: Image | Snapshot) -> Sandbox:
         saved = image if isinstance(image, Snapshot) else None
         plain = image.image if isinstance(image, Snapshot) else image
         if plain.network:
@@ -70,15 +70,15 @@ class Container(Backend):
             log.warning("containers get no share of the CPU each: %s", why)
             self.wishes = replace(self.wishes, fair_cpu=False)
 
-    async def _open(self, engine: Engine, image: Image, saved: Snapshot | None, wishes: Wishes) -> World:
-        world = ContainerWorld(engine, image, self.runtime, wishes, self.worlds.discard)
-        self.worlds.add(world)
+    async def _open(self, engine: Engine, image: Image, saved: Snapshot | None, wishes: Wishes) -> Sandbox:
+        sandbox = ContainerSandbox(engine, image, self.runtime, wishes, self.sandboxes.discard)
+        self.sandboxes.add(sandbox)
         try:
-            await world.open(saved)
+            await sandbox.open(saved)
         except BaseException:
-            await world.close()
+            await sandbox.close()
             raise
-        return world
+        return sandbox
 
     async def _ready(self, image: str) -> Engine:
         async with self._opening:
@@ -118,18 +118,18 @@ class Container(Backend):
         }
 
     async def close(self) -> None:
-        await asyncio.gather(*(world.close() for world in list(self.worlds)))
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self.sandboxes)))
         if self.engine is not None:
             await self.engine.close()
             self.engine = None
         self._forget_filter()
 
     def abandon(self) -> None:
-        worlds, self.worlds = self.worlds, set()
-        for world in worlds:
-            world.abandon()
+        sandboxes, self.sandboxes = self.sandboxes, set()
+        for sandbox in sandboxes:
+            sandbox.abandon()
         if self.engine is not None:
-            self.engine.remove_now([world.id for world in worlds if world.id])
+            self.engine.remove_now([sandbox.id for sandbox in sandboxes if sandbox.id])
         self._forget_filter()
 
     def _forget_filter(self) -> None:

@@ -26,7 +26,7 @@ class Doorway:
 
     def __init__(self) -> None:
         self._runtime = RuntimeDirectory()  # nobody else's; what is shown of it is for all inside
-        shown = self._runtime.world("door")
+        shown = self._runtime.sandbox("door")
         shown.chmod(0o755)
         self._path = shown / "socket"
         self.bind = (str(shown), PLACE)

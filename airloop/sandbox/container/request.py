@@ -35,7 +35,7 @@ FIRST = (
     '"$place/sh" -c : 2>/dev/null && exec "$place/sh" -c "rm -f $place/sh; $1"; done; eval "$1"'
 )
 
-# Waits beside the shell and sends signals, with nothing but what bash does itself: it works when the world may start
+# Waits beside the shell and sends signals, with nothing but what bash does itself: it works when the sandbox may start
 # no further process. A line says how, from which tick since boot a process is new, and the shell's number.
 SIGNALLER = r"""
 trap '' INT TERM HUP QUIT PIPE USR1 USR2
@@ -179,7 +179,7 @@ def ulimits(image: Image, podman: bool) -> list[dict[str, Any]]:
     values = {"nofile": limits.open_files, "fsize": limits.file_mb << 20, "cpu": limits.cpu_s, "core": 0}
     values |= {"sigpending": limits.signals, "msgqueue": 0}
     if podman:
-        # Where Podman may not raise its own limit it fails unless told less. A world is limited by its control group;
+        # Where Podman may not raise its own limit it fails unless told less. A sandbox is limited by its control group;
         # this counts all processes of the user on the host, so it has to be large.
         values["nproc"] = min(ALL_PROCESSES, _most_processes())
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in values.items()]

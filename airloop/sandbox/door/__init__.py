@@ -1,1 +1,1 @@
-"""The program through which the host enters a world, and who speaks with it."""
+"""The program through which the host enters a sandbox, and who speaks with it."""

@@ -1,8 +1,8 @@
-"""The way into a running world: a clean process that forks children which enter its namespaces.
+"""The way into a running sandbox: a clean process that forks children which enter its namespaces.
 
 It runs as a program of its own, on the standard library alone, started by `doorkeeper.py`. No code of an agent
-ever runs in it: every request is served by a forked child that first joins the world's control groups and
-namespaces, so a file is read and written as the agent's own world sees it, and links lead nowhere else.
+ever runs in it: every request is served by a forked child that first joins the sandbox's control groups and
+namespaces, so a file is read and written as the agent's own sandbox sees it, and links lead nowhere else.
 
 With modules to preload it is also what makes `python x.py` quick: the child that runs an agent's script is a
 fork of this process, with numpy, pandas and scikit-learn already imported.
@@ -34,7 +34,7 @@ import door_script
 LIBC = ctypes.CDLL(None, use_errno=True)
 NS_GET_USERNS = 0xB701
 KINDS = ("cgroup", "net", "ipc", "uts", "pid", "mnt")
-MAX_CHILDREN = 64  # per world, at one time
+MAX_CHILDREN = 64  # per sandbox, at one time
 PR_SET_DUMPABLE = 4
 REQUEST_S = 60  # for a request to arrive in full
 
@@ -91,8 +91,8 @@ class Server:
     def __init__(self, listener: socket.socket, alive: int) -> None:
         self.listener = listener
         self.alive = alive  # a pipe whose other end the host holds: at its end we end
-        self.worlds: dict[str, Entrance] = {}
-        self.children: dict[int, str] = {}  # pid -> world id
+        self.sandboxes: dict[str, Entrance] = {}
+        self.children: dict[int, str] = {}  # pid -> sandbox id
         self.selector = selectors.DefaultSelector()
         self.pid = os.getpid()
 
@@ -115,7 +115,7 @@ class Server:
                 elif key.data == "host":
                     self.from_host()
                 else:
-                    self.from_world(self.worlds.get(key.data))
+                    self.from_sandbox(self.sandboxes.get(key.data))
 
     def reap(self) -> None:
         while self.children:
@@ -144,11 +144,11 @@ class Server:
                     self.forget(header["id"])
                     answer(connection, {"ok": True})
                 else:
-                    world = self.worlds[header["id"]]
+                    sandbox = self.sandboxes[header["id"]]
                     kept = connection.dup()  # the child's; ours is closed when this ends, there too
                     serve = serve_call if op == "call" else serve_host
                     try:
-                        self.fork(world, lambda: serve(world, header, rest, kept))
+                        self.fork(sandbox, lambda: serve(sandbox, header, rest, kept))
                     finally:
                         if os.getpid() == self.pid:
                             kept.close()
@@ -157,41 +157,41 @@ class Server:
 
     def register(self, facts: dict[str, Any]) -> None:
         self.forget(facts["id"])  # two requests at once may both have found that we do not know it
-        world = Entrance(facts)
-        self.worlds[world.id] = world
-        if world.listener:
-            world.listener.setblocking(False)
-            self.selector.register(world.listener, selectors.EVENT_READ, world.id)
+        sandbox = Entrance(facts)
+        self.sandboxes[sandbox.id] = sandbox
+        if sandbox.listener:
+            sandbox.listener.setblocking(False)
+            self.selector.register(sandbox.listener, selectors.EVENT_READ, sandbox.id)
 
     def forget(self, id: str) -> None:
-        world = self.worlds.pop(id, None)
-        if world is None:
+        sandbox = self.sandboxes.pop(id, None)
+        if sandbox is None:
             return
-        if world.listener:
-            self.selector.unregister(world.listener)
-        world.close()
+        if sandbox.listener:
+            self.selector.unregister(sandbox.listener)
+        sandbox.close()
 
-    def from_world(self, world: Entrance | None) -> None:
-        """A command `python …` inside the world wants to run."""
-        if world is None or world.listener is None:
+    def from_sandbox(self, sandbox: Entrance | None) -> None:
+        """A command `python …` inside the sandbox wants to run."""
+        if sandbox is None or sandbox.listener is None:
             return
         try:
-            connection, _ = world.listener.accept()
+            connection, _ = sandbox.listener.accept()
         except OSError:
             return
         with connection:
-            if sum(owner == world.id for owner in self.children.values()) < MAX_CHILDREN:
+            if sum(owner == sandbox.id for owner in self.children.values()) < MAX_CHILDREN:
                 kept = connection.dup()
                 try:
-                    self.fork(world, lambda: serve_python(world, kept))
+                    self.fork(sandbox, lambda: serve_python(sandbox, kept))
                 finally:
                     if os.getpid() == self.pid:
                         kept.close()
 
-    def fork(self, world: Entrance, work: Callable[[], None]) -> None:
+    def fork(self, sandbox: Entrance, work: Callable[[], None]) -> None:
         pid = os.fork()
         if pid:
-            self.children[pid] = world.id
+            self.children[pid] = sandbox.id
             return
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -208,7 +208,7 @@ class Child(BaseException):
 
 
 def is_other(space: str) -> bool:
-    """Not every kernel gives a world its own; and into our own none can be entered again."""
+    """Not every kernel gives a sandbox its own; and into our own none can be entered again."""
     try:
         return os.stat(space).st_ino != os.stat("/proc/self/ns/" + os.path.basename(space)).st_ino
     except OSError:
@@ -237,10 +237,10 @@ def answer(connection: socket.socket, header: dict[str, Any], payload: bytes = b
         connection.sendall(json.dumps(header).encode() + b"\n" + payload)
 
 
-def serve_host(world: Entrance, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
+def serve_host(sandbox: Entrance, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
     entered = False
     try:
-        world.enter(limited=False)
+        sandbox.enter(limited=False)
         entered = True
         door_script.drop_rights()  # files are read and written as the agent itself could
         os.umask(0o022)
@@ -257,9 +257,9 @@ def serve_host(world: Entrance, header: dict[str, Any], rest: bytes, connection:
     answer(connection, facts, payload)
 
 
-def serve_call(world: Entrance, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
+def serve_call(sandbox: Entrance, header: dict[str, Any], rest: bytes, connection: socket.socket) -> None:
     """Python text that the host wants run inside, as an agent's own: in its cage, from no frame of ours."""
-    world.enter(limited=True)
+    sandbox.enter(limited=True)
     door_call.streams(connection, receive(connection, rest, header["bytes"]))
     try:
         child = os.fork()
@@ -268,7 +268,7 @@ def serve_call(world: Entrance, header: dict[str, Any], rest: bytes, connection:
         return
     if child == 0:
         os.close(4)
-        cage, request = (world.limits, world.filter), door_call.request(header)
+        cage, request = (sandbox.limits, sandbox.filter), door_call.request(header)
         raise Child(lambda: door_script.become_script(cage, request))
     facts, output = door_call.watch(child, header["timeout"], header["longest"], header["limit"])
     answer(door_call.host(), facts, output)
@@ -285,19 +285,19 @@ def receive(connection: socket.socket, data: bytes, size: int) -> bytes:
     return b"".join(parts)
 
 
-def serve_python(world: Entrance, connection: socket.socket) -> None:
-    """Between the world and the script: forks it into the world's pids, passes signals on, returns its code.
+def serve_python(sandbox: Entrance, connection: socket.socket) -> None:
+    """Between the sandbox and the script: forks it into the sandbox's pids, passes signals on, returns its code.
 
     What the script's process has open is put in order before it exists: from its first moment an agent can stop it
     and look at it.
     """
-    world.enter(limited=True)
+    sandbox.enter(limited=True)
     connection.settimeout(REQUEST_S)
     request, fds = receive_request(connection)
     channel = keep_only(connection, fds)
     child = os.fork()
     if child == 0:
-        cage = (world.limits, world.filter)
+        cage = (sandbox.limits, sandbox.filter)
         raise Child(lambda: door_script.become_script(cage, request))
     forward(child, channel)
 
@@ -348,7 +348,7 @@ def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int
 
 
 def main() -> None:
-    door_script.call_oneself(["python"])  # before any world could see where on the host this program lies
+    door_script.call_oneself(["python"])  # before any sandbox could see where on the host this program lies
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in filter(None, sys.argv[2].split(",")):
         try:

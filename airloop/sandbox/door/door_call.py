@@ -1,7 +1,7 @@
-"""One call of Python asked for by the host: a script in a world, its input, what it prints. Standard library only.
+"""One call of Python asked for by the host: a script in a sandbox, its input, what it prints. Standard library only.
 
 Unlike `python x.py` in the agent's shell there is no shell and no command that stands for the script: the child of
-door.py that entered the world forks the script, reads what it prints and answers the host.
+door.py that entered the sandbox forks the script, reads what it prints and answers the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 CHUNK = 1 << 16
-LOOK_S = 0.25  # a wait that took much longer than this was one of a frozen world: that time is not the script's
+LOOK_S = 0.25  # a wait that took much longer than this was one of a frozen sandbox: that time is not the script's
 IDLE = 0.05  # who computes less than this share of the time waits by itself, and not for a core
 
 

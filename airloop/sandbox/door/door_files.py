@@ -1,4 +1,4 @@
-"""Files of a world, read and written by a child of door.py that has entered it. Standard library only."""
+"""Files of a sandbox, read and written by a child of door.py that has entered it. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script of an agent, run in a fork of door.py inside the agent's world. Standard library only.
+"""A script of an agent, run in a fork of door.py inside the agent's sandbox. Standard library only.
 
 First the cage (no rights, limits, the filter of system calls), then what `python FILE`, `python -c` and `python -`
 do, in a process that has imported a lot already.

@@ -1,4 +1,4 @@
-"""The host's side of door.py: starts it, and asks it for files of a world."""
+"""The host's side of door.py: starts it, and asks it for files of a sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from airloop.errors import InfraError
 from airloop.forkserver import ONE_THREAD
-from airloop.sandbox.base import LATEST, Result, WorldLost
+from airloop.sandbox.base import LATEST, Result, SandboxLost
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Door:
         self, directory: Path, name: str, python: str, preload: Sequence[str] = (), rehearsal: str = ""
     ) -> None:
         self.name = name
-        self.worlds: set[str] = set()  # that it knows
+        self.sandboxes: set[str] = set()  # that it knows
         self.address = str(directory / f"{name}.sock")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(self.address)
@@ -102,13 +102,13 @@ class Door:
             raise InfraError(f"the sandbox's door gave no answer to {op!r}{await self._why(before)}")
         self._opened()
         if answer.get("theirs"):
-            raise WorldLost(f"the world does not take {op!r}: {answer['error']}")
+            raise SandboxLost(f"the sandbox does not take {op!r}: {answer['error']}")
         if "error" in answer:
             raise InfraError(f"the sandbox's door failed at {op!r}: {answer['error']}")
         return answer, rest
 
     async def call(self, place: Facts, source: str, given: bytes, timeout: float, limit: int) -> Result:
-        """Runs Python text in a world (`place`: its id, the directory, the environment) with `given` as its input."""
+        """Runs Python text in a sandbox (`place`: its id, the directory, the environment) with `given` as its input."""
         longest = timeout * LATEST
         asked = {**place, "source": source, "timeout": timeout, "longest": longest, "limit": limit}
         facts, output = await self.ask("call", asked, given, patience_s=longest + ANSWER_S)
@@ -119,7 +119,7 @@ class Door:
         return Result(text, code, place["cwd"], 0.0, facts["timed_out"], facts["cut"])
 
     async def listen_inside(self, id: str, port: int) -> socket.socket:
-        """A listening socket on a world's own loopback, to be served from out here. Asked for by another thread: the
+        """A listening socket on a sandbox's own loopback, to be served from out here. Asked for by another thread: the
         door hears one request at a time, and may be listening to one that this thread is about to send."""
         return await asyncio.to_thread(self._listen_inside, id, port)
 

@@ -1,4 +1,4 @@
-"""What `python` is inside a world: asks the warm process for a fork of itself, or becomes the real python.
+"""What `python` is inside a sandbox: asks the warm process for a fork of itself, or becomes the real python.
 
 Installed with the real interpreter's path in place of its first line's. Only what `python FILE`, `python -c` and
 `python -` mean is asked for; every other use, and every failure to reach the warm process, runs the real one.

@@ -40,7 +40,7 @@ CANCEL_SHARE = 0.05
 # Attempts that the machinery spoilt: each is repeated and costs time; a fifth is a defect, not bad luck.
 FAILED_SHARE = 0.2
 # Agents' own programs that fail on what the policy says: a beginner's ending, of which there are fewer and fewer.
-# Nearly all of them, or half where there were few before, is the program's fault or the world's.
+# Nearly all of them, or half where there were few before, is the program's fault or the environment's.
 CRASHED_SHARE, CRASHED_GROWN = 0.9, 0.5
 
 

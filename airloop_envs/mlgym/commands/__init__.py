@@ -1,4 +1,4 @@
-"""The agent's commands: what they are inside a world (shell.py, inside/) and how the session reads them."""
+"""The agent's commands: what they are inside a sandbox (shell.py, inside/) and how the session reads them."""
 
 from airloop_envs.mlgym.commands.output import Request, clean_output, cut_middle, requests
 from airloop_envs.mlgym.commands.rewrite import prepare

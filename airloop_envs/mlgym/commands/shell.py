@@ -11,7 +11,7 @@ from airloop_envs.mlgym.commands.output import Kind
 
 DIRECTORY = str(Path(__file__).parent / "inside")  # to bind at TOOLS_PATH: an agent cannot remove it there
 TOOLS_PATH = "/opt/air/tools"
-HOME_TOOLS_PATH = f"{HOME}/.air/tools"  # where files() go, for a world without binds
+HOME_TOOLS_PATH = f"{HOME}/.air/tools"  # where files() go, for a sandbox without binds
 WINDOW_VARIABLE = "AIR_WINDOW"
 
 # What the agent is told: how a command is written, and what it does.
@@ -70,7 +70,7 @@ def _function(name: str) -> str:
 
 
 def setup(tools: str = TOOLS_PATH) -> str:
-    """Bash that defines every command; `tools` is the directory inside the world where tool.py lies.
+    """Bash that defines every command; `tools` is the directory inside the sandbox where tool.py lies.
 
     The environment variable AIR_WINDOW says how many lines a window has (1000 if it is not set).
     """

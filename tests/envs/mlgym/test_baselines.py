@@ -19,7 +19,7 @@ from airloop_envs.mlgym.baselines import Baselines, Measurement
 from airloop_envs.mlgym.checkout import load_task
 from airloop_envs.mlgym.grading import Grader
 from airloop_envs.mlgym.spec import TaskSpec
-from airloop_envs.mlgym.workspace import Worlds
+from airloop_envs.mlgym.workspace import Sandboxes
 
 T = TypeVar("T")
 HOUSES = "regressionKaggleHousePrice"
@@ -48,7 +48,7 @@ def with_baselines(use: Callable[[Counted], Awaitable[T]]) -> T:
     async def run() -> T:
         pool = Pool(Bubblewrap(), standby=0)
         try:
-            return await use(Counted(pool, Grader(pool), Worlds()))
+            return await use(Counted(pool, Grader(pool), Sandboxes()))
         finally:
             await pool.close()
 
@@ -107,7 +107,7 @@ def test_starter_code_is_its_own_baseline(root: Path) -> None:
     (game / "strategy.py").write_text("def row_strategy(history):\n    return 1\n")
     (game / "target.py").write_text("def target_column_strategy(history):\n    return 0\n")
     spec = load_task(root, "prisonersDilemma")
-    assert baselines.command_line(spec, Worlds()) == "" and not spec.problems
+    assert baselines.command_line(spec, Sandboxes()) == "" and not spec.problems
     assert with_baselines(lambda own: own.of(spec)) == 5.0
 
 

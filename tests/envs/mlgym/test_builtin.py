@@ -421,7 +421,7 @@ def test_what_could_tell_the_answers_is_named() -> None:
 def play(
     spec: TaskSpec, name: str, seed: int, home: Path, max_turns: int = TURNS_A_TASK
 ) -> tuple[list[str], list[float]]:
-    """A plain world without walls: bash in a directory without the secret files. All replies, and all scores."""
+    """A sandbox without walls: bash in a directory without the secret files. All replies, and all scores."""
     agent_home, grader_home = home / "agent", home / "grader"
     agent_home.mkdir(parents=True)
     for path in spec.starter_code:

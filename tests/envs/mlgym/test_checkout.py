@@ -330,7 +330,7 @@ def test_D16_titanics_truth_is_readable_and_a_rule(root: Path) -> None:
     assert "data/ground_truth.csv equals the sample submission" in said
 
 
-def test_D16_real_labels_outside_the_agents_world_are_left_in_peace(root: Path) -> None:
+def test_D16_real_labels_outside_the_agents_sandbox_are_left_in_peace(root: Path) -> None:
     for name in ("regressionKaggleHousePrice", "pointsModel", "letterModel", "prisonersDilemma"):
         assert load_task(root, name).warnings == (), name
 

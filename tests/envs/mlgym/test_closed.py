@@ -187,7 +187,7 @@ def test_what_lies_there_after_submit_is_not_looked_at() -> None:
         async with env.open(env.tasks("train")[0], 0) as session:
             await session.begin()
             seen = await session.act(Action("command", f"{TABLE}; cp a submission.csv; submit"))
-            await session.world.put("submission.csv", await session.world.get("b") or b"")
+            await session.sandbox.put("submission.csv", await session.sandbox.get("b") or b"")
             score = await session.finish()
         assert len(digests) == 1
         assert score.metrics["score"] == pytest.approx(read_score(seen.text, "accuracy"), abs=1e-5)
@@ -240,7 +240,7 @@ def test_the_quality_of_code_is_that_of_the_code_that_was_submitted() -> None:
             await session.begin()
             for command in (DEFECT, spoilt, "submit"):
                 await session.act(Action("command", command))
-            await session.world.run("rm a.py b.py c.py", 5.0)  # type: ignore[attr-defined]
+            await session.sandbox.run("rm a.py b.py c.py", 5.0)  # type: ignore[attr-defined]
             assert (await session.finish()).rewards["code_quality"] == pytest.approx(0.25)
 
     with_env(work)

@@ -33,7 +33,7 @@ END = b"\x1eend "
 
 
 class Shell:
-    """One bash for many commands, as a world has it."""
+    """One bash for many commands, as a sandbox has it."""
 
     def __init__(self, home: Path, window: str = "", python: Path | None = None, tools: str = DIRECTORY) -> None:
         self.home = home

@@ -183,7 +183,7 @@ LOOK = (  # every file but the system's and Python's own, every name, every modu
 
 
 @pytest.mark.parametrize("where", ["a copy", "the checkout"])
-def test_answers_and_helpers_are_nowhere_in_the_agents_world(air: Any, root: Path, lab: Lab, where: str) -> None:
+def test_answers_and_helpers_are_nowhere_in_the_agents_sandbox(air: Any, root: Path, lab: Lab, where: str) -> None:
     if where == "a copy":
         assert air("tasks", "prepare", KEY, "--mlgym-root", root)[0] == 0
     else:
@@ -213,7 +213,7 @@ def test_an_episode_cannot_hand_in_the_answers_by_a_link(air: Any, root: Path) -
     with_env(work, task_configs=[KEY], mlgym_root=str(root))
 
 
-def test_a_checkout_where_every_world_looks_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_where_every_sandbox_looks_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_shown("/usr/local/MLGym") and is_shown("/usr/lib/x")
     assert not any(map(is_shown, ("/usr/src/app/MLGym", "/usr/share/x", "/usrlocal", "/tmp/x")))
     monkeypatch.setattr(paths, "is_shown", lambda place: True)

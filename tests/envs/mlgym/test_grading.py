@@ -1,4 +1,4 @@
-"""Worlds of a task, what is collected from them, and scores of tables and models. Real sandboxes."""
+"""Sandboxes of a task, what is collected from them, and scores of tables and models. Real sandboxes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.fixture_checkout import write_checkout
 from support.grading_lab import Lab, make_task, open_lab
 
 from airloop.errors import AirError, InfraError
-from airloop.sandbox.base import Backend, Image, Result, Snapshot, World
+from airloop.sandbox.base import Backend, Image, Result, Sandbox, Snapshot
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.pool import Pool
 from airloop_envs.mlgym.checkout import load_task
@@ -44,7 +44,7 @@ def houses(root: Path) -> TaskSpec:
     return load_task(root, "regressionKaggleHousePrice")
 
 
-# --- worlds -------------------------------------------------------------------------------------------------
+# --- sandboxes -------------------------------------------------------------------------------------------------
 
 
 def test_the_agent_sees_no_secret_and_the_grader_everything(lab: Lab, houses: TaskSpec) -> None:
@@ -137,7 +137,7 @@ def test_only_the_table_reaches_the_grader(lab: Lab, houses: TaskSpec) -> None:
     assert grade.scores is not None and grade.scores["r2"] < 0.9
 
 
-def test_a_table_that_is_a_link_is_what_the_agents_world_sees(lab: Lab, houses: TaskSpec) -> None:
+def test_a_table_that_is_a_link_is_what_the_agents_sandbox_sees(lab: Lab, houses: TaskSpec) -> None:
     submission = lab.attempt(houses, "ln -s data/test.csv submission.csv")
     assert submission is not None and submission.files["submission.csv"].startswith(b"id,area")
     assert lab.attempt(houses, "ln -s /dev/zero submission.csv") is None
@@ -207,7 +207,7 @@ class Failing(Backend):
     def __init__(self, backend: Backend, times: int) -> None:
         self.backend, self.times = backend, times
 
-    async def start(self, image: Image | Snapshot) -> World:
+    async def start(self, image: Image | Snapshot) -> Sandbox:
         self.times -= 1
         if self.times >= 0:
             raise InfraError("no machine")

@@ -1,4 +1,4 @@
-"""The agent's code is called from another world, and nothing it does there reaches the score (D17). Real sandboxes."""
+"""The agent's code is called from another sandbox, and nothing it does there reaches the score (D17)."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ CASES = {
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
-def test_what_repeats_is_asked_once_in_real_worlds_until_something_is_set(tmp_path: Path) -> None:
+def test_what_repeats_is_asked_once_in_real_sandboxes_until_something_is_set(tmp_path: Path) -> None:
     files = {"evaluate.py": EVALUATE, "strategy.py": ""}
     task = make_task(tmp_path, "PythonSubmissionTasks", files)
     with open_lab() as lab:

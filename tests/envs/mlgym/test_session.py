@@ -105,7 +105,7 @@ def test_long_output_is_cut_in_the_middle_and_progress_bars_go() -> None:
     with_env(work, observation_chars=1000, max_turns=2)
 
 
-def test_ending_ones_own_world_is_the_agents_own_loss() -> None:
+def test_ending_ones_own_sandbox_is_the_agents_own_loss() -> None:
     async def work(env: MlgymEnv) -> None:
         game = await play(env, [DEFECT, "kill -9 -1", "echo back", "submit"])
         assert game.metrics["improved"] == 1  # its first process cannot be killed from inside

@@ -66,7 +66,7 @@ def test_a_check_runs_the_baseline_and_validates_it(air: Any, root: Path) -> Non
 
 @pytest.mark.long
 def test_a_game_is_checked_by_its_starter_code_where_the_baseline_is_its_evaluation(air: Any, root: Path) -> None:
-    """As MLGym's games have it; the evaluation needs the opponent, which the agent's world has not."""
+    """As MLGym's games have it; the evaluation needs the opponent, which the agent's sandbox has not."""
     code, text, _ = air("tasks", "check", "prisonersDilemma", "--mlgym-root", root)
     assert code == 0 and "validated: the starter code as it is: {'Score': " in text, text
 
@@ -102,7 +102,7 @@ def test_a_baseline_that_fails_is_a_problem_of_the_task(air: Any, root: Path) ->
     assert code == 1 and "No module named 'no_such_boosting'" in text and "install no_such_boosting" in text
     (root / "data/points/baseline/train.py").write_text("raise SystemExit('it is broken')\n")
     code, text, _ = air("tasks", "check", "pointsModel", "--mlgym-root", root)
-    assert code == 1 and "failed in the agent's world:\nit is broken" in text
+    assert code == 1 and "failed in the agent's sandbox:\nit is broken" in text
 
 
 @pytest.mark.slow

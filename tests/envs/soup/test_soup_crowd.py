@@ -31,7 +31,7 @@ def test_many_episodes_at_once_share_four_sandboxes(episodes: int) -> None:
             played = await asyncio.gather(
                 *(run_episode(env, t, env.scripted("oracle", t, 0), id=str(i), seed=i) for i, t in enumerate(tasks))
             )
-            return played, rooms.most, len(rooms.pool.backend.worlds)  # type: ignore[attr-defined]
+            return played, rooms.most, len(rooms.pool.backend.sandboxes)  # type: ignore[attr-defined]
         finally:
             await env.close()
 
@@ -113,8 +113,8 @@ def test_a_sandbox_that_dies_is_replaced_and_a_pool_that_is_closed_is_the_machin
 
         page = RATING.pages["/"]
         await rooms.run("me", RATING, page, "print(1)", 5)
-        for world in list(pool.backend.worlds):  # type: ignore[attr-defined]
-            await world.close()
+        for sandbox in list(pool.backend.sandboxes):  # type: ignore[attr-defined]
+            await sandbox.close()
         said = await rooms.run("me", RATING, page, "print(make_soup().p.text)", 5)
         await rooms.close()
         with pytest.raises(InfraError):

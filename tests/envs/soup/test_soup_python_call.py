@@ -1,4 +1,4 @@
-"""World.python, which run_python rests on: with the warm interpreter and, where there is none, through the shell."""
+"""Sandbox.python, which run_python rests on: with the warm interpreter and, where there is none, through the shell."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ECHO = "import sys\nprint(sys.stdin.read()[::-1])"
 async def results(warm: bool, calls: list[tuple[str, bytes, float]]) -> list[Result]:
     backend = Bubblewrap("", PACKAGES, warm, PRELOAD)
     try:
-        world = await backend.start(image(256, 5))
-        return [await world.python(*asked) for asked in calls]
+        sandbox = await backend.start(image(256, 5))
+        return [await sandbox.python(*asked) for asked in calls]
     finally:
         await backend.close()
 
@@ -50,14 +50,14 @@ def test_a_call_has_its_input_its_output_its_code_and_its_deadline(warm: bool) -
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_calls_in_many_worlds_at_once_do_not_mix() -> None:
+def test_calls_in_many_sandboxes_at_once_do_not_mix() -> None:
     """The process that forks them has hundreds of files open then, with numbers of all sizes."""
 
     async def crowd() -> list[str]:
         backend = Bubblewrap("", PACKAGES, True, PRELOAD)
         try:
-            worlds = [await backend.start(image(256, 5)) for _ in range(24)]
-            asked = [world.python(ECHO, f"{i:03d}".encode(), 30.0) for i, world in enumerate(worlds)]
+            sandboxes = [await backend.start(image(256, 5)) for _ in range(24)]
+            asked = [sandbox.python(ECHO, f"{i:03d}".encode(), 30.0) for i, sandbox in enumerate(sandboxes)]
             return [result.output for result in await asyncio.gather(*asked)]
         finally:
             await backend.close()
@@ -65,7 +65,7 @@ def test_calls_in_many_worlds_at_once_do_not_mix() -> None:
     assert asyncio.run(crowd()) == [f"{i:03d}"[::-1] + "\n" for i in range(24)]
 
 
-def test_a_world_full_of_processes_is_its_agents_own() -> None:
+def test_a_sandbox_full_of_processes_is_its_agents_own() -> None:
     """It gets an error when it asks for more, and whoever was left running is no one else's burden."""
     fill = "import os, time\nfor _ in range(40):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(30)"
     filled, after = asyncio.run(results(True, [(fill, b"", 10.0), ("print('room')", b"", 10.0)]))
@@ -83,11 +83,11 @@ def test_a_call_that_nobody_waits_for_any_more_ends() -> None:
     async def given_up() -> list[int]:
         backend = Bubblewrap("", PACKAGES, True, PRELOAD)
         try:
-            world = await backend.start(image(256, 60))
-            await world.python("print(1)", b"", 5.0)
+            sandbox = await backend.start(image(256, 60))
+            await sandbox.python("print(1)", b"", 5.0)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
-                    await world.python("while True: pass", b"", 50.0)
+                    await sandbox.python("while True: pass", b"", 50.0)
             for _ in range(50):
                 await asyncio.sleep(0.1)
                 busy = [p for p in processes.all_pids() if _parent_of(p) == backend.door("python").process.pid]

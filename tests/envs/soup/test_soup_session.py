@@ -214,7 +214,7 @@ def test_wrong_calls_are_answered_with_the_right_form_and_do_not_count() -> None
 
 
 @pytest.mark.slow
-def test_whoever_breaks_its_own_world_is_told_and_goes_on() -> None:
+def test_whoever_breaks_its_own_sandbox_is_told_and_goes_on() -> None:
     said = asyncio.run(
         outputs(
             "rating",

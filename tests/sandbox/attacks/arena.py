@@ -1,4 +1,4 @@
-"""Where attacks are made: small worlds, and a look at the next one afterwards."""
+"""Where attacks are made: small sandboxes, and a look at the next one afterwards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from airloop.rollout.episode import run_episode
 from airloop.sandbox.base import Image, Limits, Result
 from airloop.sandbox.bubblewrap import cgroups
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
-from airloop.sandbox.bubblewrap.world import BubbleWorld
+from airloop.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 from airloop.sandbox.container.backend import Container
 from airloop.types import Message, Trajectory
 from airloop_envs.mlgym.env import MlgymEnv
 
 T = TypeVar("T")
 
-# Where no group limits a world's memory, each process has a limit of addresses, of which a warm python takes many.
+# Where no group limits a sandbox's memory, each process has a limit of addresses, of which a warm python takes many.
 MEMORY_MB = 256 if cgroups.find().memory else 1024
 LIMITS = Limits(
     memory_mb=MEMORY_MB, processes=48, open_files=256, file_mb=48, disk_mb=32, cpu_s=30, output_bytes=100_000
@@ -42,7 +42,7 @@ PROBE_OF_CONTAINERS = PROBE.replace("numpy.arange(3).sum()", "3").replace("numpy
 
 
 class Arena(AbstractContextManager["Arena"]):
-    """`container` is an image's name; without one, worlds are bubblewrap's."""
+    """`container` is an image's name; without one, sandboxes are bubblewrap's."""
 
     backend: Any
 
@@ -70,23 +70,23 @@ class Arena(AbstractContextManager["Arena"]):
         """Every attack has an end."""
         return self.loop.run_until_complete(asyncio.wait_for(work, seconds))
 
-    async def world(self, image: Image = IMAGE) -> Any:
+    async def sandbox(self, image: Image = IMAGE) -> Any:
         """One that has its warm python, where there is such a thing."""
-        world = await self.backend.start(replace(image, container=self.container))
-        if isinstance(world, BubbleWorld) and world._warming is not None:
-            await asyncio.gather(world._warming)
-        return world
+        sandbox = await self.backend.start(replace(image, container=self.container))
+        if isinstance(sandbox, BubblewrapSandbox) and sandbox._warming is not None:
+            await asyncio.gather(sandbox._warming)
+        return sandbox
 
     def attack(self, *commands: str, timeout: float = 10.0, image: Image = IMAGE) -> Result:
-        """Runs bash in a world of its own; the result is the last command's."""
+        """Runs bash in a sandbox of its own; the result is the last command's."""
 
         async def work() -> Result:
-            world = await self.world(image)
+            sandbox = await self.sandbox(image)
             try:
                 for command in commands:
-                    result = await world.run(command, timeout)
+                    result = await sandbox.run(command, timeout)
             finally:
-                await world.close()
+                await sandbox.close()
             return result
 
         return self.do(work())
@@ -100,10 +100,10 @@ class Arena(AbstractContextManager["Arena"]):
     def probe(self) -> tuple[str, float]:
         async def work() -> tuple[str, float]:
             started = time.monotonic()
-            world = await self.world()
-            result = await world.run(PROBE_OF_CONTAINERS if self.container else PROBE, 30)
+            sandbox = await self.sandbox()
+            result = await sandbox.run(PROBE_OF_CONTAINERS if self.container else PROBE, 30)
             seconds = time.monotonic() - started
-            await world.close()
+            await sandbox.close()
             return result.output, seconds
 
         return self.do(work())
@@ -114,7 +114,7 @@ class Arena(AbstractContextManager["Arena"]):
             assert output == self.usual
             if seconds < self.usual_s + SLOWER_S:
                 return
-        raise AssertionError(f"a world takes {seconds:.1f} s, and took {self.usual_s:.1f} s before the attack")
+        raise AssertionError(f"a sandbox takes {seconds:.1f} s, and took {self.usual_s:.1f} s before the attack")
 
 
 class Script:

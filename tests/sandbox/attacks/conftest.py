@@ -1,4 +1,4 @@
-"""One arena for all attacks: worlds of a real bubblewrap, episodes of the real environment, one event loop. In
+"""One arena for all attacks: sandboxes of a real bubblewrap, episodes of the real environment, one event loop. In
 `make soak` containers are attacked too, with all that is not of bubblewrap alone."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_looked_at(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def arena(everything: Arena, request: pytest.FixtureRequest) -> Iterator[Arena]:
-    """After an attack the next world must be as it always was, and as quick."""
+    """After an attack the next sandbox must be as it always was, and as quick."""
     yield everything
     if is_looked_at(request):
         everything.check_unharmed()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from arena import IMAGE, LIMITS, Arena
 
-from airloop.sandbox.base import WorldLost
+from airloop.sandbox.base import SandboxLost
 from airloop.sandbox.bubblewrap import cgroups
 
 
@@ -22,10 +22,10 @@ def free_memory() -> int:
 
 
 def survive(arena: Arena, command: str, timeout: float = 2.5) -> str:
-    """A bomb in one world; what a neighbour says meanwhile. The bomb may lose its world, never be the machine's fault."""
+    """A bomb in one sandbox; what a neighbour says meanwhile. The bomb may lose its sandbox, never be the machine's fault."""
 
     async def work() -> str:
-        attacker, neighbour = await arena.world(), await arena.world()
+        attacker, neighbour = await arena.sandbox(), await arena.sandbox()
         before = free_memory()
         bomb = asyncio.create_task(attacker.run(command, timeout))
         await asyncio.sleep(1.0)
@@ -35,7 +35,7 @@ def survive(arena: Arena, command: str, timeout: float = 2.5) -> str:
             await attacker.run("echo still here", 5)
             await attacker.get("a.txt")
             await attacker.list("*")
-        except WorldLost:
+        except SandboxLost:
             pass
         finally:
             assert before - free_memory() < 3 * LIMITS.memory_mb
@@ -69,7 +69,7 @@ def survive(arena: Arena, command: str, timeout: float = 2.5) -> str:
     ids=["fork", "fork-python", "memory", "many-small", "shared", "pipe", "threads", "zombies", "inodes", "descriptors",
          "deep", "disk", "crashes", "starts", "cpu"],
 )  # fmt: skip
-def test_a_bomb_harms_its_own_world_only(arena: Arena, bomb: str) -> None:
+def test_a_bomb_harms_its_own_sandbox_only(arena: Arena, bomb: str) -> None:
     assert survive(arena, bomb) == "fine\n1\n"
 
 
@@ -83,16 +83,16 @@ def test_files_that_use_up_the_memory_are_the_agents_own_trouble(arena: Arena) -
     image = replace(IMAGE, limits=replace(LIMITS, memory_mb=96, disk_mb=64))
 
     async def work() -> None:
-        world = await arena.world(image)
+        sandbox = await arena.sandbox(image)
         try:
             for _ in range(2):
-                await world.run(FULL, 5)
-                await world.get("a.txt")
-                await world.list("**/*")
-        except WorldLost:
+                await sandbox.run(FULL, 5)
+                await sandbox.get("a.txt")
+                await sandbox.list("**/*")
+        except SandboxLost:
             pass
         finally:
-            await world.close()
+            await sandbox.close()
 
     arena.do(work(), 100)
 
@@ -101,12 +101,12 @@ def test_a_file_larger_than_the_memory_left_is_the_agents_own_trouble(arena: Are
     image = replace(IMAGE, limits=replace(LIMITS, memory_mb=64, file_mb=200))
 
     async def work() -> None:
-        world = await arena.world(image)
-        await world.run("truncate -s 190M submission.csv", 5)
+        sandbox = await arena.sandbox(image)
+        await sandbox.run("truncate -s 190M submission.csv", 5)
         try:
-            await world.get("submission.csv")
+            await sandbox.get("submission.csv")
         finally:
-            await world.close()
+            await sandbox.close()
 
     arena.do(work())
 
@@ -118,14 +118,14 @@ DEEP = 'python -c \'import os\nfor i in range({depth}): os.mkdir("d" * {length})
 @pytest.mark.parametrize("what", ["list", "snapshot"])
 def test_deep_directories_are_the_agents_own_trouble(arena: Arena, what: str, depth: int, length: int) -> None:
     async def work() -> None:
-        world = await arena.world()
-        await world.run(DEEP.format(depth=depth, length=length), 10)
+        sandbox = await arena.sandbox()
+        await sandbox.run(DEEP.format(depth=depth, length=length), 10)
         try:
-            await (world.list("**/*") if what == "list" else world.snapshot())
-        except WorldLost:
+            await (sandbox.list("**/*") if what == "list" else sandbox.snapshot())
+        except SandboxLost:
             pass
         finally:
-            await world.close()
+            await sandbox.close()
 
     arena.do(work())
 
@@ -135,28 +135,28 @@ NAMES = r"""touch $'new\nline' $'\xff\xfe' $'tab\t' ' ' -- '-rf' '*' $'\x1e\x1f'
 
 def test_odd_names_and_times_survive_listing_and_snapshots(arena: Arena) -> None:
     async def work() -> None:
-        world = await arena.world()
-        await world.run(NAMES, 5)
-        names = await world.list("*")
+        sandbox = await arena.sandbox()
+        await sandbox.run(NAMES, 5)
+        names = await sandbox.list("*")
         assert len(names) == 11
         for name in names:
-            assert await world.get(name) is not None
-        again = await arena.backend.start(await world.snapshot())
+            assert await sandbox.get(name) is not None
+        again = await arena.backend.start(await sandbox.snapshot())
         assert await again.list("*") == names
         await again.close()
-        await world.close()
+        await sandbox.close()
 
     arena.do(work())
 
 
 def test_many_files_are_listed_within_bounds(arena: Arena) -> None:
     async def work() -> tuple[int, float]:
-        world = await arena.world()
-        await world.run('python -c \'for i in range(30000): open(f"f{i}", "w")\'', 20)
+        sandbox = await arena.sandbox()
+        await sandbox.run('python -c \'for i in range(30000): open(f"f{i}", "w")\'', 20)
         started = time.monotonic()
-        names = await world.list("**/*")
+        names = await sandbox.list("**/*")
         seconds = time.monotonic() - started
-        await world.close()
+        await sandbox.close()
         return len(names), seconds
 
     count, seconds = arena.do(work())
@@ -164,15 +164,15 @@ def test_many_files_are_listed_within_bounds(arena: Arena) -> None:
 
 
 @pytest.mark.bubblewrap
-def test_closing_a_world_full_of_everything_takes_no_time(arena: Arena) -> None:
+def test_closing_a_sandbox_full_of_everything_takes_no_time(arena: Arena) -> None:
     async def work() -> float:
-        world = await arena.world()
-        await world.run(
+        sandbox = await arena.sandbox()
+        await sandbox.run(
             'python -c \'for i in range(20000): open(f"f{i}", "w")\'; for i in $(seq 40); do sleep 99 & done', 20
         )
-        groups = list(world.groups)
+        groups = list(sandbox.groups)
         started = time.monotonic()
-        await world.close()
+        await sandbox.close()
         assert not any(os.path.exists(group) for group in groups)
         return time.monotonic() - started
 

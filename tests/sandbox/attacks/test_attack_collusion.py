@@ -14,11 +14,11 @@ from arena import IMAGE, Arena, Episodes, write
 
 from airloop.sandbox import processes
 from airloop.sandbox.bubblewrap import cgroups
-from airloop.sandbox.bubblewrap.world import BubbleWorld
+from airloop.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 
 pytestmark = pytest.mark.bubblewrap
 
-SHARED = "/usr/bin/env"  # any file that every world has
+SHARED = "/usr/bin/env"  # any file that every sandbox has
 LOCK = """
 import fcntl, os, struct
 FORM = "hhqqi4x"
@@ -80,9 +80,9 @@ def test_D22_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running(
     assert "4242" not in said
 
 
-def test_no_list_of_locks_shows_those_of_other_worlds(arena: Arena) -> None:
+def test_no_list_of_locks_shows_those_of_other_sandboxes(arena: Arena) -> None:
     async def work() -> str:
-        teller, spy = await arena.world(), await arena.world()
+        teller, spy = await arena.sandbox(), await arena.sandbox()
         await teller.put("lock.py", (LOCK + "import time\nheld = lock(4242)\ntime.sleep(9)").encode())
         await teller.run("python lock.py & sleep 0.7", 5)
         said = (await spy.run("cat /proc/locks", 5)).output
@@ -93,7 +93,7 @@ def test_no_list_of_locks_shows_those_of_other_worlds(arena: Arena) -> None:
     assert "4242" not in arena.do(work())
 
 
-# Whatever two worlds can both open. Those of python lie where the agents' python has them.
+# Whatever two sandboxes can both open. Those of python lie where the agents' python has them.
 HOLD = """
 import fcntl, glob, os, struct, sys, time
 import numpy
@@ -146,7 +146,7 @@ print("done")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
-def test_no_lock_of_one_world_is_seen_in_another(arena: Arena, tmp_path: Path, cold: bool) -> None:
+def test_no_lock_of_one_sandbox_is_seen_in_another(arena: Arena, tmp_path: Path, cold: bool) -> None:
     """Agents that play at the same time could else tell each other what their graded code has seen."""
     if not arena.backend.layered:
         pytest.skip(arena.backend.protections()["collusion"])
@@ -155,16 +155,16 @@ def test_no_lock_of_one_world_is_seen_in_another(arena: Arena, tmp_path: Path, c
     python = arena.backend.interpreter.executable if cold else "python"
 
     async def work() -> tuple[str, str, str]:
-        worlds = [await arena.world(image) for _ in range(2)]
-        for world in worlds:
-            await world.put("take.py", TAKE.encode())
-            await world.put("look.py", LOOK.encode())
-        await worlds[0].run(f"{python} take.py > taken 2>&1 & sleep 3", 10)
-        taken = (await worlds[0].run("cat taken", 5)).output
-        own = (await worlds[0].run(f"{python} look.py", 15)).output  # in its own world they are there
-        other = (await worlds[1].run(f"{python} look.py", 15)).output
-        for world in worlds:
-            await world.close()
+        sandboxes = [await arena.sandbox(image) for _ in range(2)]
+        for sandbox in sandboxes:
+            await sandbox.put("take.py", TAKE.encode())
+            await sandbox.put("look.py", LOOK.encode())
+        await sandboxes[0].run(f"{python} take.py > taken 2>&1 & sleep 3", 10)
+        taken = (await sandboxes[0].run("cat taken", 5)).output
+        own = (await sandboxes[0].run(f"{python} look.py", 15)).output  # in its own sandbox they are there
+        other = (await sandboxes[1].run(f"{python} look.py", 15)).output
+        for sandbox in sandboxes:
+            await sandbox.close()
         return taken, own, other
 
     taken, own, other = arena.do(work())
@@ -206,12 +206,12 @@ ctypes.CDLL(None).syscall(93 if __import__("os").uname().machine == "aarch64" el
 BREED = "while :; do (sleep 0.01 &); echo x >> bred; done"
 
 
-async def grown(world: BubbleWorld, name: str, seconds: float) -> tuple[bytes | None, bytes | None]:
-    """The file as it is when the world has been frozen, and some time later."""
-    async with world.frozen():
-        before = await world.get(name)
+async def grown(sandbox: BubblewrapSandbox, name: str, seconds: float) -> tuple[bytes | None, bytes | None]:
+    """The file as it is when the sandbox has been frozen, and some time later."""
+    async with sandbox.frozen():
+        before = await sandbox.get(name)
         await asyncio.sleep(seconds)
-        return before, await world.get(name)
+        return before, await sandbox.get(name)
 
 
 @pytest.mark.parametrize("by", ["group", "signals"])
@@ -221,22 +221,22 @@ async def grown(world: BubbleWorld, name: str, seconds: float) -> tuple[bytes | 
      + BREED + "'", "bred")],
     ids=["script", "leaderless", "breeding", "session"],
 )  # fmt: skip
-def test_nothing_runs_in_a_frozen_world(
+def test_nothing_runs_in_a_frozen_sandbox(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, by: str, command: str, name: str
 ) -> None:
     if by == "signals":
         monkeypatch.setattr(cgroups, "freeze", lambda groups, frozen: False)
 
     async def work() -> None:
-        world = await arena.world()
-        await world.put("count.py", COUNT.encode())
-        await world.put("leaderless.py", LEADERLESS.encode())
-        await world.run(f"{command} >/dev/null 2>&1 & until [ -s {name} ]; do sleep 0.05; done; sleep 0.3", 60)
-        before, after = await grown(world, name, 0.5)
+        sandbox = await arena.sandbox()
+        await sandbox.put("count.py", COUNT.encode())
+        await sandbox.put("leaderless.py", LEADERLESS.encode())
+        await sandbox.run(f"{command} >/dev/null 2>&1 & until [ -s {name} ]; do sleep 0.05; done; sleep 0.3", 60)
+        before, after = await grown(sandbox, name, 0.5)
         assert before and before == after
         await asyncio.sleep(0.3)
-        assert await world.get(name) != after  # and it goes on
-        await world.close()
+        assert await sandbox.get(name) != after  # and it goes on
+        await sandbox.close()
 
     arena.do(work())
 
@@ -245,18 +245,18 @@ def test_what_the_agent_itself_has_stopped_stays_so(arena: Arena, monkeypatch: p
     monkeypatch.setattr(cgroups, "freeze", lambda groups, frozen: False)
 
     async def work() -> str:
-        world = await arena.world()
-        await world.run("sleep 50 & kill -STOP $!; sleep 0.2", 5)
-        async with world.frozen():
+        sandbox = await arena.sandbox()
+        await sandbox.run("sleep 50 & kill -STOP $!; sleep 0.2", 5)
+        async with sandbox.frozen():
             pass
-        said = (await world.run("grep State /proc/$!/status", 5)).output
-        await world.close()
+        said = (await sandbox.run("grep State /proc/$!/status", 5)).output
+        await sandbox.close()
         return said
 
     assert "stopped" in arena.do(work())
 
 
-def test_a_world_left_frozen_by_a_killed_run_is_removed(arena: Arena) -> None:
+def test_a_sandbox_left_frozen_by_a_killed_run_is_removed(arena: Arena) -> None:
     """Nobody thaws it any more, and version 1's groups let nothing frozen die."""
     groups = cgroups.find()
     if groups.freezer is None:
@@ -277,15 +277,15 @@ def test_a_world_left_frozen_by_a_killed_run_is_removed(arena: Arena) -> None:
 
 def test_freezing_takes_no_time(arena: Arena) -> None:
     async def work() -> float:
-        world = await arena.world()
-        await world.run("for i in 1 2 3 4; do (while :; do :; done) & done", 5)
+        sandbox = await arena.sandbox()
+        await sandbox.run("for i in 1 2 3 4; do (while :; do :; done) & done", 5)
         times = []
         for _ in range(20):
             started = time.perf_counter()
-            async with world.frozen():
+            async with sandbox.frozen():
                 times.append(time.perf_counter() - started)
             await asyncio.sleep(0.01)
-        await world.close()
+        await sandbox.close()
         return sorted(times)[10]
 
     assert arena.do(work()) < 0.02  # 2 ms is the bar, on a machine with nothing else to do: bench/sandbox.py

@@ -1,4 +1,4 @@
-"""Attacks on the socket behind `python`, and on the helpers that enter a world."""
+"""Attacks on the socket behind `python`, and on the helpers that enter a sandbox."""
 
 # ruff: noqa: E501 - an attack is one line, and is read best so
 from __future__ import annotations
@@ -78,7 +78,7 @@ def code(s):
 )
 def test_a_malformed_request_ends_nothing_but_itself(arena: Arena, abuse: str) -> None:
     async def work() -> None:
-        attacker, neighbour = await arena.world(), await arena.world()
+        attacker, neighbour = await arena.sandbox(), await arena.sandbox()
         door = arena.backend.door("python").process.pid
         await attacker.put("abuse.py", f"{ASK}\n{abuse}\ntime.sleep(0.05)\n".encode())
         await attacker.run(f"{arena.backend.interpreter.executable} -S abuse.py", 10)
@@ -112,7 +112,7 @@ def test_a_flood_of_requests_does_not_keep_a_neighbour_waiting(arena: Arena, fas
         return float(result.seconds)
 
     async def work() -> tuple[float, float]:
-        attacker, neighbour = await arena.world(), await arena.world()
+        attacker, neighbour = await arena.sandbox(), await arena.sandbox()
         alone = max([await seconds(neighbour) for _ in range(3)])
         await attacker.put("flood.py", f"{ASK}\nFAST = {fast}\n{FLOOD}".encode())
         flooding = asyncio.create_task(attacker.run(f"{arena.backend.interpreter.executable} -S flood.py", 20))
@@ -130,7 +130,7 @@ def test_a_flood_of_requests_does_not_keep_a_neighbour_waiting(arena: Arena, fas
 
 def test_idle_connections_do_not_use_up_the_door(arena: Arena) -> None:
     async def work() -> None:
-        attacker, neighbour = await arena.world(), await arena.world()
+        attacker, neighbour = await arena.sandbox(), await arena.sandbox()
         idle = f"{ASK}\nheld = []\nfor _ in range(200):\n  try: held.append(connect())\n  except OSError: pass\ntime.sleep(20)"
         await attacker.put("idle.py", idle.encode())
         await attacker.run(f"{arena.backend.interpreter.executable} -S idle.py & sleep 1.5", 10)
@@ -239,11 +239,11 @@ race(LOOT, keep_open, 6)
 
 @pytest.mark.long
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the patch is x86-64's")
-def test_no_agent_can_answer_the_python_of_another_world(arena: Arena) -> None:
-    """The other world could be a grader's: then the agent writes its own score."""
+def test_no_agent_can_answer_the_python_of_another_sandbox(arena: Arena) -> None:
+    """The other sandbox could be a grader's: then the agent writes its own score."""
 
     async def work() -> set[str]:
-        attacker, victim = await arena.world(), await arena.world()
+        attacker, victim = await arena.sandbox(), await arena.sandbox()
         await attacker.put("steal.py", (ASK + RACE + STEAL).encode())
         stealing = asyncio.create_task(attacker.run(f"{arena.backend.interpreter.executable} -S steal.py", 20))
         said = set()
@@ -281,20 +281,20 @@ def test_helpers_that_move_files_are_never_seen_inside(arena: Arena) -> None:
 read -r name < $p/comm && seen="$seen $name"; done; done 2>/dev/null; echo $seen | tr ' ' '\n' | sort -u"""
 
     async def work() -> str:
-        world = await arena.world()
-        watching = asyncio.create_task(world.run(watch, 10))
+        sandbox = await arena.sandbox()
+        watching = asyncio.create_task(sandbox.run(watch, 10))
         while not watching.done():
-            await world.put("b.txt", b"x" * 1000)
-            assert await world.get("b.txt") == b"x" * 1000
-        await world.close()
+            await sandbox.put("b.txt", b"x" * 1000)
+            assert await sandbox.get("b.txt") == b"x" * 1000
+        await sandbox.close()
         return watching.result().output
 
     assert set(arena.do(work()).split()) <= {"first", "sh", "bash", "sort", "tr"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="seen with root's worlds")
+@pytest.mark.skipif(os.geteuid() != 0, reason="seen with root's sandboxes")
 @pytest.mark.xfail(
-    strict=False, reason="the kernel counts descriptors under way per user, and worlds share one: python starts cold"
+    strict=False, reason="the kernel counts descriptors under way per user, and sandboxes share one: python starts cold"
 )
 def test_descriptors_in_flight_do_not_take_the_neighbours_quota(arena: Arena) -> None:
     hoard = """
@@ -313,7 +313,7 @@ print(sent, flush=True)
 time.sleep(20)"""
 
     async def work() -> str:
-        attacker, victim = await arena.world(), await arena.world()
+        attacker, victim = await arena.sandbox(), await arena.sandbox()
         await attacker.put("hoard.py", hoard.encode())
         await attacker.run("python hoard.py & sleep 1", 5)
         check = "python -c 'import sys; print(\"sklearn\" in sys.modules)'"  # only a forked one has it from the start
@@ -327,34 +327,34 @@ time.sleep(20)"""
 
 def test_closing_does_not_wait_for_stopped_scripts(arena: Arena) -> None:
     async def work() -> float:
-        world = await arena.world()
-        await world.run(
+        sandbox = await arena.sandbox()
+        await sandbox.run(
             "for i in 1 2 3; do python -c 'import os, signal; os.kill(os.getpid(), 19)' & done; sleep 0.5", 5
         )
         started = time.monotonic()
-        await world.close()
+        await sandbox.close()
         return time.monotonic() - started
 
     assert arena.do(work()) < 3.0
 
 
 @pytest.mark.long
-def test_a_door_that_was_killed_knows_the_living_worlds_again(arena: Arena) -> None:
-    """Both doors, under two worlds: files that are asked for at once, a script, and `python` in the agent's shell."""
+def test_a_door_that_was_killed_knows_the_living_sandboxes_again(arena: Arena) -> None:
+    """Both doors, under two sandboxes: files that are asked for at once, a script, and `python` in the agent's shell."""
 
     async def work() -> None:
-        worlds = [await arena.world(), await arena.world()]
+        sandboxes = [await arena.sandbox(), await arena.sandbox()]
         for name in ("files", "python"):
             process = arena.backend.door(name).process
             process.kill()
             process.wait()
-        for world in worlds:
-            assert await asyncio.gather(*(world.get("a.txt") for _ in range(3))) == [b"as it was\n"] * 3
-            await world.put("b.txt", b"new")
-            assert await world.list("*") == ["a.txt", "b.txt"]
-            assert (await world.python("print(1 + 1)", b"", 30)).output == "2\n"
+        for sandbox in sandboxes:
+            assert await asyncio.gather(*(sandbox.get("a.txt") for _ in range(3))) == [b"as it was\n"] * 3
+            await sandbox.put("b.txt", b"new")
+            assert await sandbox.list("*") == ["a.txt", "b.txt"]
+            assert (await sandbox.python("print(1 + 1)", b"", 30)).output == "2\n"
             check = "python -c 'import sys; print(\"sklearn\" in sys.modules)'"  # only a forked one has it
-            assert (await world.run(check, 20)).output == "True\n"
-            await world.close()
+            assert (await sandbox.run(check, 20)).output == "True\n"
+            await sandbox.close()
 
     arena.do(work())

@@ -11,7 +11,7 @@ import pytest
 from arena import Arena
 
 from airloop.errors import InfraError
-from airloop.sandbox.base import WorldLost
+from airloop.sandbox.base import SandboxLost
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ from airloop.sandbox.base import WorldLost
 )
 def test_what_is_no_file_of_the_agents_is_read_as_nothing(arena: Arena, make: str) -> None:
     async def work() -> bytes | None:
-        world = await arena.world()
-        await world.run(make, 5)
+        sandbox = await arena.sandbox()
+        await sandbox.run(make, 5)
         started = time.monotonic()
-        found = await world.get("s", 1 << 20)
+        found = await sandbox.get("s", 1 << 20)
         assert time.monotonic() - started < 20
-        await world.close()
+        await sandbox.close()
         return found
 
     assert arena.do(work()) is None
@@ -50,26 +50,26 @@ def test_what_is_no_file_of_the_agents_is_read_as_nothing(arena: Arena, make: st
 @pytest.mark.parametrize("target", ["/proc/1/mem", "/proc/1/clear_refs", "/proc/1/pagemap", "/proc/1/auxv"])
 def test_odd_files_of_proc_are_the_agents_own_trouble(arena: Arena, target: str) -> None:
     async def work() -> None:
-        world = await arena.world()
-        await world.run(f"ln -s {target} s", 5)
+        sandbox = await arena.sandbox()
+        await sandbox.run(f"ln -s {target} s", 5)
         try:
-            await world.get("s", 1 << 20)
-        except WorldLost:
+            await sandbox.get("s", 1 << 20)
+        except SandboxLost:
             pass
         finally:
-            await world.close()
+            await sandbox.close()
 
     arena.do(work())
 
 
 def test_a_file_that_grows_while_it_is_read_is_cut_off(arena: Arena) -> None:
     async def work() -> None:
-        world = await arena.world()
-        await world.run("(while :; do head -c 1M /dev/zero >> s; truncate -s 1M s; done) 2>/dev/null & sleep 0.2", 5)
+        sandbox = await arena.sandbox()
+        await sandbox.run("(while :; do head -c 1M /dev/zero >> s; truncate -s 1M s; done) 2>/dev/null & sleep 0.2", 5)
         for _ in range(20):
-            found = await world.get("s", 2 << 20)
+            found = await sandbox.get("s", 2 << 20)
             assert found is None or len(found) <= 2 << 20
-        await world.close()
+        await sandbox.close()
 
     arena.do(work())
 
@@ -80,15 +80,15 @@ rm -f s; done) 2>/dev/null & sleep 0.1"""
 
 def test_swapping_a_file_while_it_is_read_gives_one_or_nothing(arena: Arena) -> None:
     async def work() -> set[bytes | None]:
-        world = await arena.world()
-        await world.run(SWAP, 5)
-        found = {await world.get("s") for _ in range(15 if arena.container else 100)}  # each an exec there
-        await world.close()
+        sandbox = await arena.sandbox()
+        await sandbox.run(SWAP, 5)
+        found = {await sandbox.get("s") for _ in range(15 if arena.container else 100)}  # each an exec there
+        await sandbox.close()
         return found
 
     passwd = b"root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:1000:1000:agent:/home/agent:/bin/bash\n"
     own = b"1000:*:1000:1000:container user:/:/bin/sh\n" if arena.container else passwd
-    assert arena.do(work()) <= {None, b"", b"honest\n", own}  # the world's own passwd
+    assert arena.do(work()) <= {None, b"", b"honest\n", own}  # the sandbox's own passwd
 
 
 @pytest.mark.parametrize(
@@ -114,17 +114,17 @@ def test_putting_a_file_writes_nothing_outside(arena: Arena, make: str) -> None:
     """It may fail; that it is the agent's fault or not matters where the host puts files after the agent has been."""
 
     async def work() -> str:
-        world = await arena.world()
-        await world.run(make, 5)
+        sandbox = await arena.sandbox()
+        await sandbox.run(make, 5)
         for _ in range(5):
-            with contextlib.suppress(InfraError, WorldLost):
-                await world.put("d/put.txt", b"from the host")
+            with contextlib.suppress(InfraError, SandboxLost):
+                await sandbox.put("d/put.txt", b"from the host")
         said = (
-            await world.run(
+            await sandbox.run(
                 "ls /usr/bin/put.txt /etc/put.txt /opt/air/run/put.txt /usr/put.txt 2>/dev/null; cat /etc/passwd", 5
             )
         ).output
-        await world.close()
+        await sandbox.close()
         return said
 
     assert arena.do(work()).startswith("1000:" if arena.container else "root:x:0:0")
@@ -132,12 +132,12 @@ def test_putting_a_file_writes_nothing_outside(arena: Arena, make: str) -> None:
 
 def test_listing_follows_no_link(arena: Arena) -> None:
     async def work() -> list[str]:
-        world = await arena.world()
-        await world.run(
+        sandbox = await arena.sandbox()
+        await sandbox.run(
             "ln -s / all; ln -s /etc/passwd p; mkdir -p real/in; echo x > real/in/f; ln -s ../.. real/up", 5
         )
-        found = await world.list("**/*")
-        await world.close()
+        found = await sandbox.list("**/*")
+        await sandbox.close()
         return found
 
     assert arena.do(work()) == ["a.txt", "real/in/f"]
@@ -145,29 +145,29 @@ def test_listing_follows_no_link(arena: Arena) -> None:
 
 def test_a_snapshot_of_what_changes_all_the_time(arena: Arena) -> None:
     async def work() -> None:
-        world = await arena.world()
-        await world.run(
+        sandbox = await arena.sandbox()
+        await sandbox.run(
             "(while :; do mkdir -p x/y; head -c 100K /dev/zero > x/y/z; truncate -s 10 x/y/z; rm -rf x; done) 2>/dev/null & sleep 0.2",
             5,
         )
         try:
             for _ in range(10):
-                await world.snapshot()
-        except WorldLost:
+                await sandbox.snapshot()
+        except SandboxLost:
             pass
         finally:
-            await world.close()
+            await sandbox.close()
 
     arena.do(work())
 
 
 def test_a_link_in_place_of_the_workspace_leads_nowhere(arena: Arena) -> None:
     async def work() -> tuple[list[str], bytes | None]:
-        world = await arena.world()
-        await world.run("cd ~; rm -rf workspace; ln -s /etc workspace", 5)
-        found = await world.list("*"), await world.get("shadow")
+        sandbox = await arena.sandbox()
+        await sandbox.run("cd ~; rm -rf workspace; ln -s /etc workspace", 5)
+        found = await sandbox.list("*"), await sandbox.get("shadow")
         await asyncio.sleep(0)
-        await world.close()
+        await sandbox.close()
         return found
 
     names, shadow = arena.do(work())

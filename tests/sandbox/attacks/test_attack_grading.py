@@ -206,7 +206,7 @@ def test_ten_thousand_files_do_not_hide_the_submission(episodes: Episodes) -> No
         "ulimit -f 0; exec 1>&-",
     ],
 )
-def test_a_spoilt_world_ends_in_a_score_or_none(episodes: Episodes, command: str) -> None:
+def test_a_spoilt_sandbox_ends_in_a_score_or_none(episodes: Episodes, command: str) -> None:
     played = episodes.play(DILEMMA, HONEST, command, "submit")
     assert played.ending in ("done", "max_turns"), played.error
 

@@ -12,7 +12,7 @@ import pytest
 from arena import IMAGE, Arena
 
 from airloop.errors import InfraError
-from airloop.sandbox.base import WorldLost
+from airloop.sandbox.base import SandboxLost
 from airloop.sandbox.pool import Pool
 
 pytestmark = pytest.mark.bubblewrap
@@ -32,15 +32,15 @@ ATTACKS = [
 
 
 async def attacked(arena: Arena, number: int) -> None:
-    world = await arena.backend.start(IMAGE)
+    sandbox = await arena.backend.start(IMAGE)
     try:
-        await world.run(ATTACKS[number % len(ATTACKS)], 1.0)
-        await world.get("submission.csv", 1 << 20)
-        await world.list("*")
-    except WorldLost:
+        await sandbox.run(ATTACKS[number % len(ATTACKS)], 1.0)
+        await sandbox.get("submission.csv", 1 << 20)
+        await sandbox.list("*")
+    except SandboxLost:
         pass
     finally:
-        await world.close()
+        await sandbox.close()
 
 
 def host() -> tuple[int, int, int]:
@@ -65,9 +65,9 @@ def read(path: str) -> bytes:
 
 
 @pytest.mark.long
-def test_sixty_four_attackers_at_once_leave_an_honest_world_alone(arena: Arena) -> None:
+def test_sixty_four_attackers_at_once_leave_an_honest_sandbox_alone(arena: Arena) -> None:
     async def work() -> None:
-        honest = await arena.world()
+        honest = await arena.sandbox()
         await honest.run("echo mine > mine.txt; export MINE=1", 5)
         limit = asyncio.Semaphore(16)
 
@@ -88,7 +88,7 @@ def test_sixty_four_attackers_at_once_leave_an_honest_world_alone(arena: Arena) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.soak)])
-def test_attacked_worlds_leave_nothing_with_the_host(arena: Arena, count: int) -> None:
+def test_attacked_sandboxes_leave_nothing_with_the_host(arena: Arena, count: int) -> None:
     async def work(count: int) -> None:
         for start in range(0, count, 20):
             await asyncio.gather(*(attacked(arena, number) for number in range(start, start + 20)))
@@ -102,7 +102,7 @@ def test_attacked_worlds_leave_nothing_with_the_host(arena: Arena, count: int) -
     assert threads_after <= threads + 16  # of the event loop's pool
     assert memory_after - memory < 250 * count  # KiB
     assert left_behind() <= sleeping
-    assert not arena.backend.worlds and not list((arena.backend.runtime.path / "worlds").iterdir())
+    assert not arena.backend.sandboxes and not list((arena.backend.runtime.path / "worlds").iterdir())
 
 
 def test_a_lease_after_an_attacked_one_is_fresh(arena: Arena) -> None:
@@ -114,13 +114,13 @@ def test_a_lease_after_an_attacked_one_is_fresh(arena: Arena) -> None:
                 await lease.run(attack, 3)
                 await lease.restore()
                 said = (await lease.run("cat a.txt; ls -A ~; find /tmp -maxdepth 1 -type f; pgrep -c sleep", 5)).output
-            except (InfraError, WorldLost) as error:
+            except (InfraError, SandboxLost) as error:
                 said = repr(error)
             await lease.close()
             assert said == "as it was\nworkspace\n0\n"
         for ready in pool._ready.values():
-            for world in ready:
-                await world.close()
+            for sandbox in ready:
+                await sandbox.close()
         await asyncio.gather(*pool._tasks, return_exceptions=True)
         return said
 

@@ -108,10 +108,10 @@ def test_the_way_out_leads_where_it_may_and_nowhere_else(arena: Arena) -> None:
                 f"127.0.0.1:{port}#allowed.example:80", f"[::ffff:127.0.0.1]:{port}", "allowed.example:99999", ":1",
             )]  # fmt: skip
             heads += [f"GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: allowed.example".encode(), b"\xff" * 100, b"GET"]
-            world = await arena.world(replace(IMAGE, network=("allowed.example",)))
-            await world.put("ask.py", REQUEST.format(heads=", ".join(map(repr, heads))).encode())
-            said = (await world.run("python ask.py 2>&1", 30)).output.splitlines()
-            await world.close()
+            sandbox = await arena.sandbox(replace(IMAGE, network=("allowed.example",)))
+            await sandbox.put("ask.py", REQUEST.format(heads=", ".join(map(repr, heads))).encode())
+            said = (await sandbox.run("python ask.py 2>&1", 30)).output.splitlines()
+            await sandbox.close()
             return said
 
     assert not [line for line in arena.do(work()) if "200" in line or "SECRET" in line]
@@ -122,12 +122,12 @@ def test_a_flood_of_connections_to_the_way_out_is_bounded(arena: Arena) -> None:
     flood = "import socket, time\nx = []\nfor _ in range(200): x.append(socket.create_connection(('127.0.0.1', 3128)))\nprint(len(x), flush=True); time.sleep(9)"
 
     async def work() -> int:
-        world = await arena.world(replace(IMAGE, network=("allowed.example",)))
-        await world.put("flood.py", flood.encode())
+        sandbox = await arena.sandbox(replace(IMAGE, network=("allowed.example",)))
+        await sandbox.put("flood.py", flood.encode())
         before = len(os.listdir("/proc/self/fd"))
-        await world.run("for i in 1 2 3; do python flood.py & done; sleep 2", 10)
+        await sandbox.run("for i in 1 2 3; do python flood.py & done; sleep 2", 10)
         held = len(os.listdir("/proc/self/fd")) - before
-        await world.close()
+        await sandbox.close()
         return held
 
     assert arena.do(work()) < 256

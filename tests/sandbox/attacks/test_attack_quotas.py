@@ -1,4 +1,4 @@
-"""Attacks on what worlds share without seeing it: processors, and what the kernel counts per user."""
+"""Attacks on what sandboxes share without seeing it: processors, and what the kernel counts per user."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SLOWER = 4.0  # times, at most
 
 
 async def timed_job(arena: Arena) -> float:
-    world = await arena.world()
+    sandbox = await arena.sandbox()
     started = time.monotonic()
-    result = await world.run(JOB, 60)
+    result = await sandbox.run(JOB, 60)
     seconds = time.monotonic() - started
-    await world.close()
+    await sandbox.close()
     assert result.exit_code == 0
     return seconds
 
@@ -48,7 +48,7 @@ def test_D25_forty_spinners_leave_a_neighbour_its_share(arena: Arena) -> None:
 
     async def work() -> tuple[float, float]:
         alone = min([await timed_job(arena) for _ in range(3)])
-        attacker = await arena.world()
+        attacker = await arena.sandbox()
         await attacker.run(SPIN, 10)
         beside = await timed_job(arena)
         await attacker.close()
@@ -59,7 +59,7 @@ def test_D25_forty_spinners_leave_a_neighbour_its_share(arena: Arena) -> None:
 
 
 @pytest.mark.long
-def test_many_busy_worlds_leave_the_host_its_share(arena: Arena) -> None:
+def test_many_busy_sandboxes_leave_the_host_its_share(arena: Arena) -> None:
     """Each by itself would weigh as much as the host's process: four for each core would make it five times as slow."""
     if "weaker" in arena.backend.protections()["cpu"]:
         pytest.skip(arena.backend.protections()["cpu"])
@@ -71,28 +71,28 @@ def test_many_busy_worlds_leave_the_host_its_share(arena: Arena) -> None:
 
     async def work() -> tuple[float, float]:
         alone = min([job() for _ in range(3)])
-        worlds = [await arena.world() for _ in range(4 * (os.cpu_count() or 1))]
-        for world in worlds:
-            await world.run("(while :; do :; done) &", 10)
+        sandboxes = [await arena.sandbox() for _ in range(4 * (os.cpu_count() or 1))]
+        for sandbox in sandboxes:
+            await sandbox.run("(while :; do :; done) &", 10)
         beside = min([job() for _ in range(2)])
-        for world in worlds:
-            await world.close()
+        for sandbox in sandboxes:
+            await sandbox.close()
         return alone, beside
 
     alone, beside = arena.do(work())
     assert beside < 3.5 * alone, f"{alone:.2f} s alone, {beside:.2f} s beside them"
 
 
-def test_a_world_has_no_more_cores_than_it_may_have(arena: Arena) -> None:
+def test_a_sandbox_has_no_more_cores_than_it_may_have(arena: Arena) -> None:
     if "weaker" in arena.backend.protections()["cpu"]:
         pytest.skip(arena.backend.protections()["cpu"])
 
     async def work() -> float:
-        world = await arena.world(replace(IMAGE, limits=replace(LIMITS, cpus=0.25)))
-        before = world.cpu_seconds() or 0.0
-        await world.run("for i in 1 2 3 4; do (while :; do :; done) & done; sleep 2; kill $(jobs -p)", 20)
-        used = (world.cpu_seconds() or 0.0) - before
-        await world.close()
+        sandbox = await arena.sandbox(replace(IMAGE, limits=replace(LIMITS, cpus=0.25)))
+        before = sandbox.cpu_seconds() or 0.0
+        await sandbox.run("for i in 1 2 3 4; do (while :; do :; done) & done; sleep 2; kill $(jobs -p)", 20)
+        used = (sandbox.cpu_seconds() or 0.0) - before
+        await sandbox.close()
         return used
 
     assert arena.do(work()) < 1.0  # of the half second that two seconds have for it, and what starting took
@@ -162,10 +162,10 @@ def test_pipes_do_not_grow(arena: Arena) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_neighbours_pipes_work_beside_a_hoarder(arena: Arena) -> None:
-    """All worlds' pipes have one quota: beyond it new ones are small, and as quick as the machine makes them."""
+    """All sandboxes' pipes have one quota: beyond it new ones are small, and as quick as the machine makes them."""
 
     async def work() -> tuple[str, float]:
-        attacker, victim = await arena.world(), await arena.world()
+        attacker, victim = await arena.sandbox(), await arena.sandbox()
         await attacker.put("grow.py", GROW_PIPES.format(seconds=60).encode())
         await attacker.run("for i in $(seq 30); do python grow.py > /dev/null & done; sleep 2", 10)
         times = []
@@ -215,15 +215,15 @@ print("done")"""
 @pytest.mark.long
 def test_memory_that_is_no_process_is_refused_where_nothing_counts_it(arena: Arena, bare: Bubblewrap) -> None:
     async def work() -> list[str]:
-        world = await bare.start(IMAGE)
-        if world._warming is not None:  # type: ignore[attr-defined]
-            await world._warming  # type: ignore[attr-defined]
-        await world.put("loose.py", LOOSE.encode())
-        said = [(await world.run(f"{p} loose.py", 20)).output for p in ("python", bare.interpreter.executable)]
-        async with world.frozen():
+        sandbox = await bare.start(IMAGE)
+        if sandbox._warming is not None:  # type: ignore[attr-defined]
+            await sandbox._warming  # type: ignore[attr-defined]
+        await sandbox.put("loose.py", LOOSE.encode())
+        said = [(await sandbox.run(f"{p} loose.py", 20)).output for p in ("python", bare.interpreter.executable)]
+        async with sandbox.frozen():
             await asyncio.sleep(0)
-        said.append((await world.run("echo on", 5)).output)
-        await world.close()
+        said.append((await sandbox.run("echo on", 5)).output)
+        await sandbox.close()
         return said
 
     assert arena.do(work()) == ["done\n", "done\n", "on\n"]

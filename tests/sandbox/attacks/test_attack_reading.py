@@ -1,4 +1,4 @@
-"""Attacks that read: the host's files and secrets, the memory of helpers, other worlds."""
+"""Attacks that read: the host's files and secrets, the memory of helpers, other sandboxes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_memory_of_a_forked_python_holds_no_secret_and_no_script_of_others(a
     needles = [needle(SECRET), needle("neighbours-own-script"), needle("neighbours-argument")]
 
     async def work() -> str:
-        other, own = await arena.world(), await arena.world()
+        other, own = await arena.sandbox(), await arena.sandbox()
         await other.run("python -c 'x = \"neighbours-own-script\"' neighbours-argument", 10)
         await own.put("scan.py", SCAN.format(needles=needles).encode())
         output = (await own.run("python scan.py 2>&1", 30)).output
@@ -95,28 +95,28 @@ def test_the_memory_of_a_forked_python_holds_no_secret_and_no_script_of_others(a
     assert arena.do(work()) == "found 0\n"
 
 
-def test_a_forked_python_knows_of_no_other_world(arena: Arena) -> None:
+def test_a_forked_python_knows_of_no_other_sandbox(arena: Arena) -> None:
     walk = """
 import sys
 frame, seen = sys._getframe(), set()
 while frame:
     server = frame.f_locals.get("self")
-    seen.update(getattr(server, "worlds", ()))
+    seen.update(getattr(server, "sandboxes", ()))
     frame = frame.f_back
-print(len(seen), "worlds")"""
+print(len(seen), "sandboxes")"""
 
     async def work() -> str:
-        other, own = await arena.world(), await arena.world()
+        other, own = await arena.sandbox(), await arena.sandbox()
         await own.put("walk.py", walk.encode())
         output = (await own.run("python walk.py", 10)).output
         await other.close()
         await own.close()
         return output
 
-    assert arena.do(work()) in ("0 worlds\n", "1 worlds\n")
+    assert arena.do(work()) in ("0 sandboxes\n", "1 sandboxes\n")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's worlds own root's files")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes own root's files")
 @pytest.mark.parametrize(
     "path", ["/proc/kpagecount", "/proc/kpageflags", "/proc/slabinfo", "/proc/vmallocinfo", "/proc/pagetypeinfo"]
 )
@@ -137,9 +137,9 @@ def test_other_processes_of_the_host_cannot_be_seen(arena: Arena) -> None:
     assert set(seen.split()[1:]) <= {"bash", "first", "sh", "cat", "sort", "grep", "ls"}
 
 
-def test_the_workspace_of_another_world_cannot_be_found(arena: Arena) -> None:
+def test_the_workspace_of_another_sandbox_cannot_be_found(arena: Arena) -> None:
     async def work() -> str:
-        other, own = await arena.world(), await arena.world()
+        other, own = await arena.sandbox(), await arena.sandbox()
         await other.run("echo needle-in-a-file > /tmp/needle.txt; cp /tmp/needle.txt .; cp /tmp/needle.txt /dev/shm", 5)
         output = (
             await own.run("find / -name 'needle*' -not -path '/proc/*/task/*' 2>/dev/null; cat /dev/shm/* /tmp/*", 20)
@@ -156,7 +156,7 @@ SELF = "cat /proc/1/cmdline /proc/self/cmdline /proc/$$/cmdline /proc/self/cgrou
 
 @pytest.mark.bubblewrap
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
-def test_where_on_the_host_a_world_is_made_is_not_told(arena: Arena, cold: bool) -> None:
+def test_where_on_the_host_a_sandbox_is_made_is_not_told(arena: Arena, cold: bool) -> None:
     look = """
 import os, sys
 said = "".join(open(f"/proc/self/{name}").read() for name in ("cmdline", "cgroup", "environ"))
@@ -171,7 +171,7 @@ print(said.replace("\\0", " "))"""
 
 @pytest.mark.bubblewrap
 def test_mounts_name_neither_data_nor_what_we_bring_along(arena: Arena, tmp_path: Path) -> None:
-    """Python is shown where it lies on the host, and a world's own directory is named."""
+    """Python is shown where it lies on the host, and a sandbox's own directory is named."""
     if not arena.backend.layered:
         pytest.skip("overlays cannot be made here: mounts tell where on the host they begin")
     data = tmp_path / "our-project" / "input"  # a name that /dev has, too

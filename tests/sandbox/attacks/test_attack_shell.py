@@ -14,8 +14,8 @@ import pytest
 from arena import Arena
 
 from airloop.sandbox import processes
-from airloop.sandbox.base import WorldLost
-from airloop.sandbox.bubblewrap.world import BubbleWorld
+from airloop.sandbox.base import SandboxLost
+from airloop.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 
 MARK = "MARK=$(tr '\\0' '\\n' < /proc/1/environ | sed -n s/AIR_MARK=//p)"
 SLOW = pytest.mark.slow
@@ -26,19 +26,19 @@ def after(arena: Arena, *commands: str, timeout: float = 1.0) -> str:
     """What a plain command says after these. InfraError would drop the episode: an agent must not be able to."""
 
     async def work() -> str:
-        world = await arena.world()
+        sandbox = await arena.sandbox()
         try:
             started = time.monotonic()
             for command in commands:
-                await world.run(command, timeout)
+                await sandbox.run(command, timeout)
                 assert time.monotonic() - started < HOST_LIMIT_S * len(commands)
             for _ in range(2):  # the first may still find what the attack has left
-                last = await world.run("/bin/echo fine", 3)
+                last = await sandbox.run("/bin/echo fine", 3)
             return last.output
-        except WorldLost:
+        except SandboxLost:
             return "lost"
         finally:
-            await world.close()
+            await sandbox.close()
 
     return arena.do(work())
 
@@ -139,15 +139,15 @@ with open("/proc/1/mem", "r+b", 0) as memory:
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the patch is x86-64's")
 def test_ending_the_first_process_is_the_agents_own_doing(arena: Arena) -> None:
     async def work() -> None:
-        world = await arena.world()
-        await world.put("patch.py", EXIT_137.encode())
+        sandbox = await arena.sandbox()
+        await sandbox.put("patch.py", EXIT_137.encode())
         try:
-            refused = await world.run("python patch.py", 5)
+            refused = await sandbox.run("python patch.py", 5)
             assert "PermissionError" in refused.output  # its memory may not even be read
-            assert (await world.run("kill -9 $$; true", 5)).shell_restarted
-            assert (await world.run("echo on", 5)).output == "on\n"
+            assert (await sandbox.run("kill -9 $$; true", 5)).shell_restarted
+            assert (await sandbox.run("echo on", 5)).output == "on\n"
         finally:
-            await world.close()
+            await sandbox.close()
 
     arena.do(work())
 
@@ -165,13 +165,13 @@ def test_a_command_of_megabytes_blocks_nobody(arena: Arena) -> None:
     """One line of 8 MB: the event loop, which serves everyone, must go on."""
 
     async def work() -> tuple[str, float]:
-        world = await arena.world()
-        running = asyncio.create_task(world.run("true '" + "x" * (8 << 20) + "'", 2))
+        sandbox = await arena.sandbox()
+        running = asyncio.create_task(sandbox.run("true '" + "x" * (8 << 20) + "'", 2))
         worst = await longest_pause(running.done)
         await running
         for _ in range(2):
-            last = await world.run("echo fine", 10)
-        await world.close()
+            last = await sandbox.run("echo fine", 10)
+        await sandbox.close()
         return last.output, worst
 
     said, worst = arena.do(work())
@@ -204,12 +204,12 @@ FORGE_FLOOD = MARK + r"""; printf "\036$MARK 0 0 x\036%.0s" {1..2000} > /tmp/mar
 )
 def test_a_flood_of_output_costs_little_memory_and_blocks_nobody(arena: Arena, command: str) -> None:
     async def work() -> float:
-        world = await arena.world()
-        running = asyncio.create_task(world.run(command, 2))
+        sandbox = await arena.sandbox()
+        running = asyncio.create_task(sandbox.run(command, 2))
         worst = await longest_pause(running.done)
         result = await running
         assert len(result.output) < 400_000 and result.seconds < 9
-        await world.close()
+        await sandbox.close()
         return worst
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -221,19 +221,19 @@ def test_a_flood_from_the_background_does_not_burn_the_host(arena: Arena) -> Non
     """Nobody waits for output between commands: there is no need to read it at full speed."""
 
     async def work() -> int:
-        world = await arena.world()
-        await world.run("yes & yes & sleep 0.1", 5)
-        assert world.shell is not None
-        read, received = 0, world.shell.received
+        sandbox = await arena.sandbox()
+        await sandbox.run("yes & yes & sleep 0.1", 5)
+        assert sandbox.shell is not None
+        read, received = 0, sandbox.shell.received
 
         def counted(data: bytes) -> None:
             nonlocal read
             read += len(data)
             received(data)
 
-        world.shell.received = counted  # type: ignore[method-assign]
+        sandbox.shell.received = counted  # type: ignore[method-assign]
         await asyncio.sleep(2)
-        await world.close()
+        await sandbox.close()
         return read
 
     assert arena.do(work()) < 1 << 20
@@ -245,11 +245,11 @@ def test_nothing_lives_on_after_the_end(arena: Arena) -> None:
     detach += "'import os, time; os.fork() or os.setsid() or os.fork() or time.sleep(987)' & sleep 0.5"
 
     async def work() -> list[processes.Process]:
-        world: BubbleWorld = await arena.world()
-        await world.run(detach, 5)
-        namespace = world.namespace
+        sandbox: BubblewrapSandbox = await arena.sandbox()
+        await sandbox.run(detach, 5)
+        namespace = sandbox.namespace
         assert len(list(processes.of_namespace(namespace))) > 4
-        await world.close()
+        await sandbox.close()
         return list(processes.of_namespace(namespace))
 
     assert arena.do(work()) == []

@@ -1,4 +1,4 @@
-"""Attacks that write: outside the world, on the system, on the host through what a helper leaves open."""
+"""Attacks that write: outside the sandbox, on the system, on the host through what a helper leaves open."""
 
 # ruff: noqa: E501 - an attack is one line, and is read best so
 from __future__ import annotations
@@ -14,7 +14,7 @@ from arena import IMAGE, LIMITS, Arena
 
 from airloop.sandbox.base import Image
 
-ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root's worlds have root's number")
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes have root's number")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_interpreter_cannot_be_replaced_once_no_one_runs_it(arena: Arena) ->
 def replace_interpreter(arena: Arena, tmp_path: Path) -> None:
     """With a python of its own for agents, as args.python gives. An agent can end the door itself: see the doors."""
     from airloop.sandbox.bubblewrap.backend import Bubblewrap
-    from airloop.sandbox.bubblewrap.world import BubbleWorld
+    from airloop.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 
     subprocess.run([sys.executable, "-m", "venv", "--copies", "--without-pip", tmp_path / "venv"], check=True)
     victim = tmp_path / "venv" / "bin" / "python"
@@ -133,15 +133,15 @@ def replace_interpreter(arena: Arena, tmp_path: Path) -> None:
 
     async def work() -> str:
         backend = Bubblewrap(python=str(victim))
-        world = await backend.start(IMAGE)
-        assert isinstance(world, BubbleWorld) and world._warming is not None
-        await world._warming
-        said = (await world.run(HOLD, 15)).output
+        sandbox = await backend.start(IMAGE)
+        assert isinstance(sandbox, BubblewrapSandbox) and sandbox._warming is not None
+        await sandbox._warming
+        said = (await sandbox.run(HOLD, 15)).output
         backend._doors.pop("python").close()
         backend._doors.pop("files").close()  # it runs the same program
-        said += (await world.run("cat > /proc/$$/fd/7 <<< evil", 5)).output
-        world._warming = None
-        await world.close()
+        said += (await sandbox.run("cat > /proc/$$/fd/7 <<< evil", 5)).output
+        sandbox._warming = None
+        await sandbox.close()
         await backend.close()
         return said
 
@@ -159,7 +159,7 @@ def test_no_lease_can_be_taken_on_shared_files(arena: Arena, tmp_path: Path) -> 
     hold += "fcntl.fcntl(os.open('data.csv', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_WRLCK)\ntime.sleep(9)"
 
     async def work() -> float:
-        attacker, victim = await arena.world(image), await arena.world(image)
+        attacker, victim = await arena.sandbox(image), await arena.sandbox(image)
         await attacker.put("hold.py", hold.encode())
         await attacker.run("python hold.py & sleep 0.5", 5)
         read = await victim.run("cat data.csv", 3)

@@ -1,1 +1,1 @@
-"""What is shown inside a world, read-only: programs run by the world's own Python, with its standard library."""
+"""What is shown inside a sandbox, read-only: programs run by the sandbox's own Python, with its standard library."""

@@ -1,4 +1,4 @@
-"""The agent's file commands, run inside its world: `tool.py FILE LINE WINDOW COMMAND [ARGUMENT...]`.
+"""The agent's file commands, run inside its sandbox: `tool.py FILE LINE WINDOW COMMAND [ARGUMENT...]`.
 
 FILE and LINE are the open file and the first line shown; the new ones go to descriptor 3 as `LINE:FILE.`, and
 what the agent reads to stdout or, if nothing was done, to stderr. Every call is a new process, so only what is

@@ -1,4 +1,4 @@
-"""One world made by bubblewrap: its first process, its shell, its files and its end."""
+"""One sandbox made by bubblewrap: its first process, its shell, its files and its end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 
 from airloop.errors import InfraError
 from airloop.sandbox import processes
-from airloop.sandbox.base import WORKSPACE, Clock, Image, Result, Snapshot, WorldLost, inside
+from airloop.sandbox.base import WORKSPACE, Clock, Image, Result, SandboxLost, Snapshot, inside
 from airloop.sandbox.bubblewrap import cgroups
 from airloop.sandbox.bubblewrap.command import PROXY_PORT, environment
-from airloop.sandbox.bubblewrap.files import WorldFiles
+from airloop.sandbox.bubblewrap.files import SandboxFiles
 from airloop.sandbox.bubblewrap.host import Host
 from airloop.sandbox.bubblewrap.network import Proxy
 from airloop.sandbox.bubblewrap.start import child_pid, limits_of, set_limits, spawn
@@ -35,15 +35,15 @@ CLOSE_S = 5.0
 FREEZE_S, FREEZE_LOOK_S = 10.0, 0.0005  # for everything to stand still, and between looks
 
 
-class BubbleWorld(WorldFiles):
+class BubblewrapSandbox(SandboxFiles):
     def __init__(self, host: Host, image: Image, name: str) -> None:
         self.host = host
         self.image = image
         self.name = name
         self.groups: list[Path] = []
-        self.directory = host.runtime.world(name)
+        self.directory = host.runtime.sandbox(name)
         self.process: subprocess.Popen[bytes] | None = None
-        self.first = 0  # the host's number of the world's first process
+        self.first = 0  # the host's number of the sandbox's first process
         self.namespace = 0
         self.shell: Shell | None = None
         self.proxy: Proxy | None = None
@@ -74,7 +74,7 @@ class BubbleWorld(WorldFiles):
             set_limits(self.first, self._rlimits)
             os.write(release, b"x")
         except (TimeoutError, OSError, ValueError) as error:
-            raise InfraError(f"bubblewrap did not start a world: {self._said() or error}") from error
+            raise InfraError(f"bubblewrap did not start a sandbox: {self._said() or error}") from error
         finally:
             os.close(info)
             os.close(release)
@@ -86,8 +86,8 @@ class BubbleWorld(WorldFiles):
         asyncio.get_running_loop().add_reader(process.stdout, self._read)
         try:
             await self.shell.begin(WORKSPACE, "")
-        except WorldLost as error:
-            raise InfraError(f"bubblewrap did not start a world: {self._said()}") from error
+        except SandboxLost as error:
+            raise InfraError(f"bubblewrap did not start a sandbox: {self._said()}") from error
         self.namespace = processes.namespace_of(self.first)
         await self._register()
         await self._fill(saved)
@@ -106,11 +106,11 @@ class BubbleWorld(WorldFiles):
             self._warming = asyncio.create_task(self._register_with(self.host.door("python")))
 
     async def _files(self) -> Door:
-        """The door that moves files, which knows this world: one that has ended has taken along what it knew."""
+        """The door that moves files, which knows this sandbox: one that has ended has taken along what it knew."""
         return await self._register_with(self.host.door("files"))
 
     async def _register_with(self, door: Door) -> Door:
-        if self.name in door.worlds:
+        if self.name in door.sandboxes:
             return door
         facts: dict[str, object] = {
             "id": self.name,
@@ -122,7 +122,7 @@ class BubbleWorld(WorldFiles):
         if door.name == "python":
             facts["python_socket"] = str(self.directory / "python.sock")
         await door.ask("register", facts)
-        door.worlds.add(self.name)
+        door.sandboxes.add(self.name)
         return door
 
     async def _fill(self, saved: Snapshot | None) -> None:
@@ -176,7 +176,7 @@ class BubbleWorld(WorldFiles):
             sent = os.write(self.process.stdin.fileno(), self._unsent)
         except BlockingIOError:
             sent = 0
-        except OSError:  # the world has ended: whoever waits for a mark is told by _read
+        except OSError:  # the sandbox has ended: whoever waits for a mark is told by _read
             loop.remove_writer(self.process.stdin)
             self._unsent = b""
             return
@@ -224,7 +224,7 @@ class BubbleWorld(WorldFiles):
         self._listen()
         try:
             return await self.shell.run(command, timeout, self.image.setup)
-        except WorldLost as lost:
+        except SandboxLost as lost:
             raise await self._cause(lost) from None
         finally:
             self._pause()
@@ -255,7 +255,7 @@ class BubbleWorld(WorldFiles):
         if self._frozen:
             raise InfraError(f"the sandbox {self.name} is frozen and can run nothing")
 
-    async def _cause(self, lost: WorldLost) -> Exception:
+    async def _cause(self, lost: SandboxLost) -> Exception:
         """Nothing inside can send its first process a deadly signal: one that died of a signal died from outside."""
         assert self.process is not None
         if self._closed:
@@ -280,7 +280,7 @@ class BubbleWorld(WorldFiles):
         while not (cgroups.is_frozen(self.groups) if by_group else self._stop_running()):
             if time.monotonic() > deadline:
                 self._thaw()
-                raise WorldLost("the agent's processes could not be stopped")
+                raise SandboxLost("the agent's processes could not be stopped")
             await asyncio.sleep(FREEZE_LOOK_S)
 
     async def thaw(self) -> None:
@@ -309,7 +309,7 @@ class BubbleWorld(WorldFiles):
             return
         self._thaw()  # what is frozen cannot end
         self._closed = True
-        self.host.worlds.discard(self)
+        self.host.sandboxes.discard(self)
         for way in (self.proxy, self.passage):
             if way is not None:
                 way.close()
@@ -325,7 +325,7 @@ class BubbleWorld(WorldFiles):
             return
         self._thaw()
         self._closed = True
-        self.host.worlds.discard(self)
+        self.host.sandboxes.discard(self)
         if self.process is not None:
             self._kill(self.process)
             self._check_end(self.process, processes.waited(self.process, CLOSE_S))

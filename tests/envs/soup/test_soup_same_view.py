@@ -1,4 +1,4 @@
-"""Every call of run_python sees the same world: whatever a call tries to leave is gone in the next, by the filter of
+"""Every call of run_python sees the same: whatever a call tries to leave is gone in the next, by the filter of
 system calls and, where there is none, by a fresh sandbox."""
 
 from __future__ import annotations

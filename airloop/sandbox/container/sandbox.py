@@ -1,4 +1,4 @@
-"""One world made by Docker or Podman: its container, its shell, its files and its end."""
+"""One sandbox made by Docker or Podman: its container, its shell, its files and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError, InfraError
-from airloop.sandbox.base import HOME, WORKSPACE, Clock, Image, Result, Snapshot, World, WorldLost, inside
+from airloop.sandbox.base import HOME, WORKSPACE, Clock, Image, Result, Sandbox, SandboxLost, Snapshot, inside
 from airloop.sandbox.container import request
 from airloop.sandbox.container.docker_api import STDOUT, Done, Engine, Refused, Stream
 from airloop.sandbox.container.doorway import Doorway
@@ -33,16 +33,16 @@ KILLED = 137
 NOT_RUN = 125  # and above: engines' codes for what could not be started, and shells' for what was killed
 
 
-class ContainerWorld(World):
+class ContainerSandbox(Sandbox):
     def __init__(
         self,
         engine: Engine,
         image: Image,
         runtime: str,
         wishes: request.Wishes,
-        closed: Callable[[ContainerWorld], None],
+        closed: Callable[[ContainerSandbox], None],
     ) -> None:
-        """`runtime`: of OCI, or the engine's own choice. `closed` is called as soon as the world begins to close."""
+        """`runtime`: of OCI, or the engine's own choice. `closed` is called as soon as the sandbox begins to close."""
         self.runtime = runtime
         self.wishes = wishes
         self._when_closed = closed
@@ -84,7 +84,7 @@ class ContainerWorld(World):
         assert self.shell is not None
         try:
             await self.shell.begin(WORKSPACE, "")
-        except WorldLost:
+        except SandboxLost:
             raise await self._cause_at_start() from None
         await self._open_places()
         await self._check_gpus()
@@ -195,18 +195,18 @@ class ContainerWorld(World):
     async def _execute(
         self, command: list[str], stdin: bytes = b"", limit: int = 1 << 20, user: str = request.USER
     ) -> Done:
-        """A world that is full of processes lets no other start: then what the agent left running is ended first."""
+        """A sandbox that is full of processes lets no other start: then what the agent left running is ended first."""
         why = await self._tried(command, stdin, limit, user)
         if isinstance(why, Done):
             return why
         if not await self._running():
-            raise await self._cause(WorldLost("the world has ended"))
+            raise await self._cause(SandboxLost("the sandbox has ended"))
         log.warning("sandbox %s starts no process (%s): what the agent left running is ended", self.id[:12], why)
         await self._signal("others", 0)
         why = await self._tried(command, stdin, limit, user)
         if isinstance(why, Done):
             return why
-        raise WorldLost(f"the agent's world can start no process any more: {why}")
+        raise SandboxLost(f"the agent's sandbox can start no process any more: {why}")
 
     async def _tried(self, command: list[str], stdin: bytes, limit: int, user: str) -> Done | str:
         """What it did, or why it did not start or did not get to its end."""
@@ -258,7 +258,7 @@ class ContainerWorld(World):
         self._listening.set()
         try:
             return await self.shell.run(command, timeout, self.image.setup)
-        except WorldLost as lost:
+        except SandboxLost as lost:
             raise await self._cause(lost) from None
         finally:
             self._listening.clear()
@@ -266,16 +266,16 @@ class ContainerWorld(World):
     async def _running(self) -> bool:
         return bool((await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"].get("Running"))
 
-    async def _cause(self, lost: WorldLost) -> Exception:
+    async def _cause(self, lost: SandboxLost) -> Exception:
         """Nothing inside can send the first process a deadly signal, but the agent's use of memory can."""
         if self._given_up:
-            return WorldLost("nothing could interrupt the command, so its world was ended")
+            return SandboxLost("nothing could interrupt the command, so its sandbox was ended")
         try:
             state = await self._end_state()
         except InfraError as error:
             return error
         if state.get("Running"):  # and the engine answers: only who is inside can have stopped the talk
-            return WorldLost("its shell can be talked to no more, though its container runs")
+            return SandboxLost("its shell can be talked to no more, though its container runs")
         if state.get("ExitCode") == KILLED and not state.get("OOMKilled"):
             return InfraError(f"the sandbox {self.id[:12]} was killed from outside")
         return lost
@@ -285,7 +285,7 @@ class ContainerWorld(World):
         packed = archive([(inside(path), content, mode)])
         done = await self._execute(["bash", "-c", request.PUT, "unpack", str(len(packed))], packed)
         if done.code != 0:  # its disk is full, or it made a file where a directory has to be
-            raise WorldLost(f"{path} cannot be written in the agent's world: {done.stderr or done.code}")
+            raise SandboxLost(f"{path} cannot be written in the agent's sandbox: {done.stderr or done.code}")
 
     async def get(self, path: str, limit_bytes: int = 256 << 20) -> bytes | None:
         self._check_open()
@@ -313,7 +313,7 @@ class ContainerWorld(World):
         self._check_open()
         done = await self._packed(WORKSPACE, limit_bytes)
         if done.cut or done.code > 1:
-            raise WorldLost(f"the workspace cannot be read: {done.stderr or 'it is larger than its limit'}")
+            raise SandboxLost(f"the workspace cannot be read: {done.stderr or 'it is larger than its limit'}")
         return done.stdout
 
     async def _packed(self, place: str, limit: int) -> Done:
@@ -337,7 +337,7 @@ class ContainerWorld(World):
             for _ in range(2):  # what the first missed was started by what it met
                 if not await self._signal("stop", 0):
                     await self.thaw()
-                    raise WorldLost("the agent's processes could not be stopped") from None
+                    raise SandboxLost("the agent's processes could not be stopped") from None
 
     async def thaw(self) -> None:
         if not self._frozen:

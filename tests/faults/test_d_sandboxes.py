@@ -44,7 +44,7 @@ def test_D20_a_module_that_the_agents_python_lacks_is_named_before_any_episode(t
 
 
 @needs_bwrap
-def test_D20_what_a_research_task_imports_is_looked_for_in_its_world(tmp_path: Path) -> None:
+def test_D20_what_a_research_task_imports_is_looked_for_in_its_sandbox(tmp_path: Path) -> None:
     root = write_checkout(tmp_path)
     args = {"task_configs": ["regressionKaggleHousePrice"], "mlgym_root": str(root), "source": "checkout"}
     assert silent(of("mlgym", '{"improvement": 1.0}', **args), "D20"), "numpy is there"
@@ -100,7 +100,7 @@ def test_D20_what_all_episodes_met_is_said_before_the_rewards_are_blamed(broken_
 
 
 @pytest.mark.parametrize(("word", "broken"), [("ls", True), ("Sure,", False), ("I", False)])
-def test_D20_a_model_that_speaks_to_the_shell_is_no_broken_world(
+def test_D20_a_model_that_speaks_to_the_shell_is_no_broken_sandbox(
     word: str, broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(self: ArithSession, action: Action) -> Observation:
