@@ -24,6 +24,7 @@ from airloop.commands.serve import serve
 from airloop.commands.tasks import tasks
 from airloop.commands.vllm import vllm
 from airloop.errors import AirError, InfraError, Stopped
+from airloop.text.keys import note_addresses, print_no_keys
 from airloop.text.plain import begin_with_utf8, use_plain_signs
 from airloop.threads import let_idle_sleep
 from airloop.version import versions
@@ -52,6 +53,8 @@ def main() -> None:
     let_idle_sleep()
     interrupts.install_handlers()
     use_plain_signs()
+    note_addresses(sys.argv)
+    print_no_keys()
     try:
         try:
             interrupts.raise_again(app(prog_name="air", standalone_mode=False))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from airloop.errors import AirError
+from airloop.text.keys import without_keys_in
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    write_text(path, json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(without_keys_in(data), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 CHUNK = 64 << 10  # bytes that are read at once, from the end of a file
@@ -111,7 +112,7 @@ def append_line(path: Path, data: dict[str, Any]) -> None:
     place: behind it, both would be lost."""
     with disk_errors(path), path.open("a+b") as file:
         _drop_cut_line(file)
-        file.write((json.dumps(data, ensure_ascii=False) + "\n").encode())
+        file.write((json.dumps(without_keys_in(data), ensure_ascii=False) + "\n").encode())
 
 
 def _drop_cut_line(file: IO[bytes]) -> None:

@@ -24,6 +24,7 @@ from airloop.launch.base import RankSpec
 from airloop.launch.monitor import config_for_rank
 from airloop.pulse import PulseThread, dump_on_signal
 from airloop.runs.run import Run
+from airloop.text.keys import print_no_keys, without_keys_in
 from airloop.types import Alarm
 
 
@@ -74,7 +75,7 @@ class Reporter:
 
     def _send(self, *event: Any) -> None:
         with self._lock:
-            self._file.write(json.dumps(event) + "\n")
+            self._file.write(json.dumps(without_keys_in(event)) + "\n")
             self._file.flush()
 
 
@@ -82,6 +83,7 @@ def main() -> None:
     spec, began = RankSpec(**json.loads(sys.argv[1])), time.monotonic()
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     interrupts.install_launcher_handlers()
+    print_no_keys()
     reporter = Reporter(spec.events, spec.rank)
     try:
         _run(spec, reporter, began)

@@ -36,6 +36,7 @@ from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.lineage import check_parent
 from airloop.runs.run import Run
 from airloop.step import Outcome
+from airloop.text.keys import without_keys
 from airloop.types import Trajectory
 from airloop.warmstart import (
     as_transcript,
@@ -114,7 +115,7 @@ def start(
     finally:
         run.close()
     text = summary(run, outcome.before, outcome.after) + f"\nplot: {_plot(run, outcome)}"
-    (run.path / "summary.txt").write_text(text + "\n", encoding="utf-8")
+    (run.path / "summary.txt").write_text(without_keys(text) + "\n", encoding="utf-8")
     return Finished(run, outcome, text)
 
 

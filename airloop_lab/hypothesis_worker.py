@@ -20,6 +20,7 @@ from airloop.eval.evaluate import EvalOptions, evaluate
 from airloop.files import read_object
 from airloop.locks import locked
 from airloop.runs.run import Run
+from airloop.text.keys import print_no_keys
 from airloop.watch.display.display import Display
 from airloop_lab.faults import fault_on
 
@@ -29,6 +30,7 @@ FAULT_FREE = "fault_free"  # in the run's directory: its weights, evaluated with
 def main() -> None:
     threading.Thread(target=_end_with_the_lab, daemon=True).start()
     interrupts.install_launcher_handlers()
+    print_no_keys()
     try:
         work(Path(sys.argv[1]))
     except (KeyboardInterrupt, Stopped):

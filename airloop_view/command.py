@@ -42,17 +42,19 @@ def view(
     if given := [name for name, value in chosen.items() if value is not None]:
         raise AirError(f"{', '.join(given)} says what is shown in the terminal.", "add --text, or leave it out.")
     check_extra("view", "The page of `air view` (`--text` does not)")
+    from airloop.text.keys import with_keys
     from airloop.text.visible import visible
     from airloop_view.guard import is_loopback
     from airloop_view.indexing import told
     from airloop_view.server import Options, Viewer
 
     viewer = Viewer(Options(directory, host, port, token, price_per_hour))
-    print(f"{visible(viewer.folder.name())}\n  {viewer.url}\n  read-only; Ctrl-C ends it", flush=True)
+    out = with_keys(sys.stdout)  # its own token is told: whoever started it opens the page with it
+    print(f"{visible(viewer.folder.name())}\n  {viewer.url}\n  read-only; Ctrl-C ends it", file=out, flush=True)
     if viewer.store.note:
         print(f"note: {viewer.store.note}", file=sys.stderr)
     if not is_loopback(host):
-        print(f"  from other machines: {viewer.url_elsewhere}", flush=True)
+        print(f"  from other machines: {viewer.url_elsewhere}", file=out, flush=True)
         print(f"note: who has this address can read everything in {visible(str(viewer.folder.root))}", file=sys.stderr)
     if not no_open:
         _open(viewer.url)

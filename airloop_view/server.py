@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from airloop.errors import AirError
 from airloop.serve.server import bind_socket
+from airloop.text.keys import stream_without_keys, without_keys
 from airloop_view.api import LARGEST, Api, NotFound, Query, as_json
 from airloop_view.episode import Unreadable
 from airloop_view.folder import Folder
@@ -203,7 +204,7 @@ def _guarded(respond: Callable[[Query], Response]) -> Callable[[Request], Respon
 def json_response(value: dict[str, Any], status: int = 200) -> Response:
     from starlette.responses import Response
 
-    body = as_json(value)
+    body = without_keys(as_json(value).decode()).encode()
     if len(body) > LARGEST:
         error = {
             "error": f"The answer would have {len(body)} bytes.",
@@ -225,8 +226,7 @@ def _streamed(file: IO[bytes], kind: str, name: str) -> Response:
 
     def pieces() -> Iterator[bytes]:
         with file:
-            while piece := file.read(1 << 18):
-                yield piece
+            yield from stream_without_keys(iter(lambda: file.read(1 << 18), b""))
 
     return StreamingResponse(pieces(), 200, _attached(name), kind)
 
@@ -239,7 +239,7 @@ def _export(api: Api, query: Query) -> Response:
     from airloop_view.export_page import export
 
     name, page = export(api, query)
-    return _file(page.encode("utf-8", "replace"), "text/html; charset=utf-8", name)
+    return _file(without_keys(page).encode("utf-8", "replace"), "text/html; charset=utf-8", name)
 
 
 def _events(watch: FolderWatcher) -> Callable[[Request], Any]:

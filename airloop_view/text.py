@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError
+from airloop.text.keys import without_keys
 from airloop.text.visible import visible
 from airloop_view.api import Api
 from airloop_view.folder import Collection, Folder
@@ -66,6 +67,7 @@ def put_out(text: str) -> None:
     """Printed, or, where it is longer than the terminal, given to the pager."""
     import click
 
+    text = without_keys(text)  # a pager is a process of its own
     rows = shutil.get_terminal_size((PIPED, 40)).lines
     if sys.stdout.isatty() and text.count("\n") + 2 > rows:
         click.echo_via_pager(text, color=_colours())

@@ -9,6 +9,7 @@ from typing import Any
 from airloop.errors import AirError
 from airloop.learn.losses.sequence_mask import KEYS, SequenceMask, sequence_mask
 from airloop.runs.damaged import Reader, items, number, table, words
+from airloop.text.keys import pieces_without_keys
 from airloop_view.folder import Collection
 from airloop_view.index import WATCHED
 from airloop_view.vocabulary import Vocabularies
@@ -76,7 +77,7 @@ def token_view(
     vocabulary = vocabularies.of(model_of(collection))
     own = branches[branch]
     reasons = Reasons(record, rules, why_untrained, members, _left_out(rules, branches, record))
-    texts = vocabulary.texts(own["tokens"])
+    texts = pieces_without_keys(vocabulary.texts(own["tokens"]))
     trainer, entropies = _of_branch(record, "logprobs", branch), _of_branch(record, "entropies", branch)
     advantage = number(record.get("advantage")) if record else None
     tokens, trained, sampled_before = [], 0, False

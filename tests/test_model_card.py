@@ -18,7 +18,8 @@ from airloop.config.toml import changes_toml
 from airloop.export import export
 from airloop.export.base import licence_of
 from airloop.export.public import public_config
-from airloop.text.public import without_paths, without_secrets
+from airloop.text.keys import without_keys
+from airloop.text.public import without_paths
 
 
 def quietly(_: str) -> None:
@@ -117,7 +118,7 @@ def test_keys_among_an_environments_arguments_are_hidden(monkeypatch: pytest.Mon
     args = public_config(config.model_copy(update={"orchestrator": orchestrator})).orchestrator.env[0].args
     assert args == {"api_key": "…", "judge": {"token": "…"}, "max_tokens": 3}
     monkeypatch.setenv("JUDGE_API_KEY", "abcdefgh12")
-    assert without_secrets("by abcdefgh12.") == "by …."
+    assert without_keys("by abcdefgh12.") == "by …."
 
 
 def test_the_licence_is_what_the_base_models_own_card_says(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.engine.vllm.remote_servers import API_KEY, STATUS_FILE_VARIABLE, ServerStatus, ServerStatusFile
 from airloop.errors import AirError
 from airloop.runs.run import Run
+from airloop.text.keys import note_keys, without_keys
 
 LOGS = "servers"  # in the run's directory: what each of them prints
 
@@ -45,6 +46,7 @@ class SamplerNodes:
         self._host = vllm.adapters_host if named else host
         self._status_file = ServerStatusFile(folder / "servers.json")
         self._key, self._adapters_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        note_keys(self._key, self._adapters_key)
         self._lock = threading.Lock()  # of the statuses: every node has a thread
         self._statuses: dict[str, ServerStatus] = {}  # by address
         self._listening: list[threading.Thread] = []
@@ -140,7 +142,7 @@ class SamplerNodes:
             # A full disk is reported by whatever must not be lost; it is no loss of a node.
             log = Path(status.log)
             with contextlib.suppress(OSError), log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{text}\n")
+                file.write(f"{without_keys(text)}\n")
         elif kind == "exit":
             self._end([status], f"it ended with exit code {text}, after {status.starts} starts")
         else:

@@ -12,6 +12,7 @@ from airloop.config.config import Config
 from airloop.config.conflict import Conflict
 from airloop.config.environments import check_environments, none_named
 from airloop.config.foreign_flags import foreign_flags
+from airloop.config.given_keys import check_given_keys, note_given_keys
 from airloop.config.lengths import fold_lengths
 from airloop.config.losses import check_losses
 from airloop.config.mistakes import explain, explain_conflict, missing_template
@@ -24,6 +25,7 @@ ROUNDS = 6
 
 def review(settings: Settings, *, environments: bool) -> tuple[Config | None, list[Mistake]]:
     """The config, if it has no mistakes, and these. The settings are corrected on the way."""
+    note_given_keys(settings)
     # A file that only names a model is a part of others; one that says how to train it, too, is a run.
     whole = is_whole(settings.tree) and bool({"max_steps", "trainer", "orchestrator"} & settings.tree.keys())
     lengths = fold_lengths(settings)
@@ -34,7 +36,7 @@ def review(settings: Settings, *, environments: bool) -> tuple[Config | None, li
         settings.correct(mistake)
     found += translate(settings, environments=environments)
     if environments:
-        found += check_losses(settings)
+        found += [*check_given_keys(settings), *check_losses(settings)]
     config = _by_schema(settings, found)
     _together(settings, found)
     if environments:

@@ -18,7 +18,7 @@ from airloop.files import write_text
 from airloop.runs.results import run_results
 from airloop.runs.run import Run
 from airloop.text.figures import duration
-from airloop.text.public import without_secrets
+from airloop.text.keys import without_keys
 from airloop.watch.alarms.reward_sources import successes_of, weights_of
 from airloop.watch.display.summary import base_gain, gains, paired
 
@@ -43,7 +43,7 @@ def write_card(directory: Path, run: Run, report: Mapping[str, Any], licence: st
         "\n".join(["## Check of this export", "", *_checked(report)]),
         "\n".join(["## Use", "", *_use(report)]),
     ]
-    write_text(directory / "README.md", without_secrets("\n\n".join(parts)) + "\n")
+    write_text(directory / "README.md", without_keys("\n\n".join(parts)) + "\n")
 
 
 def _front_matter(run: Run, report: Mapping[str, Any], licence: str | None) -> str:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from airloop.errors import AirError
-from airloop.text.public import without_secrets
+from airloop.text.keys import note_keys, without_keys
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LOGIN = "set HF_TOKEN to a token that may write, or run `hf auth login`"
@@ -22,7 +22,8 @@ def check_ready(name: str) -> None:
         raise AirError(f"--push {name}: this is not the name of a repository.", "write it as OWNER/NAME.")
     if hub_offline():
         raise AirError("--push needs the hub, and HF_HUB_OFFLINE forbids it.", "unset HF_HUB_OFFLINE.")
-    if not get_token():
+    note_keys(token := get_token())
+    if not token:
         raise AirError("--push needs a token of the hub, and there is none here.", f"{LOGIN}.")
 
 
@@ -58,7 +59,7 @@ def push(directory: Path, name: str, private: bool) -> str:
     except AirError:
         raise
     except Exception as error:  # the client's versions use different libraries, each with errors of its own
-        said = without_secrets(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        said = without_keys(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise AirError(
             f"The hub {api.endpoint} was lost while {name} was pushed: {said}. {here}.",
             f"when it can be reached: `hf upload {name} {directory}`; what it has already is not sent twice.",

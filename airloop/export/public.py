@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from airloop.config import Config, LogbookConfig
 from airloop.sinks import SINKS
-from airloop.text.public import HIDDEN, SECRET, without_paths
+from airloop.text.keys import HIDDEN
+from airloop.text.public import SECRET, without_paths
 
 
 def public_config(config: Config) -> Config:

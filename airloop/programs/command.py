@@ -26,7 +26,7 @@ from airloop.errors import AirError, InfraError, MissingRequirement
 from airloop.programs.json_process import LOCAL_HOSTS
 from airloop.programs.run_one import TEMPORARY
 from airloop.programs.scorer import SCORE_S, Scorer, WorkspaceCopies
-from airloop.programs.workers import SHOWN_CHARACTERS, mask_secrets
+from airloop.programs.workers import SHOWN_CHARACTERS
 from airloop.rollout.program import Address, ProgramCrashed, ProgramOutcome
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import HOME, Image, Limits, Result, SandboxLost, as_files
@@ -34,6 +34,7 @@ from airloop.sandbox.bubblewrap.command import PATH
 from airloop.sandbox.needs import looking, sandbox_lacks
 from airloop.sandbox.pool import Lease, Pool
 from airloop.sandbox.shell import KILLED
+from airloop.text.keys import without_keys
 from airloop.types import Ending, Task
 
 POLICY_PORT = 3129  # the port inside the sandbox that is forwarded to the policy
@@ -264,7 +265,7 @@ async def _crash(lease: Lease, result: Result, oom_before: int | None, address: 
     code = result.exit_code
     if code == 0 or result.timed_out:
         return ""
-    printed = mask_secrets(result.output, address.variables()).strip()[-SHOWN_CHARACTERS:]
+    printed = without_keys(result.output, address.variables()).strip()[-SHOWN_CHARACTERS:]
     after = f"; it printed last: {printed}" if printed else ""
     if code == TEMPORARY:
         raise InfraError(f"the agent's command ended with code {TEMPORARY}: not its fault{after}")

@@ -22,8 +22,8 @@ from airloop.envs.paths import Anchored, existing
 from airloop.errors import AirError, InfraError, MissingRequirement
 from airloop.programs.episode_queue import EpisodeQueue, EpisodeResult, PendingEpisode
 from airloop.programs.remote_api import RemoteServer
-from airloop.programs.workers import mask_secrets
 from airloop.rollout.program import Address, ProgramCrashed, ProgramOutcome
+from airloop.text.keys import note_keys, without_keys
 from airloop.types import Task
 
 KEY = "AIR_REMOTE_KEY"
@@ -70,9 +70,7 @@ class RemoteAgents:
         finally:
             result = self.queue.close(episode)
         if result is not None and result.error:
-            result = replace(
-                result, error=mask_secrets(result.error, {**address.variables(), KEY: read_key(self.args)})
-            )
+            result = replace(result, error=without_keys(result.error, address.variables()))
         return _score(result, episode, self.args.patience_s)
 
     def _open(self) -> None:
@@ -133,6 +131,7 @@ def read_key(args: RemoteArgs) -> str:
             ) from None
     if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise AirError(f"The key in {place} is no key: it needs {SHORTEST_KEY} letters and digits at least.", KEY_FIX)
+    note_keys(key)
     return key
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,9 @@ from typing import Any
 from airloop.errors import AirError, InfraError
 from airloop.programs.json_process import RUN_KEYS, JsonLineProcess, no_proxy_variables
 from airloop.rollout.program import LostConnection, ProgramCrashed
+from airloop.text.keys import without_keys
 
 WORKER = Path(__file__).with_name("worker.py")
-SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-SHORTEST_SECRET = 8  # characters: shorter ones are words
 CLIENT_PREFIXES = ("OPENAI_", "ANTHROPIC_")  # of variables that clients of a model read
 SHOWN_CHARACTERS = 400  # of the end of what a program printed
 AGENT, SCORER = "the agent's program", "the scorer"
@@ -47,16 +45,7 @@ class Workers(JsonLineProcess):
         folder of an agent's files, and what the agent printed."""
         ended = await self.request({"task": task, "env": {**variables, **no_proxy_variables()}, "given": given})
         printed = self.printed if ended.get("gone") else ended["printed"]
-        return _score({**ended, "printed": mask_secrets(printed, variables)}, variables, self._role)
-
-
-def mask_secrets(text: str, variables: Mapping[str, str]) -> str:
-    """The text without any key that a program could know: how it ended is stored with the run."""
-    known = {**os.environ, **variables}
-    secrets = {value for name, value in known.items() if len(value) >= SHORTEST_SECRET and SECRET.search(name)}
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "…")
-    return text
+        return _score({**ended, "printed": without_keys(printed, variables)}, variables, self._role)
 
 
 def _score(ended: Mapping[str, Any], variables: Mapping[str, str], role: str) -> float | dict[str, float]:
@@ -66,14 +55,14 @@ def _score(ended: Mapping[str, Any], variables: Mapping[str, str], role: str) ->
     if "score" in result:
         return result["score"]
     if "defect" in result:
-        raise AirError(f"{role.capitalize()}: {mask_secrets(result['defect'], variables)}.", FIXES[role])
+        raise AirError(f"{role.capitalize()}: {without_keys(result['defect'], variables)}.", FIXES[role])
     if "crash" in result:
-        raise ProgramCrashed(mask_secrets(result["crash"], variables))
+        raise ProgramCrashed(without_keys(result["crash"], variables))
     if "lost" in result:
-        lost = f"{role}: {mask_secrets(result['lost'], variables)}"
+        lost = f"{role}: {without_keys(result['lost'], variables)}"
         raise LostConnection(lost) if role == AGENT else InfraError(lost)
     if "infra" in result:
-        raise InfraError(f"{role}: {mask_secrets(result['infra'], variables)}")
+        raise InfraError(f"{role}: {without_keys(result['infra'], variables)}")
     if ended.get("gone"):
         raise InfraError(f"the process that starts {role} ended with code {code}{after}")
     if code == -signal.SIGKILL:  # as a system does that is out of memory

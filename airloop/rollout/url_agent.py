@@ -16,6 +16,7 @@ from airloop.engine.base import ContextFull
 from airloop.errors import AirError, InfraError
 from airloop.models.chat_forms import with_tools_in_system, without_tool_role
 from airloop.rollout.agents import ModelAgent
+from airloop.text.keys import note_keys
 from airloop.types import Message, Times
 
 if TYPE_CHECKING:
@@ -197,4 +198,5 @@ def _authorisation(api_key_env: str | None) -> dict[str, str]:
     key = os.environ.get(api_key_env)
     if not key:
         raise AirError(f"The environment variable {api_key_env} holds no API key.", f"export {api_key_env}=…")
+    note_keys(key)
     return {"Authorization": f"Bearer {key}"}

@@ -20,6 +20,7 @@ from airloop import locks
 from airloop.errors import AirError
 from airloop.files import write_text
 from airloop.runs.damaged import Reader, epoch, items, table, whole, words
+from airloop.text.keys import without_keys_in
 
 FILE = "logbook.json"
 SCHEMA_VERSION = 1
@@ -107,7 +108,7 @@ def add_entry(path: Path, kind: Kind, text: str, by: str = "") -> Entry:
         with locked(path):
             data = _saved(path)
             made = {"schema_version": SCHEMA_VERSION, **data, "entries": [*data.get("entries", []), asdict(entry)]}
-            write_text(path / FILE, json.dumps(made, ensure_ascii=False, indent=2) + "\n")
+            write_text(path / FILE, json.dumps(without_keys_in(made), ensure_ascii=False, indent=2) + "\n")
     except OSError as error:
         raise AirError(f"{path / FILE} cannot be written: {error.strerror}.", "check who owns the run.") from error
     return entry

@@ -22,7 +22,8 @@ from airloop.errors import AirError
 from airloop.files import read_object, write_atomically
 from airloop.runs.run import Run, read_trajectories
 from airloop.runs.trajectory_file import to_json
-from airloop.text.public import without_paths, without_secrets
+from airloop.text.keys import without_keys
+from airloop.text.public import without_paths
 from airloop.types import Trajectory
 
 LARGEST = 200_000  # bytes
@@ -109,7 +110,7 @@ def _compressed(name: str, files: Iterator[tuple[str, str]]) -> bytes:
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for inside, text in files:
-            data = without_secrets(text).encode()
+            data = without_keys(text).encode()
             entry = tarfile.TarInfo(f"{name}/{inside}")
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))

@@ -52,6 +52,7 @@ from airloop.runs.new_directory import NAME, new_directory
 from airloop.runs.results import last_sign
 from airloop.runs.step_record import StepRecord
 from airloop.runs.trajectory_file import from_json, to_json
+from airloop.text.keys import without_keys
 from airloop.types import Alarm, Trajectory
 
 # Whoever asks whether a run is held holds its lock for a moment (airloop/runs/damaged.py): we try again for as long.
@@ -331,7 +332,7 @@ class Run:
         # A full disk is reported by whatever must not be lost; the log is not.
         place = self.path / "log.txt"
         with contextlib.suppress(OSError), place.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {without_keys(text)}\n")
 
     def close(self) -> None:
         if self._lock is not None:

@@ -1,17 +1,17 @@
-"""A text that may be read by anybody: without this machine's paths and without keys."""
+"""A text that may be read by anybody: without this machine's paths. airloop/text/keys.py leaves out keys."""
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
-HIDDEN = "…"
+from airloop.text.keys import HIDDEN
+
+# Of an argument whose value nobody else needs to see.
 SECRET = re.compile(r"(?i)(?:^|_)(?:api_?key|key|token|secret|password|passwd|credentials?)$")
 _ROOTED = re.compile(r"~|/|[A-Za-z]:[\\/]")
 # A path somewhere in a line, also after a colon; what follows "http:" is none.
 _PATH = re.compile(r"(?:(?<![\w.:/~])|(?<=:)(?!//))(?:~|[A-Za-z]:)?/(?:[^\s\"'/]+/)*(?=[^\s\"'/])")
-_LEAST = 8  # characters: a shorter value of a variable is a word that stands anywhere
 
 
 def without_paths(text: str) -> str:
@@ -20,11 +20,3 @@ def without_paths(text: str) -> str:
         last = re.split(r"[/\\]", text.rstrip("/\\"))[-1]
         return f"{HIDDEN}/{last}"
     return _PATH.sub(f"{HIDDEN}/", text)
-
-
-def without_secrets(text: str) -> str:
-    """Whatever a variable of the environment keeps secret, wherever it has got to."""
-    for name, value in os.environ.items():
-        if SECRET.search(name) and len(value) >= _LEAST:
-            text = text.replace(value, HIDDEN)
-    return text

@@ -10,8 +10,9 @@ from typing import Any
 from airloop.errors import AirError, InfraError
 from airloop.own_code import inside_run
 from airloop.programs.json_process import JsonLineProcess
-from airloop.programs.workers import SHOWN_CHARACTERS, mask_secrets
+from airloop.programs.workers import SHOWN_CHARACTERS
 from airloop.rollout.program import Address, ProgramCrashed
+from airloop.text.keys import without_keys
 from airloop.verifiers.installed import interpreter
 from airloop.waits import waiting
 
@@ -28,7 +29,6 @@ class Host:
         self.name = name
         setup = json.dumps({"name": name, "folder": folder, "args": dict(args)}, default=str)
         command = [interpreter(name, python), str(WORKER), setup]
-        self._keys: dict[str, str] = {}  # of episodes that it knows: what it says of one may name another's
         self._process = JsonLineProcess(command, f"the environment {name!r} of verifiers")
 
     def describe(self) -> dict[str, Any]:
@@ -56,22 +56,14 @@ class Host:
     async def score(self, episodes: Sequence[str]) -> list[tuple[dict[str, float], float]]:
         """As `play` returns it, of episodes that were played by `play_first`, scored as one group."""
         reply = await self._process.request({"do": "score", "episodes": list(episodes)})
-        return [(one["values"], one["reward"]) for one in self._result(reply, {})["scores"]]
+        return [(one["values"], one["reward"]) for one in self._result(reply)["scores"]]
 
     def forget(self, episodes: Sequence[str]) -> None:
-        for episode in episodes:
-            self._keys.pop(f"KEY {episode}", None)
         self._process.notify({"do": "forget", "episodes": list(episodes)})
 
     async def _play(self, row: Mapping[str, Any], address: Address, **more: str) -> dict[str, Any]:
         at = {"base_url": address.base_url, "api_key": address.api_key, "model": address.model}
-        self._keys[own := f"KEY {address.episode}"] = address.api_key
-        try:
-            reply = await self._process.request({"do": "play", "row": row, **at, **more})
-            return self._result(reply, address.variables())
-        finally:
-            if not more:
-                self._keys.pop(own, None)
+        return self._result(await self._process.request({"do": "play", "row": row, **at, **more}))
 
     def close(self) -> None:
         self._process.close()
@@ -80,7 +72,7 @@ class Host:
         owner = f"environment {self.name}"
         try:
             with waiting(f"{what} of {self.name}", owner, LOAD_S, log=lambda: self._process.printed):
-                return self._result(self._process.request_blocking(message, LOAD_S), {})
+                return self._result(self._process.request_blocking(message, LOAD_S))
         except TimeoutError:
             self.close()
             raise AirError(
@@ -89,12 +81,9 @@ class Host:
         except (InfraError, ProgramCrashed) as error:
             raise AirError(f"The environment {self.name!r} cannot be used: {error}.", "mend it.") from error
 
-    def _result(self, reply: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    def _result(self, reply: Mapping[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = reply["result"]
-        variables = {**variables, **self._keys}
-        errors = {
-            kind: mask_secrets(str(result[kind]), variables) for kind in ("defect", "crash", "infra") if kind in result
-        }
+        errors = {kind: without_keys(str(result[kind])) for kind in ("defect", "crash", "infra") if kind in result}
         if lacking := result.get("lacks"):
             defect = errors["defect"]
             raise AirError(
@@ -109,7 +98,7 @@ class Host:
         if "infra" in errors:
             raise InfraError(f"the environment {self.name!r}: {errors['infra']}")
         if reply.get("gone"):
-            printed = mask_secrets(self._process.printed, variables).strip()[-SHOWN_CHARACTERS:]
+            printed = without_keys(self._process.printed).strip()[-SHOWN_CHARACTERS:]
             after = f"; it printed last: {printed}" if printed else ""
             raise InfraError(f"the process of the environment {self.name!r} ended with code {reply['code']}{after}")
         return result

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airloop.config import Config, to_toml
@@ -16,6 +17,7 @@ from airloop.events import Say, Watcher
 from airloop.extras import install_line
 from airloop.runs.run import Run
 from airloop.sinks import SINKS, Logged, Sink
+from airloop.text.keys import without_keys, without_keys_in
 
 if TYPE_CHECKING:
     from airloop.types import Alarm
@@ -122,7 +124,8 @@ class Watchers:
 
     def alarm(self, alarm: Alarm) -> None:
         self._display.alarm(alarm)
-        self._tell(lambda sink: sink.alarm(alarm))
+        told = replace(alarm, seen=without_keys(alarm.seen), why=without_keys(alarm.why), fix=without_keys(alarm.fix))
+        self._tell(lambda sink: sink.alarm(told))
 
     def evaluated(self, metrics: dict[str, Any]) -> None:
         self._display.evaluated(metrics)
@@ -173,8 +176,9 @@ def _installed(name: str) -> bool:
 
 
 def logged(run: Run) -> Logged:
-    config = run.config
-    told = (config.logbook.goal, run.first_step, config.model_dump(mode="json"), to_toml(config))
+    """What of it sinks are told, without keys."""
+    config, goal = run.config, without_keys(run.config.logbook.goal or "") or None
+    told = (goal, run.first_step, without_keys_in(config.model_dump(mode="json")), without_keys(to_toml(config)))
     return Logged(run.path, run.name, *told, run.status, run.note)
 
 

@@ -291,18 +291,23 @@ def test_a_server_that_returns_before_an_update_is_published_is_not_ended_for_wh
 
 
 def test_what_does_not_start_is_told_with_its_last_words(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "raise SystemExit('No module named vllm.entrypoints')"]
+    """Without the keys that it may have said among them, there and in its log."""
+    words = "import os; print(os.environ); raise SystemExit('No module named vllm.entrypoints')"
+    command = [sys.executable, "-c", words]
+    env = {"VLLM_API_KEY": "planted-here"}
 
     async def work() -> None:
-        lost = VllmServer("http://127.0.0.1:9", command=command, log=tmp_path / "log")
+        lost = VllmServer("http://127.0.0.1:9", command=command, env=env, log=tmp_path / "log")
         lost.start()
         try:
             await lost.ready()
         finally:
             await lost.close()
 
-    with pytest.raises(AirError, match="did not start"):
+    with pytest.raises(AirError, match="did not start") as told:
         asyncio.run(work())
+    logged = (tmp_path / "log").read_text()
+    assert "VLLM_API_KEY': '…'" in logged and "planted" not in logged and "planted" not in str(told.value)
 
 
 @pytest.mark.parametrize("children", [False, True], ids=["it is killed", "after its children, as by Ray"])

@@ -21,6 +21,7 @@ import httpx
 from airloop.certificates import certificates_for
 from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.errors import AirError
+from airloop.text.keys import without_keys
 
 PROCESS_GUARD = Path(__file__).with_name("process_guard.py")
 MODULE = "vllm.entrypoints.openai.api_server"  # the script `vllm` does not start with the build for CPUs
@@ -218,7 +219,7 @@ class VllmServer:
         if self.log is None or not self.log.is_file():
             return ""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-TAIL:])
+        return without_keys("\n".join(lines[-TAIL:]))
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """A reply's pieces as they come. ServerLost where it stops half-way: what came until then is valid."""

@@ -30,6 +30,7 @@ from airloop.events import Say
 from airloop.files import cache_directory
 from airloop.policy import Policy
 from airloop.ranks import ALL_GPUS, Ranks
+from airloop.text.keys import note_keys
 
 if TYPE_CHECKING:
     from airloop.models.loaded import Loaded
@@ -78,7 +79,8 @@ def _servers(
     if status_file is not None:
         return servers_on(status_file, os.environ.get(API_KEY, ""), config.seq_len)
     if vllm.urls:
-        known = (os.environ.get(vllm.api_key_env, ""), vllm.api_key_env, config.seq_len)
+        note_keys(given := os.environ.get(vllm.api_key_env, ""))
+        known = (given, vllm.api_key_env, config.seq_len)
         return [VllmServer(url.rstrip("/").removesuffix("/v1"), *known) for url in vllm.urls]
     dtype = str(policy.dtype).removeprefix("torch.")
     gpus = [None if gpu is None else _device(gpu) for gpu in _gpus(config)]
@@ -120,7 +122,8 @@ def _with_plugin(place: Path) -> dict[str, str]:
 def adapters_key(config: Config) -> str:
     """That servers and this run know each other by; those that we start get one of their own."""
     if not config.inference.vllm.urls and not os.environ.get(STATUS_FILE_VARIABLE):
-        return secrets.token_urlsafe(24)
+        note_keys(made := secrets.token_urlsafe(24))
+        return made
     key = os.environ.get(KEY, "")
     if len(key) < SHORTEST:
         raise AirError(
@@ -173,6 +176,7 @@ class Location(NamedTuple):
 def own_server(config: Config, dtype: str, model: Path, place: Path, location: Location) -> VllmServer:
     """To be started on this machine."""
     port, key, gpu = location.port or free_port(), location.key or secrets.token_urlsafe(24), location.gpu
+    note_keys(key)
     full = config.trainer.model.train == "full"
     options = {
         "--model": str(model),

@@ -14,6 +14,7 @@ from rich.live import Live
 from airloop import interrupts
 from airloop.runs.run import Run
 from airloop.success import NAME, step_success, success_in
+from airloop.text.keys import without_keys
 from airloop.text.sparkline import sparkline
 from airloop.text.visible import visible
 from airloop.types import Alarm
@@ -86,11 +87,12 @@ class Display:
             self._live = None
 
     def phase(self, text: str, total: int = 0) -> None:
+        text = _shown(text)
         if self.run:
-            self.run.log(visible(text))
+            self.run.log(text)
         if text.startswith("evaluating"):
             self._board.pace.evaluation_began(time.monotonic())
-        interrupts.note_phase(visible(text))
+        interrupts.note_phase(text)
         self._board.phase(text, total)
 
     def ready(self) -> None:
@@ -98,10 +100,10 @@ class Display:
         self._board.end()
 
     def advance(self, detail: str = "") -> None:
-        self._board.advance(visible(detail))
+        self._board.advance(_shown(detail))
 
     def say(self, text: str) -> None:
-        text = visible(text)
+        text = _shown(text)
         if self._heartbeat:
             self._heartbeat.heard()
         if self.run:
@@ -115,7 +117,7 @@ class Display:
         if self._live is None:
             self.say(text)
         elif self.run:
-            self.run.log(visible(text))
+            self.run.log(_shown(text))
 
     def step(self, metrics: dict[str, Any]) -> None:
         found = step_success(metrics)
@@ -193,6 +195,10 @@ class Display:
         self._tell_families(metrics)
         if metrics.get("too_good", {}).get("mean"):
             self.say("        some of these scores are too good to be true: this is no candidate for the run's best")
+
+
+def _shown(text: str) -> str:
+    return visible(without_keys(text))
 
 
 def _at_words(text: str, width: int) -> str:

@@ -1,0 +1,183 @@
+"""What is a key, in which forms it stands in a text, and that no door lets one out."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airloop.config import load_config
+from airloop.errors import AirError
+from airloop.files import append_line, read_lines, write_json
+from airloop.serve.app import Endpoint
+from airloop.text import keys
+from airloop.text.keys import (
+    KeylessStream,
+    note_addresses,
+    pieces_without_keys,
+    print_no_keys,
+    stream_without_keys,
+    with_keys,
+    without_keys,
+    without_keys_in,
+)
+
+KEY = 'sk-"quoted"/and+0123'
+
+
+@pytest.fixture(autouse=True)
+def none_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_noted", {})
+
+
+@pytest.mark.parametrize(
+    "name", ["JUDGE_API_KEY", "HF_TOKEN", "my_secret", "DB_PASSWORD", "AWS_ACCESS_KEY_ID", "OPENAI_KEY_2", "GITHUB_PAT"]
+)
+def test_variables_are_keys_by_their_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "planted-here\n")
+    assert without_keys("by planted-here.") == "by …."
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JUDGE_KEY_FILE", "planted-here"),  # says where one is
+        ("TOKENIZER", "planted-here"),
+        ("KEYBOARD", "planted-here"),
+        ("JUDGE_API_KEY", "none"),
+        ("JUDGE_API_KEY", "EMPTY"),
+        ("JUDGE_API_KEY", "local"),
+        ("JUDGE_API_KEY", "not-needed"),
+        ("MAX_TOKENS", "100000000"),
+        ("SSL_KEY", str(Path(__file__))),
+    ],
+)
+def test_words_numbers_and_paths_are_no_keys(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert without_keys(f"by {value}.") == f"by {value}."
+
+
+def test_passwords_and_keys_in_addresses_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_URL", "https://me:p%40ssword-9@judge/v1?api_key=in-the-query&page=123456789")
+    said = "p@ssword-9, p%40ssword-9, in-the-query, me, 123456789"
+    assert without_keys(said) == "…, …, …, me, 123456789"
+    note_addresses(["http://me:typed-in-a-command@host/v1", "http://host:8000/v1"])
+    assert without_keys("typed-in-a-command host") == "… host"
+
+
+def test_a_key_is_found_in_every_form_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+    monkeypatch.setenv("OTHER_API_KEY", f"{KEY}-and-longer")
+    for form in (
+        KEY,
+        json.dumps(KEY)[1:-1],
+        repr(KEY)[1:-1],
+        "sk-%22quoted%22%2Fand%2B0123",
+        "sk-&quot;quoted&quot;/and+0123",
+    ):
+        assert without_keys(f"<{form}>") == "<…>"
+    assert without_keys(f"{KEY}-and-longer") == "…"
+
+
+def test_an_episodes_key_is_known_by_its_form() -> None:
+    for number in range(50):
+        key = Endpoint("m").key(str(number))
+        assert without_keys(f"Bearer {key}_x") == "Bearer …_x"
+    slug = "air-" + "a-long-name-of-a-run-that-has-no-capitals-" + "in-it"
+    assert without_keys(slug) == slug
+
+
+def test_files_of_a_run_hold_no_key_and_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+    data = {"said": [{"text": f"by {KEY}"}], KEY: 1, "tokens": [1, 2], "logprobs": [-0.5, "nan"], "none": None}
+    clean = {"said": [{"text": "by …"}], "…": 1, "tokens": [1, 2], "logprobs": [-0.5, "nan"], "none": None}
+    write_json(tmp_path / "one.json", data)
+    append_line(tmp_path / "lines.jsonl", data)
+    assert json.loads((tmp_path / "one.json").read_text()) == clean == read_lines(tmp_path / "lines.jsonl")[0]
+    tokens = list(range(10))
+    assert without_keys_in({"tokens": tokens})["tokens"] is tokens  # thousands of them are not looked at one by one
+
+
+def test_pieces_of_a_key_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "planted-here")
+    assert pieces_without_keys(["by ", "plan", "", "ted-", "here, ", "again"]) == ["by ", "…", "…", "…", "…", "again"]
+    file = b"x" * 9000 + b"planted-here" + b"y" * 9000
+    for size in (7, 1000, 9005):
+        sent = b"".join(stream_without_keys(file[i : i + size] for i in range(0, len(file), size)))
+        assert sent == file.replace(b"planted-here", "…".encode())
+
+
+def test_what_is_printed_has_no_key_and_tracebacks_neither(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "planted-here")
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    print_no_keys()
+    print_no_keys()
+    assert isinstance(sys.stderr, KeylessStream) and not isinstance(sys.stderr.stream, KeylessStream)
+    try:
+        raise ValueError("401 for planted-here")
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+    sys.stdout.writelines(["one planted-here\n"])
+    print("its own: planted-here", file=with_keys(sys.stdout))
+    printed = capsys.readouterr()
+    assert "ValueError: 401 for …" in printed.err and printed.out == "one …\nits own: planted-here\n"
+    assert with_keys(io.StringIO()).getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--orchestrator.env.0.args.api_key", "sk-planted-0123"], "orchestrator.env.0.args.api_key holds a key"),
+        (["--logbook.goal", "as judge-planted-0123 says"], "logbook.goal holds a key"),
+        (
+            ["--inference.backend", "vllm", "--inference.vllm.urls", '["http://me:sk-planted-0123@host:8000"]'],
+            "an address in inference.vllm.urls.0 holds a password",
+        ),
+    ],
+)
+def test_a_config_holds_no_key(flags: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "judge-planted-0123")
+    with pytest.raises(AirError) as refused:
+        load_config(["arith", *flags])
+    assert told in refused.value.problem and "0123" not in without_keys(str(refused.value))
+
+
+def test_what_only_sounds_like_a_key_stays_in_a_config(tmp_path: Path) -> None:
+    env = tmp_path / "e.toml"
+    env.write_text('[[orchestrator.env]]\nid = "arith"\n[logbook]\ngoal = "answer_key: see http://host/?page=1"\n')
+    assert load_config(["arith", "@", str(env)]).logbook.goal
+
+
+def test_a_key_in_the_command_line_is_refused(air: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, printed, errors = air("serve", "--agent", "tiny:llama", "--api-key", "sk-planted-0123")
+    assert code == 1 and "export AIR_API_KEY" in errors and "planted" not in printed + errors
+
+
+def test_looking_for_keys_costs_little_beside_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an episode with thousands of tokens."""
+    from time import process_time
+
+    for number in range(20):
+        monkeypatch.setenv(f"PLANTED_{number}_API_KEY", f"sk-{number}-{os.urandom(20).hex()}")
+    episode = {
+        "tokens": list(range(30000)),
+        "logprobs": [-i / 7 for i in range(30000)],
+        "turns": ["some words " * 50] * 20,
+    }
+    took = [0.0, 0.0]
+    for _ in range(5):
+        began = process_time()
+        without_keys_in(episode)
+        took[0] += process_time() - began
+        began = process_time()
+        json.dumps(episode)
+        took[1] += process_time() - began
+    assert took[0] < took[1] / 4, took
