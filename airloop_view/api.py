@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 from airloop.errors import AirError
 from airloop.runs.damaged import number, words
+from airloop.text.keys import stream_without_keys
 from airloop.version import __version__
 from airloop.watch.metrics.names import all_names
 from airloop_view.conversation import (
@@ -316,8 +317,9 @@ class Api:
             raise NotFound(f"The file cannot be read: {error.strerror or error}.", "reload the list.") from None
 
     def _bytes(self, path: bytes) -> bytes:
+        """Without keys, before a text is coloured piece by piece: an older run's file may hold some."""
         try:
-            return self._folder.read(Path(os.fsdecode(path)))
+            return b"".join(stream_without_keys([self._folder.read(Path(os.fsdecode(path)))]))
         except OSError as error:
             raise NotFound(f"The file cannot be read: {error.strerror or error}.", "reload the list.") from None
 

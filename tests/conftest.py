@@ -80,6 +80,14 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def keys_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test says is a key stays in the texts of the next."""
+    from airloop.text import keys
+
+    monkeypatch.setattr(keys, "_noted", dict(keys._noted))
+
+
+@pytest.fixture(autouse=True)
 def loggers_as_they_were() -> Iterator[None]:
     """A run sends what is logged to its display, and the doctor silences environments: in this process, for good."""
     names = ["airloop", *(name for name in logging.Logger.manager.loggerDict if name.startswith("airloop."))]

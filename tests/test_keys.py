@@ -15,7 +15,6 @@ from airloop.config import load_config
 from airloop.errors import AirError
 from airloop.files import append_line, read_lines, write_json
 from airloop.serve.app import Endpoint
-from airloop.text import keys
 from airloop.text.keys import (
     KeylessStream,
     note_addresses,
@@ -28,11 +27,6 @@ from airloop.text.keys import (
 )
 
 KEY = 'sk-"quoted"/and+0123'
-
-
-@pytest.fixture(autouse=True)
-def none_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_noted", {})
 
 
 @pytest.mark.parametrize(

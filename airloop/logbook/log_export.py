@@ -33,6 +33,7 @@ from airloop.text.figures import (
     steps,
     success_change,
 )
+from airloop.text.keys import without_keys
 
 MADE_BY = "<!-- Written by `air log export`; add to it with `air log note` and `air log goal`, then export again. -->"
 FORMS = {"md": Path("LOGBOOK.md"), "json": Path("LOGBOOK.json")}
@@ -54,7 +55,7 @@ def export_logbook(root: Path, form: str, out: Path | None) -> tuple[str, Path |
     evaluations = find_baselines(root)
     base = where.parent if where is not None else Path()
     make = markdown if form == "md" else as_json
-    text = make(pages, grouped(evaluations), base)
+    text = without_keys(make(pages, grouped(evaluations), base))
     if where is not None:
         try:
             write_text(where, text)

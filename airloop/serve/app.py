@@ -59,7 +59,7 @@ class Endpoint:
 
     model: str
     anyone: Callable[[], ServedEpisode] | None = None
-    api_key: str | None = None  # for requests without an episode; None: no key is needed
+    api_key: str | None = field(default=None, repr=False)  # for requests without an episode; None: no key is needed
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     episodes: dict[str, ServedEpisode] = field(default_factory=dict)
     _request_bodies: RequestBodies = field(default_factory=RequestBodies, repr=False)

@@ -183,11 +183,10 @@ def shown_tokens(pages: list[bytes]) -> Iterator[str]:
 
 
 JUDGED = '''
-import logging, os, sys, threading
-from my_env import MyEnv as Plain, MySession as PlainSession
+import logging, os, threading
 
 
-class Judged(PlainSession):
+class Judged(MySession):
     """Asks a judge that fails, and tells everybody with what."""
 
     async def finish(self):
@@ -200,24 +199,28 @@ class Judged(PlainSession):
         raise ValueError(said)
 
 
-class MyEnv(Plain):
+class JudgedEnv(MyEnv):
     name = "judged"
 
     def open(self, task, seed):
         return Judged(task)
 '''
-JUDGED_RUN = CONFIG.partition("[[orchestrator.env]]")[0] + '[[orchestrator.env]]\nid = "./judged.py:MyEnv"\n'
+JUDGED_RUN = CONFIG.partition("[[orchestrator.env]]")[0] + '[[orchestrator.env]]\nid = "./judged.py:JudgedEnv"\n'
 
 
 @pytest.mark.long
-def test_a_judge_that_fails_tells_no_key_wherever_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_judge_that_fails_tells_no_key_wherever_it_is_told(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its exception, its log and what it prints: on the terminal, in the log, in episodes, in what is packed."""
-    (tmp_path / "my_env.py").write_text((STARTER / "my_env.py").read_text())
-    (tmp_path / "judged.py").write_text(JUDGED)
+    (tmp_path / "judged.py").write_text((STARTER / "my_env.py").read_text() + JUDGED)
     (tmp_path / "run.toml").write_text(JUDGED_RUN)
-    env = {**os.environ, **VARIABLES, "AIR_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+    env = {**os.environ, **VARIABLES, "AIR_CACHE": str(tmp_path / "cache")}
     with contextlib.chdir(tmp_path):
-        done = warm_process.run(["train", "@", "run.toml", "--skip-proofs"], env=env, timeout=600)
+        done = warm_process.run(
+            ["train", "@", "run.toml", "--skip-proofs", "--trainer.processes", ranks], env=env, timeout=600
+        )
     printed = done.stdout + done.stderr
     assert done.returncode == 1 and "401 of https://judge:…@judge.invalid/v1 for …, not …" in printed
     (run,) = (tmp_path / "out").glob("exp*")

@@ -45,6 +45,21 @@ def test_only_under_our_own_name(viewer: Viewer) -> None:
     assert ask(viewer, "/api/runs", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}).status == 403
 
 
+def test_a_key_in_an_older_runs_files_is_on_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in pieces either: what is said is coloured, and tokens are shown one by one."""
+    run, said = start_run(tmp_path, NAME), "curl -H 'Key: sk-planted-0123' && echo done"
+    save(run / "trajectories" / "step_0000", episode("a_0-0", [said], prompt=said, error=f"401 {said}"))
+    monkeypatch.setenv("JUDGE_API_KEY", "sk-planted-0123")
+    with serving(Options(tmp_path)) as viewer:
+        asked = [("/api/trajectory", {}), ("/api/raw", {}), ("/export", {}), ("/api/text", {"part": "raw"})]
+        for path, values in asked:
+            page = ask(viewer, path, run=NAME, id="a_0-0", **values)
+            assert page.status == 200 and b"planted" not in page.body and "…" in page.body.decode(), path
+        rows_of = ask(viewer, "/api/trajectories", run=NAME, q="planted").body
+        tokens = ask(viewer, "/api/tokens", run=NAME, id="a_0-0").json["tokens"]
+    assert b"sk-planted-0123" not in rows_of and "sk-planted-0123" not in "".join(token["t"] for token in tokens)
+
+
 def test_a_path_never_leads_out(viewer: Viewer) -> None:
     for path in ("/static/../server.py", "/static/%2e%2e/server.py", "/static//etc/passwd", "/static/..%2f..%2fcli.py"):
         assert ask(viewer, path).status in (400, 404), path
