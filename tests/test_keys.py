@@ -47,6 +47,8 @@ def test_variables_are_keys_by_their_names(name: str, monkeypatch: pytest.Monkey
         ("JUDGE_API_KEY", "EMPTY"),
         ("JUDGE_API_KEY", "local"),
         ("JUDGE_API_KEY", "not-needed"),
+        ("DB_PASSWORD", "completed"),  # a run's status
+        ("DB_PASSWORD", "learning_rate"),
         ("MAX_TOKENS", "100000000"),
         ("SSL_KEY", str(Path(__file__))),
     ],

@@ -2,8 +2,8 @@
 
 A key is the value of a variable of the environment whose name says so (…_API_KEY, …_TOKEN, …_SECRET, …_PASSWORD), a
 password or key in an address that a variable holds, what `note_keys` was told of, and whatever has the form of an
-episode's key, which is made anew for each episode and known by its form alone. Values of fewer than 8 characters, words
-that stand for no key, numbers and paths are none.
+episode's key, which is made anew for each episode and known by its form alone. Values of fewer than 8 characters, single
+words and numbers of fewer than 16, and paths are none.
 
 Only text is changed, never token ids: what a policy was shown or has sampled is trained on as it was.
 
@@ -37,10 +37,8 @@ ARGUMENT = re.compile(
 )
 # What endpoints make (airloop/serve/app.py); of 43 random letters some are capitals.
 EPISODE_KEY = re.compile(r"air-(?=[\w-]{0,42}[A-Z])(?=[\w-]{0,42}[a-z])[A-Za-z0-9_-]{43}")
-_NO_KEYS = re.compile(
-    "(?i)password|changeme|undefined|disabled|anonymous|placeholder|required|optional|localhost|"
-    "not[-_]needed|your[-_]api[-_]key|no[-_]key[-_]needed"
-)
+# A word would be left out wherever it stands: "completed" of a run's status, names of metrics.
+_WORD = re.compile("[A-Za-z_]{1,15}|not-needed|your-api-key|no-key-needed|no-key-required")
 _USER_PASSWORD = re.compile(r"(?<=://)([^\s/:@?#]*):([^\s/@?#]+)@")
 _IN_QUERY = re.compile(r"[?&](?:[\w-]*[_-])?(?:key|apikey|token|secret|password|sig|signature)=([^\s&#\"']+)", re.I)
 _NUMBERS = frozenset({int, float, bool, type(None)})
@@ -59,7 +57,7 @@ def note_addresses(texts: Iterable[str]) -> None:
 
 
 def is_key(value: str) -> bool:
-    if not SHORTEST <= len(value) <= LONGEST or _NO_KEYS.fullmatch(value) or (len(value) < 16 and _is_number(value)):
+    if not SHORTEST <= len(value) <= LONGEST or _WORD.fullmatch(value) or (len(value) < 16 and _is_number(value)):
         return False
     return not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value)))
 
