@@ -42,7 +42,7 @@ class Components:
     ranks: Ranks = field(default_factory=Ranks)
 
     def sampler(self, save: Save, schedule: TaskSchedule | None = None) -> Sampler:
-        settings = rollout_settings(self.config, self.envs, self.loaded.tokenizer.stop_ids, self.ranks.size)
+        settings = rollout_settings(self.config, self.loaded.tokenizer.stop_ids, self.ranks.size)
         return Sampler(self.engine, self.loaded.tokenizer, self.envs, settings, save, schedule, self.ranks)
 
     async def close(self) -> None:
@@ -269,9 +269,7 @@ def training_schedule(config: Config, envs: Mapping[str, Environment]) -> TaskSc
     return schedule
 
 
-def rollout_settings(
-    config: Config, envs: dict[str, Environment], stop_ids: tuple[int, ...] = (), ranks: int = 1
-) -> RolloutSettings:
+def rollout_settings(config: Config, stop_ids: tuple[int, ...] = (), ranks: int = 1) -> RolloutSettings:
     """Of one of `ranks` samplers: together they have as many episodes under way as the config allows."""
     o = config.orchestrator
     s = o.sampling

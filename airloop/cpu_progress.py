@@ -30,10 +30,11 @@ class CpuProgress:
         """Whether it has computed most of the time. Never said of one with a GPU: it turns in circles while it waits
         for the device, so its CPU time is no evidence."""
         seconds = time.monotonic() - self._clock
-        return seconds > 0 and time.process_time() - self._cpu > COMPUTES * seconds and not _has_gpu()
+        return seconds > 0 and time.process_time() - self._cpu > COMPUTES * seconds and not has_gpu()
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether this process has begun to use one."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 

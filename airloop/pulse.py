@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from airloop.cpu_progress import has_gpu
 from airloop.waits import RANKS, WAITS
 
 PULSE_S = 2.0
@@ -78,7 +79,7 @@ class PulseThread:
             cpu_s=time.process_time(),
             io_bytes=_io_bytes(),
             disk=_in_disk_sleep(),
-            gpu=_has_gpu(),
+            gpu=has_gpu(),
             allowed_s=max(others, default=0.0),
             debugged=any(name in sys.modules for name in DEBUGGERS),
             lines=tuple(where(self.loop)) if self._quiet >= QUIET_PULSES else (),
@@ -148,8 +149,3 @@ def _in_disk_sleep() -> bool:
         except (OSError, IndexError):  # it has ended meanwhile
             continue
     return False
-
-
-def _has_gpu() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())

@@ -249,7 +249,7 @@ async def _scripted(config: Config, settings: WarmstartConfig, watcher: Watcher)
     schedule = training_schedule(config, envs)
     tasks = -(-settings.episodes // SAME_TASK)
     watcher.phase(f"demonstrations by {settings.source!r}", tasks * SAME_TASK)
-    sampler = Sampler(None, None, envs, rollout_settings(config, envs), lambda *_: watcher.advance())
+    sampler = Sampler(None, None, envs, rollout_settings(config), lambda *_: watcher.advance())
 
     def agent(env: Any, task: Task, seed: int) -> Any:
         return env.scripted(settings.source, task, seed)

@@ -155,10 +155,10 @@ def _times(times: dict[str, float]) -> dict[str, Any]:
     return {**times, "total": total, "share": share}
 
 
-def fitting_payload(payload: dict[str, Any], limit: int = LONGEST) -> dict[str, Any]:
+def fitting_payload(payload: dict[str, Any]) -> dict[str, Any]:
     """A task's payload, or the beginning of its text where that is long (a page of HTML)."""
     text = json.dumps(payload, ensure_ascii=False, indent=2)
-    return payload if len(text) <= limit else {"text": text[:limit], "cut": len(text), "part": "payload"}
+    return payload if len(text) <= LONGEST else {"text": text[:LONGEST], "cut": len(text), "part": "payload"}
 
 
 def diverging(replies: list[list[str]]) -> dict[str, int] | None:

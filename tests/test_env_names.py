@@ -37,7 +37,7 @@ def config_of(directory: Path) -> Config:
 
 def demonstrations(config: Config) -> tuple[Trajectory, ...]:
     envs = load_environments(config)
-    sampler = Sampler(None, None, envs, rollout_settings(config, envs), lambda *_: None)
+    sampler = Sampler(None, None, envs, rollout_settings(config), lambda *_: None)
     plan = TaskSchedule(envs, "train", 0).batch(0, 16)
 
     def oracle(env: Any, task: Task, seed: int) -> Any:

@@ -24,10 +24,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @contextmanager
-def saying(what: str, quiet: bool = False, after_s: float = 2.0) -> Iterator[None]:
-    """Says on stderr what is being done, if it takes longer than that. For commands that mostly take less than the
-    display's imports."""
-    timer = threading.Timer(after_s, lambda: print(f"{what} …", file=sys.stderr, flush=True))
+def saying(what: str, quiet: bool = False) -> Iterator[None]:
+    """Says on stderr what is being done, if it takes longer than two seconds. For commands that mostly take less than
+    the display's imports."""
+    timer = threading.Timer(2.0, lambda: print(f"{what} …", file=sys.stderr, flush=True))
     timer.daemon = True
     if not quiet:
         timer.start()

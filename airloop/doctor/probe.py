@@ -262,7 +262,7 @@ class _Sampling:
 def _settings(parts: Components, members: int, most_tokens: int | None) -> RolloutSettings:
     from airloop.assemble import rollout_settings
 
-    settings = rollout_settings(parts.config, parts.envs, parts.loaded.tokenizer.stop_ids, parts.ranks.size)
+    settings = rollout_settings(parts.config, parts.loaded.tokenizer.stop_ids, parts.ranks.size)
     sampling = settings.sampling
     return replace(
         settings,

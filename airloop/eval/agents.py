@@ -134,7 +134,7 @@ class LoadedAgent:
     def sampler(self, save: Save) -> Sampler:
         if self.parts is not None:
             return self.parts.sampler(save)
-        return Sampler(None, None, self.envs, rollout_settings(self.player.config, self.envs), save)
+        return Sampler(None, None, self.envs, rollout_settings(self.player.config), save)
 
     def agents(self, temperature: float) -> AgentFactory | None:
         """None: the sampler's own policy."""

@@ -10,7 +10,6 @@ from airloop.envs.base import Environment
 from airloop.eval.audit import MARGIN, Audit, Comparison, Kind, Weighting, mean_rewards, success
 
 _WITHOUT = {"oracle": "nothing is known to be earned by the work", "demo": "a supervised start would need it"}
-WITHOUT = "audited with the others"
 SHOWN = 3  # comparisons of a weighting that does not hold; --json has all
 
 
@@ -55,7 +54,7 @@ def format_audit(report: Mapping[str, Any], found: Audit) -> str:
     notes += [f"{name} can only be earned by a model: not audited." for name in report["beyond_scripts"]]
     if found.success is None:
         notes.append(f"{found.env} names no metric as its success: only rewards are compared.")
-    return "\n\n".join([*blocks, "\n".join([*notes, _verdict(report, found)])])
+    return "\n\n".join([*blocks, "\n".join([*notes, _verdict(found)])])
 
 
 def _block(row: Mapping[str, Any], found: Audit) -> str:
@@ -99,7 +98,7 @@ def _sentence(c: Comparison) -> str:
     )
 
 
-def _verdict(report: Mapping[str, Any], found: Audit) -> str:
+def _verdict(found: Audit) -> str:
     counts = {v: sum(c.verdict == v for c in found.comparisons) for v in ("violated", "undecided")}
     unplayed = [kind.name for kind in found.kinds if kind.problem]
     if found.exit_code == 0:

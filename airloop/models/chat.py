@@ -133,11 +133,6 @@ class ChatTokenizer:
     def _vocab_size(self) -> int:
         return max(self.hf.get_vocab().values()) + 1
 
-    @property
-    def pad_id(self) -> int:
-        pad = self.hf.pad_token_id
-        return int(self.stop_ids[0] if pad is None else pad)
-
     # --- messages -----------------------------------------------------------------------------------
 
     def render(

@@ -27,7 +27,7 @@ def make_report(config: Config, shape: Shape, gpu_bytes: int) -> dict[str, Any]:
     servers = plan_servers(config, shape, gpu_bytes)
     lines = [_head(config, shape, made), "", *_table(made), "", *_about(config, made), _verdict(made)]
     if advice is not None:
-        lines += _advised(made, advice, more_gpus)
+        lines += _advised(advice, more_gpus)
     if servers is not None:
         report |= {"servers": {**asdict(servers), "fits": servers.fits}, "fits": made.fits and servers.fits}
         lines += _served(servers)
@@ -99,7 +99,7 @@ def _verdict(made: MemoryPlan) -> str:
     return f"{'It fits' if made.fits else 'It does not fit'}: {where}; {largest}."
 
 
-def _advised(made: MemoryPlan, advice: Advice, more_gpus: Advice | None) -> list[str]:
+def _advised(advice: Advice, more_gpus: Advice | None) -> list[str]:
     lines = []
     if advice.plan.fits:
         lines.append(f"To make it fit ({gib(advice.plan.peak)} GiB), {correction(advice.changes, as_flags=False)}")

@@ -86,19 +86,23 @@ async def run_episode(
         ending, score = await episode.run(seed, deadline_s, finish_s)
         reward = weighted_reward(score.rewards, episode.turn_rewards, env.reward_weights, env.turn_reward_mode)
         success = measured_success(env, score.metrics, score.rewards)
-    except InfraError as error:
-        return record(error=with_place(error))
-    except EngineFailed as error:
-        raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
     except Exception as error:
-        trace = "".join(traceback.format_exception(error))
-        raise EpisodeDefect(
-            f"Environment {env.name!r}, task {task.id!r}: {said_of(error)}",
-            getattr(error, "fix", "") or DEFECT_FIX,
-            record(error=f"defect: {trace}"),
-        ) from error
+        return unfinished(error, env, task, record)
     metrics = {**success, **score.metrics, **episode.metrics()}
     return record(ending=ending, rewards=dict(score.rewards), reward=reward, metrics=metrics)
+
+
+def unfinished(error: Exception, env: Environment, task: Task, record: Callable[..., Trajectory]) -> Trajectory:
+    """What is recorded of an episode that the machinery has ended; a defect, or an engine's end, goes on as one."""
+    if isinstance(error, InfraError):
+        return record(error=with_place(error))
+    if isinstance(error, EngineFailed):
+        raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
+    raise EpisodeDefect(
+        f"Environment {env.name!r}, task {task.id!r}: {said_of(error)}",
+        getattr(error, "fix", "") or DEFECT_FIX,
+        record(error=f"defect: {''.join(traceback.format_exception(error))}"),
+    ) from error
 
 
 @dataclass

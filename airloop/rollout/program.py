@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +21,8 @@ from airloop.errors import AirError, InfraError
 from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.deadline import OutOfTime, added_by, within
 from airloop.rollout.episode import (
-    DEFECT_FIX,
-    EpisodeDefect,
-    said_of,
+    unfinished,
     weighted_reward,
-    with_place,
 )
 from airloop.serve.answer import Answer
 from airloop.serve.app import Endpoint
@@ -226,16 +222,8 @@ async def run_program(
         reward = weighted_reward(outcome.rewards, (), env.reward_weights, env.turn_reward_mode)
         waits = env.scores_groups and not outcome.rewards  # for the others of its group
         success = {} if waits else measured_success(env, outcome.metrics, outcome.rewards)
-    except InfraError as error:
-        return record(error=with_place(error))
-    except EngineFailed as error:
-        raise EpisodeDefect(error.problem, error.fix, record(error=error.problem)) from error
     except Exception as error:
-        raise EpisodeDefect(
-            f"Environment {env.name!r}, task {task.id!r}: {said_of(error)}",
-            getattr(error, "fix", "") or DEFECT_FIX,
-            record(error=f"defect: {''.join(traceback.format_exception(error))}"),
-        ) from error
+        return unfinished(error, env, task, record)
     first = episode.exchanges[0].asked_at if episode.exchanges else clock
     own = {
         "seconds_opening": first - clock,

@@ -250,21 +250,27 @@ class ServedEpisode:
 
     async def _until_over(self, work: Awaitable[T]) -> T:
         """The engine's reply, unless the episode ends before."""
-        with Stoppable(_episode_over) as stoppable:
+        with Stoppable(_episode_over) as stoppable, self._noting_its_end():
             self._under_way.add(stoppable)
             try:
                 return await work
             except asyncio.CancelledError:
                 self.abandoned += 1
                 raise
-            except ContextFull:
-                self.full_after = len(self.exchanges)
-                raise
-            except Exception as error:
-                self.failure = self.failure or error
-                raise
             finally:
                 self._under_way.discard(stoppable)
+
+    @contextmanager
+    def _noting_its_end(self) -> Iterator[None]:
+        """Of a reply that was not had: whether the context was full, or else the first failure."""
+        try:
+            yield
+        except ContextFull:
+            self.full_after = len(self.exchanges)
+            raise
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
 
     def _check_size(self, request: ChatRequest) -> None:
         """A conversation that cannot fit is refused before it is rendered and encoded, which blocks the event loop:
@@ -362,14 +368,8 @@ class ServedAgent(ServedEpisode):
             raise BadRequest("Who answers here gives one reply.", param="n")
         messages, _, before = self.recognise(request.messages)
         began = time.monotonic()
-        try:
+        with self._noting_its_end():
             reply = await self.agent.reply(messages, request.tools)
-        except ContextFull:
-            self.full_after = len(self.exchanges)
-            raise
-        except Exception as error:
-            self.failure = self.failure or error
-            raise
         text, times = reply["content"], Times(model=time.monotonic() - began)
         for stop in request.stop:
             text = text.partition(stop)[0]

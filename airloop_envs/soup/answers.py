@@ -19,10 +19,6 @@ def number(about: str = "") -> Schema:
     return {"type": "number"} | ({"description": about} if about else {})
 
 
-def boolean(about: str = "") -> Schema:
-    return {"type": "boolean"} | ({"description": about} if about else {})
-
-
 def nullable(schema: Schema) -> Schema:
     return schema | {"type": [schema["type"], "null"]}
 

@@ -71,15 +71,15 @@ def image(memory_mb: int, timeout_s: float, container: str = "") -> Image:
 
 
 class SandboxPool:
-    """`size` sandboxes at most, of which `at_once` run code; waiting for a turn does not count as the call's time."""
+    """`size` sandboxes at most, of which two for each core run code; waiting for a turn is no part of a call's time."""
 
-    def __init__(self, pool: Pool, start: Image, size: int, at_once: int | None = None) -> None:
+    def __init__(self, pool: Pool, start: Image, size: int) -> None:
         self.pool = pool
         self.start = start
         self.size = size
         self.busy = 0
         self.most = 0  # sandboxes that were in use at one time
-        self._turns = asyncio.Semaphore(min(size, at_once or 2 * (os.cpu_count() or 1)))
+        self._turns = asyncio.Semaphore(min(size, 2 * (os.cpu_count() or 1)))
         self._rules: str | None = None  # the filter that calls run under; "" where there is none; None: not tried yet
         self._idle: OrderedDict[object, Lease] = OrderedDict()  # by their episode, the longest idle first
 

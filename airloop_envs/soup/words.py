@@ -105,8 +105,8 @@ def products(d: Rng, n: int) -> list[str]:
     ]
 
 
-def cents(d: Rng, low: int = 300, high: int = 99_999) -> int:
-    return d.between(low, high)
+def cents(d: Rng) -> int:
+    return d.between(300, 99_999)
 
 
 def money(amount: int, symbol: str = "") -> str:

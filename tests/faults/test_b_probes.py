@@ -28,7 +28,7 @@ from airloop.types import Group
 def probe_by(case: Case, agent: AgentFactory | None = None) -> None:
     """The case's probe, but with episodes that another agent played, in the real environment."""
     parts = case.parts
-    settings = rollout_settings(case.config, parts.envs)
+    settings = rollout_settings(case.config)
     sampler = Sampler(parts.engine, parts.loaded.tokenizer, parts.envs, settings, lambda *_: None)
     plan = TaskSchedule(parts.envs, "train", 0).batch(0, 2)
     played = case.wait(

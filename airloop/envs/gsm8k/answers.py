@@ -66,11 +66,6 @@ def same(given: Number, reference: Number) -> bool:
     return any(_close(value, reference) for value in readings)
 
 
-def is_correct(reply: str, reference: str) -> bool:
-    given, wanted = find_answer(reply), read_number(reference)
-    return given is not None and wanted is not None and same(given, wanted)
-
-
 def read_number(text: str) -> Number | None:
     """The number of a text that is an answer by itself, such as a reference or a tool's argument."""
     return _first(clean(text))

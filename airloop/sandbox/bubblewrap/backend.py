@@ -108,15 +108,14 @@ class Bubblewrap(Host, Backend):
 
     async def close(self) -> None:
         await asyncio.gather(*(sandbox.close() for sandbox in list(self.sandboxes)))
-        for door in self._doors.values():
-            door.close()
-        self._doors.clear()
-        self.runtime.remove()
-        self.groups.leave()
+        self._leave()
 
     def abandon(self) -> None:
         for sandbox in list(self.sandboxes):
             sandbox.abandon()
+        self._leave()
+
+    def _leave(self) -> None:
         for door in self._doors.values():
             door.close()
         self._doors.clear()

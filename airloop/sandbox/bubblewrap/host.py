@@ -13,7 +13,7 @@ from airloop.sandbox.bubblewrap.layers import Layers, covers_work, mount_points,
 from airloop.sandbox.bubblewrap.masks import Masks, to_be_masked
 from airloop.sandbox.bubblewrap.runtime import RuntimeDirectory
 from airloop.sandbox.door.doorkeeper import Door
-from airloop.sandbox.interpreter import PACKAGES, PRELOAD, interpreter
+from airloop.sandbox.interpreter import interpreter
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,12 @@ class Host:
     def __init__(
         self,
         bwrap: str,
-        python: str = "",
-        packages: tuple[str, ...] = PACKAGES,
-        warm_python: bool = True,
-        preload: tuple[str, ...] = PRELOAD,
-        rehearsal: str = "",
-        syscalls: str = "",
+        python: str,
+        packages: tuple[str, ...],
+        warm_python: bool,
+        preload: tuple[str, ...],
+        rehearsal: str,
+        syscalls: str,
     ) -> None:
         self.bwrap = bwrap
         cgroups.reap()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airloop.envs.gsm8k.answers import find_answer, has_form, is_correct
+from airloop.envs.gsm8k.answers import find_answer, has_form, read_number, same
 
 RIGHT = [
     # the marker, with everything people write around a number
@@ -92,6 +92,11 @@ WRONG = [
     ("17 and 18", "18"),
     ("<think>It is 18", "18"),
 ]
+
+
+def is_correct(reply: str, reference: str) -> bool:
+    given, wanted = find_answer(reply), read_number(reference)
+    return given is not None and wanted is not None and same(given, wanted)
 
 
 @pytest.mark.slow

