@@ -2,8 +2,8 @@
 
 A key is the value of a variable of the environment whose name says so (…_API_KEY, …_TOKEN, …_SECRET, …_PASSWORD), a
 password or key in an address that a variable holds, what `note_keys` was told of, and whatever has the form of an
-episode's key, which is made anew for each episode and known by its form alone. Values of fewer than 8 characters, single
-words and numbers of fewer than 16, and paths are none.
+episode's key, which is made anew for each episode and known by its form alone. Values of fewer than 8 characters,
+single words and numbers of fewer than 16, and paths are none.
 
 Only text is changed, never token ids: what a policy was shown or has sampled is trained on as it was.
 
