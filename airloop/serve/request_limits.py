@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airloop.serve.cancellation import client_disconnected
+from airloop.serve.cancellation import CONNECTION, client_disconnected
 from airloop.serve.chat_form import BadRequest
 from airloop.serve.refusals import OVERLOADED
 
@@ -30,7 +31,7 @@ class RequestBodies:
         _check_framing(request)
         held = bytearray()
         try:
-            async with asyncio.timeout(BODY_S):
+            async with contextlib.nullcontext() if _has_come(request) else asyncio.timeout(BODY_S):
                 more = True
                 while more:
                     message = await request.receive()
@@ -47,6 +48,12 @@ class RequestBodies:
         finally:
             self.held -= len(held)
         return bytes(held)
+
+
+def _has_come(request: Request) -> bool:
+    """Whether nothing of its body is to be waited for, as with most: they need no timer."""
+    connection = request.scope.get("state", {}).get(CONNECTION)
+    return connection is not None and not connection.half_read
 
 
 def _check_framing(request: Request) -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.endpoint_world import CHAT, Recorded, episode_of, user
 
 from airloop.open_files import allow_files
-from airloop.serve import connections
+from airloop.serve import connections, request_limits
 from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import form_of
 from airloop.serve.connections import BufferedTransport
@@ -177,6 +177,39 @@ def test_a_line_that_rests_between_requests_is_kept_and_half_a_head_is_not(monke
             writer.close()
 
     asyncio.run(work())
+
+
+def test_only_a_body_that_is_waited_for_has_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeout = asyncio.timeout
+
+    async def ask(*parts: bytes) -> tuple[bytes, list[float]]:
+        """The head of the answer, and for how long the endpoint was ready to wait for the body."""
+        waited, waits = list[float](), asyncio.Event()
+
+        def noted(seconds: float) -> asyncio.Timeout:
+            waited.append(seconds)
+            waits.set()
+            return timeout(seconds)
+
+        monkeypatch.setattr(request_limits.asyncio, "timeout", noted)
+        endpoint = Endpoint("tiny")
+        key = endpoint.open("one", episode_of(Recorded()))
+        head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+        async with serving(endpoint.app()) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + parts[0])
+            for part in parts[1:]:
+                await waits.wait()
+                writer.write(part)
+            said = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+            writer.close()
+        return said.splitlines()[0], waited
+
+    body = json.dumps({"messages": [user("hi")]}).encode()
+    assert asyncio.run(ask(body)) == (b"HTTP/1.1 200 OK", [])
+    assert asyncio.run(ask(body[:9], body[9:])) == (b"HTTP/1.1 200 OK", [request_limits.BODY_S])
+    monkeypatch.setattr(request_limits, "BODY_S", 0.05)
+    assert asyncio.run(ask(body[:9])) == (b"HTTP/1.1 408 Request Timeout", [0.05])
 
 
 def test_what_is_not_there_and_what_may_not_be_asked_so() -> None:
