@@ -16,63 +16,26 @@ from pydantic import BaseModel
 
 from airloop.config.config import Config
 from airloop.config.foreign import ALIASES
-from airloop.config.keys import Key, describe_keys, format_keys
+from airloop.config.keys import describe_keys, format_keys
 from airloop.config.mistakes import Refused, as_error
-from airloop.config.orchestrator import (
-    BufferConfig,
-    EnvConfig,
-    EvalConfig,
-    LogConfig,
-    OrchestratorConfig,
-    SamplingConfig,
-)
+from airloop.config.orchestrator import EnvConfig, SamplingConfig
 from airloop.config.review import review
-from airloop.config.schema import (
-    BudgetConfig,
-    CkptConfig,
-    ClusterConfig,
-    InferenceConfig,
-    InferenceModelConfig,
-    LogbookConfig,
-    ModelConfig,
-    WarmstartConfig,
-)
+from airloop.config.schema import BudgetConfig, ClusterConfig, LogbookConfig, WarmstartConfig
 from airloop.config.sources import Mistake, read_sources
 from airloop.config.toml import changes_toml, to_toml
-from airloop.config.trainer import (
-    AcConfig,
-    LoraConfig,
-    LossConfig,
-    OptimConfig,
-    TrainerConfig,
-    TrainerModelConfig,
-)
+from airloop.config.trainer import LossConfig
 
 __all__ = [
     "ALIASES",
-    "AcConfig",
     "BudgetConfig",
-    "BufferConfig",
-    "CkptConfig",
     "ClusterConfig",
     "Config",
     "EnvConfig",
-    "EvalConfig",
-    "InferenceConfig",
-    "InferenceModelConfig",
-    "Key",
-    "LogConfig",
     "LogbookConfig",
-    "LoraConfig",
     "LossConfig",
     "Mistake",
-    "ModelConfig",
-    "OptimConfig",
-    "OrchestratorConfig",
     "Refused",
     "SamplingConfig",
-    "TrainerConfig",
-    "TrainerModelConfig",
     "WarmstartConfig",
     "changes_toml",
     "describe_keys",

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.config import ClusterConfig, Config, to_toml
+from airloop.config import Config, to_toml
 from airloop.cpu_progress import CpuTimeout
 from airloop.doctor.case import Case
 from airloop.doctor.checks.signal import RANKS
@@ -26,6 +26,7 @@ from airloop.doctor.report import as_json, exit_code, refusal, summary, unjudged
 from airloop.errors import AirError
 from airloop.events import Watcher
 from airloop.files import write_json
+from airloop.launch.monitor import config_for_one
 from airloop.runs.run import Run
 from airloop.text.figures import duration
 from airloop.waits import waiting
@@ -95,13 +96,8 @@ def skip(run: Run, watcher: Watcher) -> None:
 
 
 def _for_one(config: Config) -> Config:
-    trainer = config.trainer.model_copy(update={"processes": None})
-    ids = [config.gpu] if config.gpu is not None else None
-    # Servers on other machines are compared with the trainer when they come.
-    served = None if config.inference.own_weights else config.inference_gpu_ids
-    alone: dict[str, Any] = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer}
-    alone["cluster"] = ClusterConfig()
-    return config.sampled_here().model_copy(update=alone)
+    """Servers on other machines are compared with the trainer when they come."""
+    return config_for_one(config.sampled_here(), None if config.gpu is None else [config.gpu])
 
 
 def _examined_apart(config: Config, run: Run, ranks: int) -> dict[str, Any] | None:

@@ -90,10 +90,14 @@ def run_ranks(run: Run, display: Display, resuming: bool, launcher: Launcher) ->
 
 def config_for_rank(config: Config, device: str) -> Config:
     """A rank sees one GPU, its own, as number 0. Those of servers are counted as they are by who started the run."""
-    ids = [0] if device == "cuda" else None
+    return config_for_one(config, [0] if device == "cuda" else None)
+
+
+def config_for_one(config: Config, gpus: list[int] | None) -> Config:
+    """The same run for a process that trains by itself."""
     trainer = config.trainer.model_copy(update={"processes": None})
     served = None if config.inference.own_weights else config.inference_gpu_ids
-    alone: dict[str, Any] = {"trainer_gpu_ids": ids, "inference_gpu_ids": served, "trainer": trainer}
+    alone: dict[str, Any] = {"trainer_gpu_ids": gpus, "inference_gpu_ids": served, "trainer": trainer}
     alone["cluster"] = ClusterConfig()
     if config.cluster.roles is not None:
         alone["model"] = config.model.model_copy(update={"dtype": config.dtype_apart})
