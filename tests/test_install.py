@@ -3,6 +3,7 @@ no network; and everything that can go wrong with them."""
 
 from __future__ import annotations
 
+import ensurepip
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -174,6 +176,20 @@ def test_once_installed_nothing_is_done_until_the_project_changes(project: Path)
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.skipif(int(ensurepip.version().split(".")[0]) >= 26, reason="Python comes with a new pip")
+def test_an_old_pip_is_renewed_where_there_is_a_newer_one(project: Path) -> None:
+    newer = "Path('said').write_text(' '.join(sys.argv)); print('of the future')\n"
+    write_wheel(
+        project / "wheels", "pip", "99.0", {"pip/__main__.py": f"import sys\nfrom pathlib import Path\n{newer}"}
+    )
+    done = install(project, PIP_FIND_LINKS=(project / "wheels").as_uri())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "-e .[some]" in (project / "said").read_text()
+    assert "of the future" in (project / ".venv/install.log").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_an_interrupted_installation_is_begun_anew(project: Path) -> None:
     """Killed while pip works; what it may have left half-done is gone after the next `make`."""
     with_our_pip(project)
@@ -248,10 +264,16 @@ def test_a_folder_that_is_not_ours_is_never_cleared(project: Path) -> None:
 
 
 def big_wheel(folder: Path, size: int) -> None:
+    write_wheel(folder, "big_thing", "1.0", {"big_thing.bin": os.urandom(size)})
+
+
+def write_wheel(folder: Path, name: str, version: str, files: Mapping[str, str | bytes]) -> None:
     folder.mkdir()
-    with zipfile.ZipFile(folder / "big_thing-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("big_thing.bin", os.urandom(size))
-        wheel.writestr("big_thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: big-thing\nVersion: 1.0\n")
-        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        wheel.writestr("big_thing-1.0.dist-info/WHEEL", tag)
-        wheel.writestr("big_thing-1.0.dist-info/RECORD", "")
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, content in files.items():
+            wheel.writestr(path, content)
+        head = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        wheel.writestr(f"{about}/METADATA", head)
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
