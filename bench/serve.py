@@ -5,7 +5,9 @@
     python bench/serve.py --stream --engine 1    # the engine draws its tokens one by one, and clients listen
 
 Printed: milliseconds more than the engine took, at the median and at 99 %, and the processor's time for a request; of
-streams also how much later than the engine's first token the first of the text comes.
+streams also how much later than the engine's first token the first of the text comes. And the same of a bare socket in
+the endpoint's place, which answers after the engine's time with as many bytes: so long the clients wait for themselves,
+for the timer, and for other processes.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from airloop.serve.episode import ServedEpisode
 from airloop.serve.server import serving
 
 REPLY = "I have looked at it, and it is there."
+ANSWER = json.dumps({"choices": [{"message": {"content": REPLY}}], "pad": "." * 300}).encode()  # as long as a real one
+BARE_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(ANSWER) + ANSWER
 CLIENTS = Path(__file__).with_name("serve_clients.py")
 
 
@@ -69,19 +73,43 @@ async def measure(options: argparse.Namespace) -> None:
     for number in range(options.clients):
         episode = ServedEpisode(engine, tokenizer, Sampling(256), seed=number, order=str(number))  # type: ignore[arg-type]
         keys.append(endpoint.open(str(number), episode))
+    work = {"keys": keys, **{name: getattr(options, name) for name in ("turns", "seconds", "think", "stream")}}
     async with serving(endpoint.app()) as url:
-        port = int(url.rpartition(":")[2])
-        names = ("turns", "seconds", "think", "stream")
-        work = {"port": port, "keys": keys, **{name: getattr(options, name) for name in names}}
         busy = time.process_time()
-        times = await asyncio.to_thread(ask_all, work)
+        times = await asyncio.to_thread(ask_all, {**work, "port": int(url.rpartition(":")[2])})
         busy = time.process_time() - busy
+    bare = [whole for _, whole in await ask_bare(work, options.engine)]
     firsts, wholes = zip(*times, strict=True)
     what = f"{options.clients} clients, {options.turns} turns, think {options.think:g} s, engine {options.engine:g} s"
     each = f"{1000 * busy / len(times):.2f} ms of a processor each"
     print(f"{what} on {platform.machine()}: {len(times)} requests, {above(wholes, options.engine)}, {each}")
+    print(f"a bare socket in its place: {len(bare)} requests, {above(bare, options.engine)}")
     if options.stream:
         print(f"first text: {above(firsts, engine.first)} after the engine's first token")
+
+
+class BareSocket(asyncio.Protocol):
+    """Answers each request after so long with the same bytes, and reads nothing of it but its length."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._received = seconds, b""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        if end and len(body) >= int(head.rpartition(b"content-length: ")[2]):
+            self._received = b""
+            asyncio.get_running_loop().call_later(self._seconds, self._transport.write, BARE_ANSWER)
+
+
+async def ask_bare(work: dict[str, Any], engine: float) -> list[list[float]]:
+    server = await asyncio.get_running_loop().create_server(lambda: BareSocket(engine), "127.0.0.1", 0)
+    async with server:
+        whole = {**work, "port": server.sockets[0].getsockname()[1], "stream": False}
+        return await asyncio.to_thread(ask_all, whole)
 
 
 def ask_all(work: dict[str, Any]) -> list[list[float]]:

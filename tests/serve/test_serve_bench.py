@@ -27,6 +27,7 @@ def test_every_request_is_answered_and_counted(stream: bool, capfd: pytest.Captu
     bench().main([*TINY, *["--stream"] * stream])
     said, _ = capfd.readouterr()
     assert "2 clients, 2 turns" in said and ": 4 requests, p50 +" in said
+    assert "a bare socket in its place: 4 requests, p50 +" in said
     assert ("first text: p50 +" in said) == stream
 
 
