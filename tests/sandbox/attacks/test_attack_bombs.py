@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from arena import IMAGE, LIMITS, Arena
+from arena import IMAGE, LIMITS, LOOKS, Arena
 
 from airloop.sandbox.base import SandboxLost
 from airloop.sandbox.bubblewrap import cgroups
@@ -22,28 +23,31 @@ def free_memory() -> int:
 
 
 def survive(arena: Arena, command: str, timeout: float = 2.5) -> str:
-    """A bomb in one sandbox; what a neighbour says meanwhile. The bomb may lose its sandbox, never be the machine's fault."""
+    """A bomb in one sandbox; what a neighbour says meanwhile. The bomb may lose its sandbox, never be the machine's fault.
+    Others use memory too: what a bomb takes from the machine it takes every time."""
 
-    async def work() -> str:
+    async def work() -> tuple[str, int]:
         attacker, neighbour = await arena.sandbox(), await arena.sandbox()
-        before = free_memory()
-        bomb = asyncio.create_task(attacker.run(command, timeout))
-        await asyncio.sleep(1.0)
-        said = (await neighbour.run("echo fine; python -c 'print(1)'", 10)).output
         try:
-            await bomb
-            await attacker.run("echo still here", 5)
-            await attacker.get("a.txt")
-            await attacker.list("*")
-        except SandboxLost:
-            pass
+            before = free_memory()
+            bomb = asyncio.create_task(attacker.run(command, timeout))
+            await asyncio.sleep(1.0)
+            said = (await neighbour.run("echo fine; python -c 'print(1)'", 10)).output
+            with contextlib.suppress(SandboxLost):
+                await bomb
+                await attacker.run("echo still here", 5)
+                await attacker.get("a.txt")
+                await attacker.list("*")
+            return said, before - free_memory()
         finally:
-            assert before - free_memory() < 3 * LIMITS.memory_mb
             await attacker.close()
             await neighbour.close()
-        return said
 
-    return arena.do(work(), 90)
+    for _ in range(LOOKS):
+        said, taken = arena.do(work(), 90)
+        if said != "fine\n1\n" or taken < 3 * LIMITS.memory_mb:
+            return said
+    raise AssertionError(f"{taken} MB of the machine's memory are gone, every time")
 
 
 @pytest.mark.long

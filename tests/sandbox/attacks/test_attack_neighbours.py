@@ -93,6 +93,7 @@ def test_attacked_sandboxes_leave_nothing_with_the_host(arena: Arena, count: int
         for start in range(0, count, 20):
             await asyncio.gather(*(attacked(arena, number) for number in range(start, start + 20)))
 
+    others = {sandbox.name for sandbox in arena.backend.sandboxes}  # of a test that failed
     arena.do(work(20), 60)
     sleeping = left_behind()
     descriptors, threads, memory = host()
@@ -102,7 +103,8 @@ def test_attacked_sandboxes_leave_nothing_with_the_host(arena: Arena, count: int
     assert threads_after <= threads + 16  # of the event loop's pool
     assert memory_after - memory < 250 * count  # KiB
     assert left_behind() <= sleeping
-    assert not arena.backend.sandboxes and not list((arena.backend.runtime.path / "worlds").iterdir())
+    assert {sandbox.name for sandbox in arena.backend.sandboxes} == others
+    assert {folder.name for folder in (arena.backend.runtime.path / "worlds").iterdir()} == others
 
 
 def test_a_lease_after_an_attacked_one_is_fresh(arena: Arena) -> None:
