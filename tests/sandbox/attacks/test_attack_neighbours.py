@@ -120,10 +120,10 @@ def test_a_lease_after_an_attacked_one_is_fresh(arena: Arena) -> None:
                 said = repr(error)
             await lease.close()
             assert said == "as it was\nworkspace\n0\n"
-        for ready in pool._ready.values():
-            for sandbox in ready:
-                await sandbox.close()
-        await asyncio.gather(*pool._tasks, return_exceptions=True)
+        pool._closed = True  # close() would end the arena's backend too; what is still on its way is not kept
+        while pool._tasks:
+            await asyncio.gather(*pool._tasks, return_exceptions=True)
+        await asyncio.gather(*(sandbox.close() for ready in pool._ready.values() for sandbox in ready))
         return said
 
     arena.do(work())
