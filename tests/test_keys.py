@@ -152,9 +152,9 @@ def test_what_only_sounds_like_a_key_stays_in_a_config(tmp_path: Path) -> None:
     assert load_config(["arith", "@", str(env)]).logbook.goal
 
 
-def test_a_key_in_the_command_line_is_refused(air: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, printed, errors = air("serve", "--agent", "tiny:llama", "--api-key", "sk-planted-0123")
-    assert code == 1 and "export AIR_API_KEY" in errors and "planted" not in printed + errors
+def test_a_key_in_the_command_line_is_told_and_not_repeated(air: Any) -> None:
+    code, printed, errors = air("serve", "--agent", "run:sk-planted-0123", "--api-key", "sk-planted-0123")
+    assert code == 1 and "can read --api-key" in printed + errors and "planted" not in printed + errors
 
 
 def test_looking_for_keys_costs_little_beside_writing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,10 @@ A trained policy, or any model, behind the interfaces that agents speak: OpenAI'
 and /v1/models, Anthropic's /v1/messages, and /inference/v1/generate, which takes and gives token ids.
 
   --agent WHO      run:DIR[@STEP|@best] (a run's policy), a model's name or file, or model (the config's)
-  --host HOST      default: 127.0.0.1, which only this machine reaches; others need AIR_API_KEY
+  --host HOST      default: 127.0.0.1, which only this machine reaches; others need --api-key
   --port PORT      default: 8000; 0: any that is free
-
-What clients must send as their key is AIR_API_KEY, a variable of the environment: a command line can be read by
-everybody on the machine.
+  --api-key KEY    what clients must send; better in the environment variable AIR_API_KEY, as everybody on this machine
+                   can read a command line
 
 Keys:"""
 
@@ -42,25 +41,26 @@ def serve(
     agent: Annotated[str, typer.Option()] = "model",
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
-    api_key: Annotated[str | None, typer.Option(hidden=True)] = None,
+    api_key: Annotated[str | None, typer.Option()] = None,
 ) -> None:
     """Serve a trained policy or a model to OpenAI's clients: air serve --agent run:DIR."""
     if asks_for_help(context.args):
         print_help(SERVE_HELP, context.args)
-    if api_key is not None:
-        note_keys(api_key)
-        raise AirError("Everybody on this machine can read --api-key in the command line.", f"export {KEY}=… instead.")
-    if not os.environ.get(KEY) and not _only_here(host):
+    note_keys(api_key)
+    key = api_key or os.environ.get(KEY)
+    if not key and not _only_here(host):
         raise AirError(
             f"Whoever reaches {host} could use the model.",
-            f"export {KEY}=…, which is --api-key elsewhere, or serve on 127.0.0.1 (the default).",
+            f"export {KEY}=… (or add --api-key), or serve on 127.0.0.1 (the default).",
         )
     from airloop.watch.display.display import Display
 
     with Display() as display:
         begin(display, f"air serve: {agent}")
+        if api_key:
+            display.say(f"Everybody on this machine can read --api-key in the command line: {KEY}=… hides it.")
         try:
-            interrupts.run(_serve(agent, list(context.args), host, port, display))
+            interrupts.run(_serve(agent, list(context.args), host, port, key, display))
         except KeyboardInterrupt:
             display.say("air serve: ended.")
 
@@ -72,7 +72,7 @@ def _only_here(host: str) -> bool:
         return host == "localhost"
 
 
-async def _serve(agent: str, argv: list[str], host: str, port: int, display: Display) -> None:
+async def _serve(agent: str, argv: list[str], host: str, port: int, key: str | None, display: Display) -> None:
     from airloop.eval.agents import load_agent
     from airloop.serve.server import serving
 
@@ -80,7 +80,7 @@ async def _serve(agent: str, argv: list[str], host: str, port: int, display: Dis
     display.phase("loading the model")
     loaded = load_agent(player, display.say, envs={})
     try:
-        async with serving(open_endpoint(loaded, os.environ.get(KEY)).app(), host, port) as url:
+        async with serving(open_endpoint(loaded, key).app(), host, port) as url:
             display.ready()  # for hours, and nothing is waited for
             display.say(f"serving {player.label} at {url}/v1 (Ctrl-C ends it)")
             await asyncio.Event().wait()

@@ -18,7 +18,7 @@ from airloop.sandbox.container.backend import Container
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's cores")]
 CORE = min(os.sched_getaffinity(0))
 PINNED = f"import os, time; os.sched_setaffinity(0, {{{CORE}}})"
-COMPUTES = f"{PINNED}\nend = time.process_time() + 2.0\nwhile time.process_time() < end: pass\nprint('done')"
+COMPUTES = f"{PINNED}\nend = time.process_time() + 1.6\nwhile time.process_time() < end: pass\nprint('done')"
 ENDLESS = f"{PINNED}\nwhile True: pass"
 SLEEPS_S = 30
 SLEEPS = f"{PINNED}\ntime.sleep({SLEEPS_S})"

@@ -24,7 +24,8 @@ from airloop.watch.display.display import Display
 @pytest.mark.slow
 def test_air_serve_answers_over_http_and_ends_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    process = Process(["serve", "--agent", "tiny:llama", "--port", "0", "--seq_len", "256"], stderr=True)
+    key, words = "sk-planted-0123", ["serve", "--agent", "tiny:llama", "--port", "0", "--seq_len", "256"]
+    process = Process([*words, "--api-key", key], stderr=True)
     try:
         assert process.stderr is not None
         said = ""
@@ -35,10 +36,13 @@ def test_air_serve_answers_over_http_and_ends_with_ctrl_c(tmp_path: Path, monkey
         url = re.search(r"http://127\.0\.0\.1:\d+/v1", said.replace("\n", ""))
         assert url is not None, said
         body = {"model": "x", "messages": [user("hello")], "max_tokens": 8, "temperature": 0}
-        one, two = [httpx.post(f"{url[0]}/chat/completions", json=body, timeout=60).json() for _ in range(2)]
+        client = httpx.Client(base_url=url[0], timeout=60, headers={"authorization": f"Bearer {key}"})
+        assert httpx.post(f"{url[0]}/chat/completions", json=body, timeout=60).status_code == 401 and key not in said
+        one, two = [client.post("/chat/completions", json=body).json() for _ in range(2)]
         assert one["choices"][0]["message"] == two["choices"][0]["message"]  # greedy, as was asked
         assert one["usage"]["completion_tokens"] <= 8
-        full = httpx.post(f"{url[0]}/chat/completions", json={"messages": [user("word " * 200)]}, timeout=60)
+        full = client.post("/chat/completions", json={"messages": [user("word " * 200)]})
+        client.close()
         assert full.status_code == 400 and full.json()["error"]["code"] == "context_length_exceeded"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0
