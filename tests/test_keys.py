@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,44 @@ def test_words_numbers_and_paths_are_no_keys(name: str, value: str, monkeypatch:
     assert without_keys(f"by {value}.") == f"by {value}."
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["{api_key}", "${DB_PASSWORD}", "%(token)s", "<your-token>", "$JUDGE_API_KEY", "ANTHROPIC_API_KEY", "*" * 20],
+)
+def test_what_stands_for_a_key_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", value)
+    said = f"as postgres://me:{value}@host and http://host/?api_key={value} say"
+    assert without_keys(said) == said and load_config(["arith", "--logbook.goal", said]).logbook.goal == said
+
+
+def test_addresses_by_their_names_are_none_and_one_variable_may_hold_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OAUTH_TOKEN_URL", "https://me:planted-in-it@login/token")
+    monkeypatch.setenv("API_KEY_SERVICE_HOST", "10.0.0.12")
+    monkeypatch.setenv("JUDGE_API_KEYS", "sk-planted-1, sk-planted-2")
+    monkeypatch.setenv("DB_PASS", "sk-planted-3")
+    monkeypatch.setenv("MYSQL_PWD", "sk-planted-4")
+    said = "login/token 10.0.0.12 planted-in-it sk-planted-1 sk-planted-2 sk-planted-3 sk-planted-4"
+    assert without_keys(said) == "login/token 10.0.0.12 … … … … …"
+
+
+def test_a_variable_that_is_removed_meanwhile_breaks_nothing() -> None:
+    """As another thread does it: whatever is printed or written would have raised a KeyError."""
+
+    class Fading(UserDict[str, str]):
+        def __iter__(self) -> Any:
+            return iter(["GONE_API_KEY", *self.data])
+
+    assert without_keys("by planted-here", Fading(JUDGE_API_KEY="planted-here")) == "by …"
+
+
 def test_passwords_and_keys_in_addresses_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_URL", "https://me:p%40ssword-9@judge/v1?api_key=in-the-query&page=123456789")
     said = "p@ssword-9, p%40ssword-9, in-the-query, me, 123456789"
     assert without_keys(said) == "…, …, …, me, 123456789"
+    monkeypatch.setenv(
+        "PACKAGES_URL", "git+https://ghp_planted0123456789@host/me/mine ssh://an-account-with-a-long-name@host"
+    )
+    assert without_keys("ghp_planted0123456789 an-account-with-a-long-name") == "… an-account-with-a-long-name"
     note_addresses(["http://me:typed-in-a-command@host/v1", "http://host:8000/v1"])
     assert without_keys("typed-in-a-command host") == "… host"
 
@@ -86,6 +121,9 @@ def test_an_episodes_key_is_known_by_its_form() -> None:
         assert without_keys(f"Bearer {key}_x") == "Bearer …_x"
     slug = "air-" + "a-long-name-of-a-run-that-has-no-capitals-" + "in-it"
     assert without_keys(slug) == slug
+    for name in ("air-Qwen3-4B-Instruct-2507-titanic-grpo-lora-rank16-seed3", f"/runs/{Endpoint('m').key('1')}/x"):
+        assert without_keys(name) == name
+    assert load_config(["arith", "--run_name", Endpoint("m").key("1")])  # no config can hold one
 
 
 def test_files_of_a_run_hold_no_key_and_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +182,13 @@ def test_a_config_holds_no_key(flags: list[str], told: str, monkeypatch: pytest.
     with pytest.raises(AirError) as refused:
         load_config(["arith", *flags])
     assert told in refused.value.problem and "0123" not in without_keys(str(refused.value))
+
+
+def test_whose_key_it_is_that_a_config_holds_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA_KEY", "rows-of-2026")  # its user may have meant no key
+    for goal in ("as rows-of-2026 say", "long " * 1000 + "rows-of-2026"):
+        with pytest.raises(AirError, match=r"logbook.goal holds a key \(the value of DATA_KEY\)"):
+            load_config(["arith", "--logbook.goal", goal])
 
 
 def test_what_only_sounds_like_a_key_stays_in_a_config(tmp_path: Path) -> None:

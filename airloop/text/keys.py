@@ -3,7 +3,7 @@
 A key is the value of a variable of the environment whose name says so (…_API_KEY, …_TOKEN, …_SECRET, …_PASSWORD), a
 password or key in an address that a variable holds, what `note_keys` was told of, and whatever has the form of an
 episode's key, which is made anew for each episode and known by its form alone. Values of fewer than 8 characters,
-single words and numbers of fewer than 16, and paths are none.
+single words and numbers of fewer than 16, what stands for a key ("{api_key}"), and paths are none.
 
 Only text is changed, never token ids: what a policy was shown or has sampled is trained on as it was.
 
@@ -28,18 +28,24 @@ SHORTEST = 8  # characters: a shorter value is a word that stands anywhere
 LONGEST = 4096  # what is longer is a certificate or a file
 # Names of variables. One that says where a key is holds none itself.
 VARIABLE = re.compile(
-    r"(?i)(?:key|token|secret|password|passwd|passphrase|credential|(?:^|_)pat)s?(?:_|\d|$)"
-    r"(?!.*(?:file|path|dir|env|var|name|type)$)"
+    r"(?i)(?:key|token|secret|password|passwd|passphrase|credential|(?:^|_)pat|(?:^|_)pass|_pwd)s?(?:_|\d|$)"
+    r"(?!.*(?:file|path|dir|env|var|name|type|url|uri|endpoint|host|port|addr)$)"
 )
 # Names of arguments, as in args = { api_key = … }: "answer_key" and "eos_token" are none of these.
 ARGUMENT = re.compile(
     r"(?i)(?:^|[_-])(?:api[_-]?(?:key|token)|(?:access|auth|hub|hf)[_-]?(?:key|token)|secret|password)$"
 )
-# What endpoints make (airloop/serve/app.py); of 43 random letters some are capitals.
-EPISODE_KEY = re.compile(r"air-(?=[\w-]{0,42}[A-Z])(?=[\w-]{0,42}[a-z])[A-Za-z0-9_-]{43}")
+# What endpoints make (airloop/serve/app.py): 32 bytes in base64, so that the last sign is one of sixteen. Of the others
+# two in five are capitals, of a long name of a folder or a model, which may begin as they do, few.
+EPISODE_KEY = re.compile(
+    r"(?<!/)air-(?=(?:[a-z0-9_-]{0,42}[A-Z]){5})(?=[\w-]{0,42}[a-z])[\w-]{42}[AEIMQUYcgkosw048]", re.ASCII
+)
 # A word would be left out wherever it stands: "completed" of a run's status, names of metrics.
 _WORD = re.compile("[A-Za-z_]{1,15}|not-needed|your-api-key|no-key-needed|no-key-required")
+# What stands for a key: "{api_key}", "${DB_PASSWORD}", "%(token)s", "<your token>", "OPENAI_API_KEY", "********".
+_PLACEHOLDER = re.compile(r"\$?\{+[\w.-]+\}+|%\(\w+\)s|<[\w -]+>|\$?[A-Z]+(?:_[A-Z]+)+|(.)\1*")
 _USER_PASSWORD = re.compile(r"(?<=://)([^\s/:@?#]*):([^\s/@?#]+)@")
+_USER_TOKEN = re.compile(r"(?<=://)(?=[\w-]*\d)([\w-]{20,})(?::[^\s/@?#]*)?@")  # as of git: https://TOKEN@host
 _IN_QUERY = re.compile(r"[?&](?:[\w-]*[_-])?(?:key|apikey|token|secret|password|sig|signature)=([^\s&#\"']+)", re.I)
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _noted: dict[str, None] = {}
@@ -57,7 +63,9 @@ def note_addresses(texts: Iterable[str]) -> None:
 
 
 def is_key(value: str) -> bool:
-    if not SHORTEST <= len(value) <= LONGEST or _WORD.fullmatch(value) or (len(value) < 16 and _is_number(value)):
+    if not SHORTEST <= len(value) <= LONGEST or (len(value) < 16 and _is_number(value)):
+        return False
+    if _WORD.fullmatch(value) or _PLACEHOLDER.fullmatch(value):
         return False
     return not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value)))
 
@@ -72,15 +80,18 @@ def _is_number(value: str) -> bool:
 def keys_in_address(text: str) -> list[str]:
     if "://" not in text:
         return []
-    found = [password for _, password in _USER_PASSWORD.findall(text)] + _IN_QUERY.findall(text)
+    found = [password for _, password in _USER_PASSWORD.findall(text)]
+    found += _USER_TOKEN.findall(text) + _IN_QUERY.findall(text)
     return [key for one in found for key in dict.fromkeys((one, unquote(one))) if is_key(key)]
 
 
 def keys_of(variables: Mapping[str, str]) -> Iterator[str]:
     """Those among variables of an environment."""
-    for name, value in variables.items():
-        if VARIABLE.search(name) and is_key(value.strip()):
-            yield value.strip()
+    for name in list(variables):
+        value = variables.get(name, "").strip()  # another thread may have removed it meanwhile
+        if VARIABLE.search(name) and is_key(value):
+            yield value
+            yield from (one.strip() for one in value.split(",") if is_key(one.strip()))  # …_API_KEYS are several
         elif "://" in value:
             yield from keys_in_address(value)
 
@@ -88,6 +99,14 @@ def keys_of(variables: Mapping[str, str]) -> Iterator[str]:
 def without_keys(text: str, variables: Mapping[str, str] | None = None) -> str:
     """The text with "…" in place of each key. `variables`: of another process, whose keys count as well."""
     return _replaced(text, _forms({} if variables is None else variables))
+
+
+def known_keys() -> dict[str, str]:
+    """Each form in which a key of this process may stand in a text, and the variable that holds it, if one does."""
+    known = {form: "" for key in tuple(_noted) for form in _forms_of(key)}
+    for name in list(os.environ):
+        known.update((form, name) for key in keys_of({name: os.environ.get(name, "")}) for form in _forms_of(key))
+    return known
 
 
 def without_keys_in(data: Any) -> Any:
