@@ -89,11 +89,22 @@ def keys_of(variables: Mapping[str, str]) -> Iterator[str]:
     """Those among variables of an environment."""
     for name in list(variables):
         value = variables.get(name, "").strip()  # another thread may have removed it meanwhile
-        if VARIABLE.search(name) and is_key(value):
+        if _says_key(name) and is_key(value):
             yield value
             yield from (one.strip() for one in value.split(",") if is_key(one.strip()))  # …_API_KEYS are several
         elif "://" in value:
-            yield from keys_in_address(value)
+            yield from _keys_in_variable(value)
+
+
+# An environment is looked through for each line that is printed, and on a cluster may have thousands of variables.
+@functools.lru_cache(1 << 14)
+def _says_key(name: str) -> bool:
+    return VARIABLE.search(name) is not None
+
+
+@functools.lru_cache(1 << 14)
+def _keys_in_variable(value: str) -> tuple[str, ...]:
+    return tuple(keys_in_address(value))
 
 
 def without_keys(text: str, variables: Mapping[str, str] | None = None) -> str:
