@@ -170,6 +170,7 @@ def test_what_is_printed_has_no_key_and_tracebacks_neither(
     ("flags", "told"),
     [
         (["--orchestrator.env.0.args.api_key", "sk-planted-0123"], "orchestrator.env.0.args.api_key holds a key"),
+        (["--orchestrator.env.0.args.judge", "sk-planted-here-and-long-0123"], "args.judge holds a key"),
         (["--logbook.goal", "as judge-planted-0123 says"], "logbook.goal holds a key"),
         (
             ["--inference.backend", "vllm", "--inference.vllm.urls", '["http://me:sk-planted-0123@host:8000"]'],

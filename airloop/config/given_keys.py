@@ -7,7 +7,7 @@ from typing import Any
 
 from airloop.config import keys
 from airloop.config.sources import KeyPath, Mistake, Settings
-from airloop.text.keys import ARGUMENT, LONGEST, is_key, keys_in_address, known_keys, note_keys, without_keys
+from airloop.text.keys import ARGUMENT, FORM, LONGEST, find_keys, is_key, keys_in_address, note_keys, without_keys
 
 _WHY = "a run writes its config down, in its directory, to W&B and into a model card"
 
@@ -16,12 +16,12 @@ def note_given_keys(settings: Settings) -> None:
     """So that no error shows them."""
     for path, text in _texts(settings.tree, ()):
         name = next(part for part in reversed(path) if isinstance(part, str))  # of a list of keys, the list's
-        note_keys(*keys_in_address(text), text if ARGUMENT.search(name) else None)
+        note_keys(*keys_in_address(text), text if ARGUMENT.search(name) or FORM.fullmatch(text) else None)
 
 
 def check_given_keys(settings: Settings) -> Iterator[Mistake]:
     """A key by its argument's name, by being in an address, or as a variable of the environment has it."""
-    known = known_keys()  # not by an episode's form: a folder may have such a name
+    known = find_keys()  # not by an episode's form: a folder may have such a name
     for path, text in _texts(settings.tree, ()):
         found = next((form for form in known if form in text), None)
         if found is None:

@@ -35,6 +35,10 @@ VARIABLE = re.compile(
 ARGUMENT = re.compile(
     r"(?i)(?:^|[_-])(?:api[_-]?(?:key|token)|(?:access|auth|hub|hf)[_-]?(?:key|token)|secret|password)$"
 )
+# What is one by its form, whatever its argument is called: OpenAI's and its like, the hub's, GitHub's, GitLab's, AWS's.
+FORM = re.compile(
+    r"(?=\D*\d)(?:sk-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|AKIA[A-Z\d]{16})"
+)
 # What endpoints make (airloop/serve/app.py): 32 bytes in base64, so that the last sign is one of sixteen. Of the others
 # two in five are capitals, of a long name of a folder or a model, which may begin as they do, few.
 EPISODE_KEY = re.compile(
@@ -112,7 +116,7 @@ def without_keys(text: str, variables: Mapping[str, str] | None = None) -> str:
     return _replaced(text, _forms({} if variables is None else variables))
 
 
-def known_keys() -> dict[str, str]:
+def find_keys() -> dict[str, str]:
     """Each form in which a key of this process may stand in a text, and the variable that holds it, if one does."""
     known = {form: "" for key in tuple(_noted) for form in _forms_of(key)}
     for name in list(os.environ):
