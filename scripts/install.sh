@@ -83,7 +83,7 @@ make_venv() {
 OLD_PIP='from importlib.metadata import version; raise SystemExit(int(version("pip").split(".")[0]) >= 26)'
 renew_pip() {
     [ -e "$ours" ] && "$venv/bin/python" -c "$OLD_PIP" 2>/dev/null || return 0
-    TMPDIR=$temporary "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --retries 0 --upgrade pip >/dev/null 2>&1
+    TMPDIR=$temporary "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --retries 0 --timeout 5 --upgrade pip >/dev/null 2>&1
 }
 
 # Its lines go to the log; names of packages are shown, so that minutes are not silent. Python compiles what is imported;

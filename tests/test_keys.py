@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -164,6 +165,9 @@ def test_what_is_printed_has_no_key_and_tracebacks_neither(
     printed = capsys.readouterr()
     assert "ValueError: 401 for …" in printed.err and printed.out == "one …\nits own: planted-here\n"
     assert with_keys(io.StringIO()).getvalue() == ""
+    with copy.copy(KeylessStream(io.StringIO())) as copied:
+        copied.write("planted-here")
+        assert copied.getvalue() == "…"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TextIO, cast
+from typing import Any, Self, TextIO, cast
 from urllib.parse import quote, unquote
 
 HIDDEN = "…"
@@ -197,7 +197,15 @@ class KeylessStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies, pickles or enters it means the object itself
+            raise AttributeError(name)
         return getattr(self.stream, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stream.close()
 
 
 def print_no_keys() -> None:

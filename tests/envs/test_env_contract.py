@@ -11,7 +11,7 @@ import pytest
 from support.probe_cases import ARITH, case_of
 
 from airloop.doctor.examine import examine
-from airloop.envs.base import load_environment
+from airloop.envs.base import Environment, load_environment
 from airloop.envs.contract import WrongEnvironment, list_tasks
 from airloop.envs.script import Script
 from airloop.errors import AirError
@@ -160,3 +160,8 @@ def test_an_environment_names_splits_of_its_own(tmp_path: Path) -> None:
     assert len(list_tasks(env, "hard")) == 8
     with pytest.raises(AirError, match="no such split"):
         list_tasks(env, "eval")
+
+
+def test_a_hook_by_its_old_name_is_told() -> None:
+    with pytest.raises(AirError, match="check_world is called check_sandbox now"):
+        type("Old", (Environment,), {"check_world": None})
