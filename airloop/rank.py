@@ -121,8 +121,10 @@ def _run(spec: RankSpec, reporter: Reporter, began: float) -> None:
         pulses.loop = asyncio.get_running_loop()
         await train_rank(run, reporter, spec.resuming, ranks)
 
-    asyncio.run(train())
-    pulses.stop()
+    try:
+        asyncio.run(train())
+    finally:
+        pulses.stop()
     ranks.close()
 
 

@@ -151,6 +151,8 @@ class DistributedRanks(Ranks):
             flat = torch.cat([t.detach().reshape(-1) for t in bucket])
             with collective(what):
                 dist.all_reduce(flat)
+                if flat.is_cuda:  # NCCL only enqueues: a rank that does not come is to be waited for here, by name
+                    torch.cuda.current_stream().synchronize()
             for tensor, total in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.detach().copy_(total.view_as(tensor))
 

@@ -12,6 +12,7 @@ import pytest
 from support.tiny_runs import tiny_run, write_config
 
 from airloop import training
+from airloop.models.sources import DEFAULT_MODEL, locate
 from airloop.runs.run import Run
 from airloop.step import Outcome
 from airloop.training import Finished
@@ -85,10 +86,17 @@ def test_tasks(air: Any) -> None:
     assert code == 0 and "79 train, 13 eval, 8 test" in text
     code, text, _ = air("tasks", "list", "arith", "--json")
     assert code == 0 and json.loads(text)[0]["tasks"]["train"] == 79
+    locate(DEFAULT_MODEL)  # on a new machine another test may not have fetched it yet: then there is no template
     code, text, _ = air("tasks", "show", "arith", "--n", 2)
     assert code == 0 and text.count("=== ") == 2 and "<|im_start|>user" in text
     code, _, problem = air("tasks", "show", "aritm")
     assert code == 1 and "did you mean" in problem
+
+
+def test_tasks_are_shown_where_no_model_is_yet(air: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIR_CACHE", str(tmp_path))
+    code, text, _ = air("tasks", "show", "arith", "--n", 2)
+    assert code == 0 and text.count("=== ") == 2 and "--- user\n" in text and "fetch it with any run" in text
 
 
 def test_the_package_can_be_run_as_a_module() -> None:

@@ -38,6 +38,8 @@ ENDING_S = 600.0
 # Between two looks whether a rank does not come; and for one to write where it is.
 LOOK_S = 1.0
 FRAMES_S = 5.0
+# A process ends at once when it is killed, unless the kernel is doing something for it that cannot be interrupted.
+KILLED_S = 30.0
 # After Ctrl-C an update that has begun is finished, and a checkpoint that is being written.
 STOP_S = 600.0
 
@@ -159,8 +161,18 @@ class RankMonitor:
             for process in self._processes:
                 if process.code is None:
                     process.handle.kill()
-                process.handle.wait()
+            self._await_killed()
             self._drain()
+
+    def _await_killed(self) -> None:
+        until = time.monotonic() + KILLED_S
+        while (left := [p for p in self._processes if p.code is None]) and time.monotonic() < until:
+            time.sleep(0.02)
+        for process in left:
+            self._display.say(
+                f"note: rank {process.rank} (process {process.handle.pid}) was killed and has not ended: it is in the "
+                "kernel, waiting for a disk or a network's files. It ends by itself when that answers."
+            )
 
     def _wait(self, wait_s: float, stopping: bool = False) -> None:
         """`stopping`: not for a rank that does not come to its end, and not for those that wait for it."""
