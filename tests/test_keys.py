@@ -29,6 +29,18 @@ from airloop.text.keys import (
 )
 
 KEY = 'sk-"quoted"/and+0123'
+DUMMIES = [
+    "not-needed",
+    "no-key-required",
+    "sk-no-key-required",
+    "dummy-key",
+    "sk-dummy",
+    "token-abc123",
+    "local-key",
+    "unused-key",
+    "none-needed",
+    "your api key",
+]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +60,7 @@ def test_variables_are_keys_by_their_names(name: str, monkeypatch: pytest.Monkey
         ("JUDGE_API_KEY", "none"),
         ("JUDGE_API_KEY", "EMPTY"),
         ("JUDGE_API_KEY", "local"),
-        ("JUDGE_API_KEY", "not-needed"),
+        *(("JUDGE_API_KEY", dummy) for dummy in DUMMIES),
         ("DB_PASSWORD", "completed"),  # a run's status
         ("DB_PASSWORD", "learning_rate"),
         ("MAX_TOKENS", "100000000"),
@@ -62,7 +74,7 @@ def test_words_numbers_and_paths_are_no_keys(name: str, value: str, monkeypatch:
 
 @pytest.mark.parametrize(
     "value",
-    ["{api_key}", "${DB_PASSWORD}", "%(token)s", "<your-token>", "$JUDGE_API_KEY", "ANTHROPIC_API_KEY", "*" * 20],
+    ["{api_key}", "${DB_PASSWORD}", "%(token)s", "<a-token>", "<|im_end|>", "$JUDGE_API_KEY", "MY_API_KEY", "*" * 20],
 )
 def test_what_stands_for_a_key_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_API_KEY", value)
@@ -174,7 +186,7 @@ def test_what_is_printed_has_no_key_and_tracebacks_neither(
     ("flags", "told"),
     [
         (["--orchestrator.env.0.args.api_key", "sk-planted-0123"], "orchestrator.env.0.args.api_key holds a key"),
-        (["--orchestrator.env.0.args.judge", "sk-planted-here-and-long-0123"], "args.judge holds a key"),
+        (["--orchestrator.env.0.args.judge", "sk-proj-planted-Here_and_long-0123"], "args.judge holds a key"),
         (["--logbook.goal", "as judge-planted-0123 says"], "logbook.goal holds a key"),
         (
             ["--inference.backend", "vllm", "--inference.vllm.urls", '["http://me:sk-planted-0123@host:8000"]'],
@@ -194,6 +206,19 @@ def test_whose_key_it_is_that_a_config_holds_is_said(monkeypatch: pytest.MonkeyP
     for goal in ("as rows-of-2026 say", "long " * 1000 + "rows-of-2026"):
         with pytest.raises(AirError, match=r"logbook.goal holds a key \(the value of DATA_KEY\)"):
             load_config(["arith", "--logbook.goal", goal])
+
+
+@pytest.mark.parametrize("dummy", DUMMIES)
+def test_what_stands_for_no_key_may_be_in_a_config(dummy: str) -> None:
+    """A server of one's own asks for some key and looks at none."""
+    with pytest.raises(AirError) as refused:  # of arith: it has no such argument
+        load_config(["arith", "--orchestrator.env.0.args.api_key", dummy])
+    assert "holds a key" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["sk-learn-digits-classifier-v2", "sk-2026-11-19-longer-run-of-arith"])
+def test_a_name_that_begins_as_keys_do_is_none(name: str) -> None:
+    assert load_config(["arith", "--run_name", name]).run_name == name
 
 
 def test_what_only_sounds_like_a_key_stays_in_a_config(tmp_path: Path) -> None:

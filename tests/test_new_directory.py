@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from support import warm_process
 
 from airloop import locks
 from airloop.config import load_config
+from airloop.logbook.logbook import find_runs, logbook
 from airloop.runs.run import Run
 
 KILLED = """
@@ -56,3 +58,9 @@ def test_what_a_killed_process_left_of_a_new_run_is_removed_after_an_hour(tmp_pa
             os.utime(path, (time.time() - 4000,) * 2)
         Run.create(config, "tune")
     assert [old.exists(), young.exists(), held.exists()] == [False, True, True]
+
+
+def test_a_run_that_is_being_made_is_in_no_list(tmp_path: Path) -> None:
+    run = Run.create(load_config(["--output_dir", str(tmp_path)]), "tune")
+    shutil.copytree(run.path, tmp_path / ".new-1-ab")
+    assert find_runs(tmp_path) == [run.path] and len(logbook(tmp_path)) == 1

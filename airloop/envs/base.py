@@ -145,7 +145,7 @@ class Environment(ABC, Generic[A]):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        if "check_world" in cls.__dict__:  # its name until 2026-11: nobody would ask it, and nobody would see that
+        if hasattr(cls, "check_world"):  # its name until 2026-11: nobody would ask it, and nobody would see that
             raise AirError(f"{cls.__name__}.check_world is called check_sandbox now.", "rename it.")
         for base in cls.__dict__.get("__orig_bases__", ()):
             for named in get_args(base):  # left open in a base of several environments: Base(Environment[A])

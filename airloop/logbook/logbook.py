@@ -48,9 +48,11 @@ def find_runs(root: Path) -> list[Path]:
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
     for path in directories(folder):
+        if path.name.startswith("."):  # a run that is being made, too
+            continue
         if is_run(path):
             yield path
-        elif depth > 1 and not path.name.startswith("."):
+        elif depth > 1:
             yield from _below(path, depth - 1)
 
 

@@ -37,7 +37,7 @@ ARGUMENT = re.compile(
 )
 # What is one by its form, whatever its argument is called: OpenAI's and its like, the hub's, GitHub's, GitLab's, AWS's.
 FORM = re.compile(
-    r"(?=\D*\d)(?:sk-[\w-]{20,}|hf_[A-Za-z0-9]{30,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|AKIA[A-Z\d]{16})"
+    r"(?=\D*\d)(?:sk-(?=[\w-]*[A-Z]|[\w-]*[a-z0-9]{24})[\w-]{20,}|hf_[A-Za-z0-9]{30,}|gh[pousr]_\w{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|AKIA[A-Z\d]{16})"
 )
 # What endpoints make (airloop/serve/app.py): 32 bytes in base64, so that the last sign is one of sixteen. Of the others
 # two in five are capitals, of a long name of a folder or a model, which may begin as they do, few.
@@ -45,9 +45,15 @@ EPISODE_KEY = re.compile(
     r"(?<!/)air-(?=(?:[a-z0-9_-]{0,42}[A-Z]){5})(?=[\w-]{0,42}[a-z])[\w-]{42}[AEIMQUYcgkosw048]", re.ASCII
 )
 # A word would be left out wherever it stands: "completed" of a run's status, names of metrics.
-_WORD = re.compile("[A-Za-z_]{1,15}|not-needed|your-api-key|no-key-needed|no-key-required")
-# What stands for a key: "{api_key}", "${DB_PASSWORD}", "%(token)s", "<your token>", "OPENAI_API_KEY", "********".
-_PLACEHOLDER = re.compile(r"\$?\{+[\w.-]+\}+|%\(\w+\)s|<[\w -]+>|\$?[A-Z]+(?:_[A-Z]+)+|(.)\1*")
+_WORD = re.compile("[A-Za-z_]{1,15}")
+# What people write where a server asks for some key and looks at none: "sk-no-key-required", "dummy-key", "local-key".
+_DUMMY = re.compile(
+    r"(?i)(?:sk-|token-)?(?:(?:dummy|fake|local|none|no|not|unused|your|my|example|test|any)(?:[ _-][a-z]+)+"
+    r"|dummy|unused|placeholder|abc-?123)"
+)
+# What stands for a key: "{api_key}", "${DB_PASSWORD}", "%(token)s", "<your token>", "OPENAI_API_KEY", "********"; and
+# what a template says in place of a token: "<|im_end|>" of EOS_TOKEN.
+_PLACEHOLDER = re.compile(r"\$?\{+[\w.-]+\}+|%\(\w+\)s|<[^<>]+>|\$?[A-Z]+(?:_[A-Z]+)+|(.)\1*")
 _USER_PASSWORD = re.compile(r"(?<=://)([^\s/:@?#]*):([^\s/@?#]+)@")
 _USER_TOKEN = re.compile(r"(?<=://)(?=[\w-]*\d)([\w-]{20,})(?::[^\s/@?#]*)?@")  # as of git: https://TOKEN@host
 _IN_QUERY = re.compile(r"[?&](?:[\w-]*[_-])?(?:key|apikey|token|secret|password|sig|signature)=([^\s&#\"']+)", re.I)
@@ -66,10 +72,11 @@ def note_addresses(texts: Iterable[str]) -> None:
         note_keys(*keys_in_address(text))
 
 
+@functools.lru_cache(1 << 12)  # asked for each line that is printed, and a path may lie on a disk that is away
 def is_key(value: str) -> bool:
     if not SHORTEST <= len(value) <= LONGEST or (len(value) < 16 and _is_number(value)):
         return False
-    if _WORD.fullmatch(value) or _PLACEHOLDER.fullmatch(value):
+    if _WORD.fullmatch(value) or _DUMMY.fullmatch(value) or _PLACEHOLDER.fullmatch(value):
         return False
     return not (value.startswith(("/", "~")) and os.path.exists(os.path.expanduser(value)))
 

@@ -165,3 +165,5 @@ def test_an_environment_names_splits_of_its_own(tmp_path: Path) -> None:
 def test_a_hook_by_its_old_name_is_told() -> None:
     with pytest.raises(AirError, match="check_world is called check_sandbox now"):
         type("Old", (Environment,), {"check_world": None})
+    with pytest.raises(AirError, match="check_world is called check_sandbox now"):  # by a part that several share
+        type("Old", (type("Mixin", (), {"check_world": None}), Environment), {})
