@@ -45,7 +45,7 @@ TOY_LR, TOY_LR_FACTOR, TOY_PACE = {"lora": 2e-3, "full": 1e-5}, 3.0, (0.3, 1.0)
 
 @dataclass(frozen=True)
 class Push:
-    """What one update with advantage +1 on a few replies did."""
+    """What one update with the same advantage for a few replies did."""
 
     trainer: float  # mean change of the replies' log-probs
     apart: float  # mean gap between the two sides, on what the engine samples after it
@@ -124,7 +124,26 @@ def _visible(case: Case) -> tuple[float, Push | Finding]:
         if between.trainer > max(_least(case), between.rounding):
             return math.sqrt(STEP) * scale, between
         return scale, _too_long(case, scale, wrong[1])
-    return (scale, push) if push.trainer > 0 and shows else wrong or (scale, push)
+    if wrong and not (push.trainer > 0 and shows):
+        return wrong[0], _either_way(case, *wrong) or wrong[1]
+    return scale, push
+
+
+def _either_way(case: Case, scale: float, push: Push) -> Finding | None:
+    """Where an update the other way makes the tokens less likely, too, the step is too long to show its direction. Of
+    a wrong sign it would make them more likely."""
+    other = _push(case, scale, advantage=-1.0)
+    if other.trainer >= -max(_least(case), other.rounding):
+        return None
+    return Finding(
+        "warn",
+        f"one update at lr = {scale * case.parts.config.trainer.optim.lr:g}: log-probs of the {push.sampled} chosen "
+        f"tokens {push.trainer:+.3g} with advantage +1, {other.trainer:+.3g} with advantage -1",
+        "either way they become less likely, so that such a step is too long to show the update's direction, and what "
+        "a shorter one does is hidden by rounding",
+        'model.dtype = "float32" shows it.',
+        {"model.dtype": "float32"},
+    )
 
 
 def _too_long(case: Case, scale: float, push: Push) -> Finding:
@@ -171,7 +190,7 @@ def _stuck(push: Push, lr: float) -> Finding | None:
     return Finding("fail", seen, why, fix, ids=("F5",))
 
 
-def _push(case: Case, scale: float) -> Push:
+def _push(case: Case, scale: float, advantage: float = 1.0) -> Push:
     from airloop.doctor import proof_tools
     from airloop.doctor.proof_tools import (
         at_high_temperature,
@@ -188,7 +207,7 @@ def _push(case: Case, scale: float) -> Push:
     with restored_after(case), at_high_temperature(case.parts):
         before = sample_replies(case, prompts)
         tokens = sum(len(a.generation.token_ids) for a in before)
-        rows = [a.row(i, advantage=1.0, weight=1 / tokens) for i, a in enumerate(before)]
+        rows = [a.row(i, advantage=advantage, weight=1 / tokens) for i, a in enumerate(before)]
         if not any(p.requires_grad for p in learner.parameters):
             return Push(0.0, 0.0, 0.0, 0.0, tokens, tokens)  # its loss could not even be differentiated
         old, masters = learner.logprobs(rows), [m.detach().clone() for m in learner.optimiser.masters]
