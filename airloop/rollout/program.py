@@ -27,7 +27,8 @@ from airloop.rollout.episode import (
 from airloop.serve.answer import Answer
 from airloop.serve.app import Endpoint
 from airloop.serve.chat_form import BadRequest, ChatRequest
-from airloop.serve.episode import ServedAgent, ServedEpisode
+from airloop.serve.episode import ServedEpisode
+from airloop.serve.served_agent import ServedAgent
 from airloop.serve.server import serving
 from airloop.serve.stable_prefix import StreamListener
 from airloop.success import measured_success

@@ -41,7 +41,8 @@ from airloop.rollout.group_scoring import end_group, is_complete, scores_groups,
 from airloop.rollout.program import EpisodeEndpoint, ProgramEnvironment, run_program, serve_policy
 from airloop.rollout.schedule import Names, TaskSchedule
 from airloop.rollout.task_pool import TaskPool
-from airloop.serve.episode import ServedAgent, ServedEpisode
+from airloop.serve.episode import ServedEpisode
+from airloop.serve.served_agent import ServedAgent
 from airloop.types import Agent, Group, Task, Trajectory
 from airloop.waits import waiting
 

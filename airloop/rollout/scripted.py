@@ -13,7 +13,7 @@ from airloop.rollout.collected import RolloutSettings
 from airloop.rollout.episode import run_episode
 from airloop.rollout.group_scoring import score_together, waits_for_group
 from airloop.rollout.program import EpisodeEndpoint, ProgramEnvironment, run_program
-from airloop.serve.episode import ServedAgent
+from airloop.serve.served_agent import ServedAgent
 from airloop.types import Agent, Task, Trajectory
 
 ALONE = RolloutSettings(Sampling(1), 1, retries=0)  # nothing is sampled

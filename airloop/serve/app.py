@@ -29,13 +29,14 @@ from airloop.serve.cancellation import (
     set_when_done,
 )
 from airloop.serve.chat_answer import ChatForm
-from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, read_sampling, whole_characters
+from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, whole_characters
 from airloop.serve.episode import ServedEpisode
 from airloop.serve.refusals import OVERLOADED, UNREAD
 from airloop.serve.request_limits import TWO_LENGTHS, RequestBodies
 from airloop.serve.responses_form import ResponsesForm, read_responses_request
 from airloop.serve.stable_prefix import StreamListener
 from airloop.serve.stream import EventStream, Form, WholeAnswer
+from airloop.serve.tokens_form import read_tokens_request, tokens_answer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -202,19 +203,10 @@ class Endpoint:
 
         episode = self._episode(request)
         body, digest = await self._body(request, episode)
-        ids = body.get("token_ids") if isinstance(body, dict) else None
-        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
-            raise BadRequest("token_ids must be a list of whole numbers.", param="token_ids")
-        most, seed, asked = read_sampling(body.get("sampling_params") or {})
+        asked = read_tokens_request(body)
         with episode.refusals.answering(digest, _again(request)):
-            reply, stop = await cancel_if_disconnected(request, episode.generate(ids, most, seed, asked))
-        logprobs: list[dict[str, Any]] = [
-            {"token": f"token_id:{token}", "token_id": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
-            for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True)
-        ]
-        choice = {"index": 0, "token_ids": list(reply.token_ids), "finish_reason": stop}
-        name = str(body.get("request_id") or secrets.token_hex(8))
-        return JSONResponse({"request_id": name, "choices": [{**choice, "logprobs": {"content": logprobs}}]})
+            reply, stop = await cancel_if_disconnected(request, episode.generate(asked))
+        return JSONResponse(tokens_answer(asked, reply, stop))
 
 
 def _again(request: Request) -> bool:

@@ -39,19 +39,26 @@ class BadRequest(Exception):
         return {"error": {**fields, "details": dict(self.details)} if self.details else fields}
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
+@dataclass(frozen=True, kw_only=True)
+class SamplingRequest:
+    """What a request says of how to sample, whatever it asks with."""
+
     n: int = 1
     max_tokens: int | None = None
     seed: int | None = None
+    stop_ids: tuple[int, ...] = ()  # tokens that end a reply, besides those that end one anyway
+    # Sampling parameters that the client requested, which the run decides.
+    requested_sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChatRequest(SamplingRequest):
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
     stop: tuple[str, ...] = ()
     stream: bool = False
     usage_in_stream: bool = False
     logprobs: bool = False
-    # Sampling parameters that the client requested, which the run decides.
-    requested_sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 # --- what may be asked for ---------------------------------------------------------------------------------
@@ -61,7 +68,7 @@ _IGNORED = {"model", "user", "metadata", "store", "service_tier", "safety_identi
 _IGNORED |= {"top_logprobs", "parallel_tool_calls", "verbosity", "prompt_cache_retention"}
 _IGNORED |= {"prompt_cache_options"}
 # The run's own values are used: with others it would be another policy that is trained.
-_RUN_SAMPLING: dict[str, tuple[float, float]] = {
+RUN_SAMPLING: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (1e-6, 1.0),
     "top_k": (-1, 1 << 31),  # -1 and 0: off
@@ -70,12 +77,17 @@ _RUN_SAMPLING: dict[str, tuple[float, float]] = {
 _READ = {"messages", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stop", "stream", "stream_options"}
 _READ |= {"logprobs", "tool_choice"}
 # What would change the distribution that is sampled from, unless it has one of these values.
-_MUST_BE_OFF: dict[str, tuple[Any, ...]] = {
+OFF: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "min_tokens": (None, 0),
+    "ignore_eos": (None, False),
+}
+_MUST_BE_OFF: dict[str, tuple[Any, ...]] = {
+    **OFF,
     "response_format": (None, {"type": "text"}),
-    "presence_penalty": (None, 0, 0.0),
-    "frequency_penalty": (None, 0, 0.0),
-    "repetition_penalty": (None, 1, 1.0),
     "reasoning_effort": (None, "none"),
     "modalities": (None, ["text"]),
     "functions": (None, []),
@@ -86,7 +98,7 @@ _MUST_BE_OFF: dict[str, tuple[Any, ...]] = {
 }
 
 
-_KNOWN = _IGNORED | _RUN_SAMPLING.keys() | _READ | _MUST_BE_OFF.keys()
+_KNOWN = _IGNORED | RUN_SAMPLING.keys() | _READ | _MUST_BE_OFF.keys()
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 
@@ -110,14 +122,14 @@ def read_request(body: Any) -> ChatRequest:
     return ChatRequest(
         messages=tuple(read_messages(body.get("messages"))),
         tools=tuple(_tools(body.get("tools"))) if choice != "none" else (),
-        n=_whole(body, "n", 1, MOST_REPLIES) or 1,
-        max_tokens=_whole(body, "max_completion_tokens", 1) or _whole(body, "max_tokens", 1),
-        seed=_whole(body, "seed"),
+        n=read_whole(body, "n", 1, MOST_REPLIES) or 1,
+        max_tokens=read_whole(body, "max_completion_tokens", 1) or read_whole(body, "max_tokens", 1),
+        seed=read_whole(body, "seed"),
         stop=tuple(_texts([stop] if isinstance(stop, str) else stop, "stop")),
         stream=bool(body.get("stream")),
         usage_in_stream=isinstance(options, dict) and bool(options.get("include_usage")),
         logprobs=bool(body.get("logprobs")),
-        requested_sampling={name: _number(body, name) for name in sorted(_RUN_SAMPLING) if body.get(name) is not None},
+        requested_sampling=read_sampling(body),
     )
 
 
@@ -177,7 +189,7 @@ def _tools(given: Any) -> list[Mapping[str, Any]]:
     return tools
 
 
-def _whole(body: Mapping[str, Any], name: str, least: int | None = None, most: int | None = None) -> int | None:
+def read_whole(body: Mapping[str, Any], name: str, least: int | None = None, most: int | None = None) -> int | None:
     value = body.get(name)
     if value is None:
         return None
@@ -187,24 +199,17 @@ def _whole(body: Mapping[str, Any], name: str, least: int | None = None, most: i
     return value
 
 
+def read_sampling(body: Mapping[str, Any]) -> dict[str, float]:
+    """What a client wants of what the run decides."""
+    return {name: _number(body, name) for name in sorted(RUN_SAMPLING) if body.get(name) is not None}
+
+
 def _number(body: Mapping[str, Any], name: str) -> float:
-    value, (least, most) = body[name], _RUN_SAMPLING[name]
+    value, (least, most) = body[name], RUN_SAMPLING[name]
     kinds = int if name == "top_k" else int | float
     if not isinstance(value, kinds) or isinstance(value, bool) or not least <= value <= most:
         raise BadRequest(f"{name} must be a number from {least:g} to {most:g}.", param=name)
     return max(value, 0)
-
-
-def read_sampling(given: Any) -> tuple[int | None, int | None, dict[str, float]]:
-    """Of a request with tokens: the most of them, a seed, and what the run decides."""
-    if not isinstance(given, dict):
-        raise BadRequest("sampling_params must be an object.", param="sampling_params")
-    for name, value in given.items():
-        off = value in (None, 1) if name == "n" else name in ("logprobs", "detokenize", "skip_special_tokens")
-        if name not in {"max_tokens", "seed", *_RUN_SAMPLING} and not off:
-            raise BadRequest(f"sampling_params.{name} is not supported here.", param=name, code="unsupported_parameter")
-    asked = {name: _number(given, name) for name in sorted(_RUN_SAMPLING) if given.get(name) is not None}
-    return _whole(given, "max_tokens", 1), _whole(given, "seed"), asked
 
 
 def whole_characters(value: Any) -> Any:

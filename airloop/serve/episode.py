@@ -17,10 +17,11 @@ from airloop.errors import AirError
 from airloop.seeds import stable_hash, turn_seed
 from airloop.serve.answer import Answer, Choice, Exchange
 from airloop.serve.cancellation import Stoppable
-from airloop.serve.chat_form import BadRequest, ChatRequest, ParsedReply, call_ids, form_of, read_reply
+from airloop.serve.chat_form import BadRequest, ChatRequest, ParsedReply, SamplingRequest, call_ids, form_of, read_reply
 from airloop.serve.refusals import Refusals
 from airloop.serve.stable_prefix import StablePrefix, StreamListener, until_stop
-from airloop.types import Action, Agent, Branch, Message, Observation, Sampled, Times, Turn, shown_anew
+from airloop.serve.tokens_form import TokensRequest
+from airloop.types import Action, Branch, Message, Observation, Sampled, StopReason, Times, Turn, shown_anew
 
 T = TypeVar("T")
 KEPT_ANSWERS = 64  # answers, the latest ones
@@ -75,14 +76,13 @@ class ServedEpisode:
     async def chat(self, request: ChatRequest, listener: StreamListener | None = None) -> Answer:
         """Samples the replies to a request; `listener` gets their tokens meanwhile. ContextFull where the conversation
         leaves no room for one."""
-        asked, number = time.monotonic(), self._count()
+        asked, number = time.monotonic(), self.count_request()
         self._check_size(request)
         messages, known, before = self.recognise(request.messages)
         self.opening = self.opening or tuple(messages)
         prompt = self.forest.prompt(messages, request.tools, known)
         on_tokens = self._listeners(listener, prompt, request) if listener else []
-        wanted = (request.n, request.max_tokens, request.seed, request.requested_sampling)
-        drawn = await self._sample(prompt.token_ids, number, *wanted, on_tokens)
+        drawn = await self._sample(prompt.token_ids, number, request, on_tokens)
         choices = tuple(self._keep(prompt, generation, request, messages, before, asked) for generation in drawn)
         return Answer(choices, len(prompt.token_ids), min(g.cached_tokens for g in drawn), drawn[0].version)
 
@@ -92,28 +92,27 @@ class ServedEpisode:
             len(prompt.token_ids), [StablePrefix(self.tokenizer, *form) for _ in range(request.n)]
         )
 
-    async def generate(
-        self, token_ids: Sequence[int], max_tokens: int | None, seed: int | None, requested: Mapping[str, Any]
-    ) -> tuple[Reply, str]:
+    async def generate(self, request: TokensRequest) -> tuple[Reply, StopReason]:
         """A reply to tokens as they are; and why it ended."""
-        began, number = time.monotonic(), self._count()
+        began, number, token_ids = time.monotonic(), self.count_request(), request.token_ids
         if len(token_ids) > FEW and len(token_ids) >= (context := self.engine.describe().context):
             self.full_after = len(self.exchanges)
             raise ContextFull(f"{len(token_ids)} tokens do not fit a context of {context}")
-        if max(token_ids, default=0) >= self.tokenizer.vocab_size:
-            raise BadRequest(f"There is no token {max(token_ids)}.", param="token_ids")
+        for name, ids in (("token_ids", token_ids), ("stop_token_ids", request.stop_ids)):
+            if max(ids, default=0) >= self.tokenizer.vocab_size:
+                raise BadRequest(f"There is no token {max(ids)}.", param=name)
         prompt = self.forest.prompt_of_tokens(token_ids)
         conversation = (Message(role="user", content=self.tokenizer.decode(token_ids)),)
         self.opening = self.opening or conversation
-        (generation,) = await self._sample(prompt.token_ids, number, 1, max_tokens, seed, requested)
-        sampled, times = _sampled(generation), _times(generation)
+        (generation,) = await self._sample(prompt.token_ids, number, request)
+        sampled, times = self._sampled(generation), _times(generation)
         trained = self.trains(conversation, self.opening)
         reply = self.forest.append(prompt, sampled, trained=trained)
         noted = sampled if trained else None
         self.exchanges.append(
             Exchange(conversation, (), reply.text, (Action("text", reply.text),), noted, times, began)
         )
-        return reply, generation.stop
+        return reply, sampled.stop
 
     @contextmanager
     def defects_noted(self) -> Iterator[None]:
@@ -216,16 +215,14 @@ class ServedEpisode:
         self,
         token_ids: Sequence[int],
         number: int,
-        n: int,
-        max_tokens: int | None,
-        seed: int | None,
-        requested: Mapping[str, Any],
+        request: SamplingRequest,
         on_tokens: Sequence[TokenCallback] = (),
     ) -> list[Generation]:
+        requested, n, seed = request.requested_sampling, request.n, request.seed
         for name, value in requested.items():
             self.requested_sampling.setdefault(name, []).append(value)
-        most = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
-        stops = self.sampling.stop_ids or self.tokenizer.stop_ids
+        most = min(self.sampling.max_tokens, request.max_tokens or self.sampling.max_tokens)
+        stops = tuple(dict.fromkeys((*self._stop_ids, *request.stop_ids)))
         own = {"max_tokens": most, "stop_ids": stops, **({} if self.training else requested)}
         draws = [replace(self.sampling, **own, seed=self._seed(number, i, seed)) for i in range(n)]
         orders = [f"{self.order}-{number:03d}" + f".{i}" * (n > 1) for i in range(n)]
@@ -236,6 +233,16 @@ class ServedEpisode:
         self._prompt_tokens += len(token_ids) * len(drawn)
         self._cached_tokens += sum(generation.cached_tokens for generation in drawn)
         return drawn
+
+    @property
+    def _stop_ids(self) -> tuple[int, ...]:
+        return self.sampling.stop_ids or self.tokenizer.stop_ids
+
+    def _sampled(self, generation: Generation) -> Sampled:
+        """Where only its client has named the token that ended it, the policy did not end it: it was cut."""
+        ids, stop = generation.token_ids, generation.stop
+        named = stop == "stop" and ids[-1] not in self._stop_ids
+        return Sampled(ids, generation.logprobs, "text" if named else stop, generation.version)
 
     async def _all_of(self, drawing: Sequence[Coroutine[Any, Any, Generation]]) -> list[Generation]:
         """Several replies side by side: all, or none."""
@@ -250,7 +257,7 @@ class ServedEpisode:
 
     async def _until_over(self, work: Awaitable[T]) -> T:
         """The engine's reply, unless the episode ends before."""
-        with Stoppable(_episode_over) as stoppable, self._noting_its_end():
+        with Stoppable(_episode_over) as stoppable, self.noting_its_end():
             self._under_way.add(stoppable)
             try:
                 return await work
@@ -261,7 +268,7 @@ class ServedEpisode:
                 self._under_way.discard(stoppable)
 
     @contextmanager
-    def _noting_its_end(self) -> Iterator[None]:
+    def noting_its_end(self) -> Iterator[None]:
         """Of a reply that was not had: whether the context was full, or else the first failure."""
         try:
             yield
@@ -285,7 +292,7 @@ class ServedEpisode:
                 f"{messages} messages with {characters} characters do not fit a context of {context} tokens"
             )
 
-    def _count(self) -> int:
+    def count_request(self) -> int:
         """The number of a request; BadRequest where there may be no more."""
         if self._over:
             raise _episode_over()
@@ -317,7 +324,7 @@ class ServedEpisode:
         before: bytes,
         asked: float,
     ) -> Choice:
-        sampled, stop_text = until_stop(_sampled(generation), request.stop, self.tokenizer)
+        sampled, stop_text = until_stop(self._sampled(generation), request.stop, self.tokenizer)
         self.engine.counters.abandoned += len(generation.token_ids) - len(sampled.token_ids)
         trained = self.trains(messages, self.opening)
         reply = self.forest.append(prompt, sampled, trained=trained)
@@ -331,11 +338,11 @@ class ServedEpisode:
         except Exception:  # the client gets no reply: numbers of replies and exchanges must agree all the same
             self.exchanges.append(exchange)
             raise
-        message = self._note(replace(exchange, actions=parsed.calls or exchange.actions), parsed, before)
+        message = self.note(replace(exchange, actions=parsed.calls or exchange.actions), parsed, before)
         finish = "tool_calls" if parsed.calls else "length" if cut else "stop"
         return Choice(message, finish, reply.token_ids, reply.logprobs, stop_text)
 
-    def _note(self, exchange: Exchange, parsed: ParsedReply, before: bytes) -> dict[str, Any]:
+    def note(self, exchange: Exchange, parsed: ParsedReply, before: bytes) -> dict[str, Any]:
         """Records a reply, so that it is recognised in later requests; returns it as the client gets it."""
         number = len(self.exchanges)
         message = parsed.message(lambda i: self._call_id(number, i))
@@ -354,35 +361,6 @@ class ServedEpisode:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()[:9]
 
 
-class ServedAgent(ServedEpisode):
-    """The same for an agent that is not the policy, a script or a model behind a URL: none of its replies are
-    trained."""
-
-    def __init__(self, agent: Agent, most_requests: int | None = None) -> None:
-        super().__init__(None, None, Sampling(1), 0, most_requests=most_requests)  # type: ignore[arg-type]
-        self.agent = agent
-
-    async def chat(self, request: ChatRequest, listener: StreamListener | None = None) -> Answer:
-        self._count()
-        if request.n > 1:
-            raise BadRequest("Who answers here gives one reply.", param="n")
-        messages, _, before = self.recognise(request.messages)
-        began = time.monotonic()
-        with self._noting_its_end():
-            reply = await self.agent.reply(messages, request.tools)
-        text, times = reply["content"], Times(model=time.monotonic() - began)
-        for stop in request.stop:
-            text = text.partition(stop)[0]
-        parsed = read_reply(text, tools=request.tools, parser=self.parser, cut=False, thinking=False)
-        actions = parsed.calls or (Action("text", text),)
-        exchange = Exchange(tuple(messages), request.tools, text, actions, None, times, began)
-        message = self._note(exchange, parsed, before)
-        return Answer((Choice(message, "tool_calls" if parsed.calls else "stop", (), ()),), 0, 0, 0)
-
-    async def generate(self, *given: Any) -> tuple[Reply, str]:
-        raise BadRequest("Who answers here takes messages, not tokens.", code="unsupported_endpoint")
-
-
 def _line(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     return tuple((message["role"], message["content"]) for message in messages)
 
@@ -393,7 +371,3 @@ def _episode_over() -> BadRequest:
 
 def _times(generation: Generation) -> Times:
     return Times(queue=generation.queue_s, model=generation.model_s)
-
-
-def _sampled(generation: Generation) -> Sampled:
-    return Sampled(generation.token_ids, generation.logprobs, generation.stop, generation.version)

@@ -260,7 +260,7 @@ def test_all_ends_with_its_run(version: str, tmp_path: Path) -> None:
         "import asyncio, json, sys\n"
         "from airloop.envs.base import load_environment\n"
         "from airloop.rollout.program import EpisodeEndpoint\n"
-        "from airloop.serve.episode import ServedAgent\n"
+        "from airloop.serve.served_agent import ServedAgent\n"
         "class Slow:\n"
         "    async def reply(self, messages, tools):\n"
         "        print('asked', flush=True)\n"
@@ -298,7 +298,7 @@ def marked(folder: Path) -> list[int]:
 
 def test_an_episode_that_is_cancelled_leaves_the_others(tmp_path: Path) -> None:
     from airloop.rollout.program import EpisodeEndpoint
-    from airloop.serve.episode import ServedAgent
+    from airloop.serve.served_agent import ServedAgent
 
     class Slow:
         async def reply(self, messages: Any, tools: Any) -> Any:

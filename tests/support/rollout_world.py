@@ -89,6 +89,7 @@ class ScriptedEngine:
         finally:
             self.live -= 1
         ids = self.reply(token_ids, sampling)
+        ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in sampling.stop_ids), len(ids))]
         cut = ids[: sampling.max_tokens]
         dice = random.Random(sampling.seed)
         told, bursts = 0, random.Random(f"bursts {sampling.seed}")
