@@ -161,6 +161,30 @@ def test_H2_a_server_that_hangs_while_only_other_ranks_ask_it_is_started_again(
     asyncio.run(asyncio.wait_for(work(), 120))
 
 
+@pytest.mark.parametrize("when", ["in an update", "while it is away"])
+def test_H2_a_server_that_hangs_while_nothing_is_sampled_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """An update waits for it, and so does whoever asks next where it is the only one. What a server that was just
+    started may take, and what an answer may, is far longer than what is waited for here."""
+    for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 1.5), ("ANSWER_S", 2.0)):
+        monkeypatch.setattr(engines, name, seconds)
+
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        (server,) = engine.servers
+        assert isinstance(server, StandInServer) and server.process
+        os.kill(server.process.pid, signal.SIGSTOP)
+        if when == "while it is away":
+            server.lost = "its connection broke"
+        change(policy, 1)
+        await engine.publish(1)
+        assert server.starts > 1 and not server.lost
+        reply = await engine.generate(PROMPT, Sampling(8))
+        assert reply.version == 1 and agrees(policy, PROMPT, reply)
+
+    served(tmp_path, work, within_s=120)
+
+
 def test_a_version_that_cannot_be_loaded_takes_its_server_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
         change(policy, 1)
