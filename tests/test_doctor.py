@@ -23,8 +23,9 @@ from airloop.config import load_config
 from airloop.doctor import base, catalogue
 from airloop.doctor.base import Finding, check, checks, passed
 from airloop.doctor.case import Case
+from airloop.doctor.designs import DESIGN
 from airloop.doctor.examine import Result, examine
-from airloop.doctor.failures import DESIGN, WHAT
+from airloop.doctor.failures import WHAT
 from airloop.doctor.probe import before_warmstart
 from airloop.doctor.report import as_json, exit_code, format_report, refusal, warnings
 from airloop.errors import AirError

@@ -75,7 +75,7 @@ except KeyboardInterrupt:
         (signal.SIG_IGN, signal.SIGTERM, 143),
     ],
 )
-def test_an_update_that_has_begun_is_finished(given: signal.Handlers, number: signal.Signals, code: int) -> None:
+def test_H12_an_update_that_has_begun_is_finished(given: signal.Handlers, number: signal.Signals, code: int) -> None:
     printed = run_as_job(UPDATE.format(number=int(number)), given)
     assert printed.splitlines() == ["update finished", "saved", f"stopped with {code}"]
 

@@ -93,7 +93,7 @@ def resume(started: Started) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_is_stopped_ends_the_run_with_where_it_stands(started: Started) -> None:
+def test_H8_a_rank_that_is_stopped_ends_the_run_with_where_it_stands(started: Started) -> None:
     started.until_trained(3)
     pids = started.ranks
     os.kill(pids[1], signal.SIGSTOP)
@@ -107,7 +107,7 @@ def test_a_rank_that_is_stopped_ends_the_run_with_where_it_stands(started: Start
 
 
 @pytest.mark.long
-def test_a_rank_that_waits_for_ever_ends_the_run_with_the_line_it_waits_at(started: Started) -> None:
+def test_H8_a_rank_that_waits_for_ever_ends_the_run_with_the_line_it_waits_at(started: Started) -> None:
     started.until_trained(3)
     pids = started.ranks
     started.trigger.touch()
@@ -175,7 +175,7 @@ class Watched:
         }
 
 
-def test_what_a_rank_may_take_follows_from_what_ranks_took_before() -> None:
+def test_H8_what_a_rank_may_take_follows_from_what_ranks_took_before() -> None:
     assert 600 <= (Watched().pass_s(5000) or 0) < 610, "nobody has been through this phase"
     known = Watched()
     known.go_on(5)
@@ -222,7 +222,7 @@ def test_nobody_is_told_of_whom_nobody_waits_for_or_while_this_process_was_stopp
         moving.pulses[1] = replace(moving.pulses[1], moved=moving.pulses[1].moved + 1)
 
 
-def test_ranks_that_all_wait_for_one_another_are_told_of() -> None:
+def test_H8_ranks_that_all_wait_for_one_another_are_told_of() -> None:
     both = Watched()
     both.pulses[1] = replace(BEAT, waits="other gradients", waits_since=7.0)
     assert both.pass_s(600) is None and both.stillness.all_wait([0, 1]) is None

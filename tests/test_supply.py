@@ -160,7 +160,9 @@ FILTERED = {"orchestrator.buffer.online_difficulty_filtering": "true", "orchestr
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("more", [{}, FILTERED], ids=["all", "filtered"])
-def test_nothing_is_lost_and_nothing_twice_through_failures(tmp_path: Path, more: dict[str, str], seed: int) -> None:
+def test_H13_nothing_is_lost_and_nothing_twice_through_failures(
+    tmp_path: Path, more: dict[str, str], seed: int
+) -> None:
     world = check(tmp_path, 160, seed, **more)
     assert world.deaths > 1
 

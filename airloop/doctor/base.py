@@ -27,6 +27,7 @@ FAMILIES = {
     "E": "reward and learning signal",
     "F": "tokens, masks, optimiser",
     "G": "running",
+    "H": "fleets, clusters, endpoints",
 }
 # Files of this package with checks, by family; read when the doctor is asked, not before.
 FILES = (

@@ -9,7 +9,8 @@ import inspect
 from typing import TYPE_CHECKING
 
 from airloop.doctor.base import FAMILIES, Check, checks
-from airloop.doctor.failures import DESIGN, WHAT
+from airloop.doctor.designs import DESIGN
+from airloop.doctor.failures import WHAT
 
 if TYPE_CHECKING:
     from airloop.watch.alarms.rules import Rule

@@ -55,7 +55,7 @@ STUCK = 0.9
 # From here on it may be: where one episode in 23 is different, two of the first 16 are in one case of eight.
 NEARLY_STUCK = 0.8
 # What is judged by what the policy does and earns in whole episodes.
-EARNED = ("E1", "E2", "E4", "E9", "D19", "B4", "B9")
+EARNED = ("E1", "E2", "E4", "E9", "D19", "B4", "B9", "B10")
 # Tokens of the probe's episodes that are computed again by the trainer: seconds on two cores.
 TRAINER_TOKENS = 2048
 

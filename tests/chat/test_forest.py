@@ -155,7 +155,7 @@ def shaped(history: list[Message], how: str) -> list[Message]:
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(name=st.sampled_from([None, *TEMPLATES]), steps=STEPS)
-def test_whatever_agents_do_each_token_is_trained_once_in_what_it_was_sampled_from(name: str | None, steps) -> None:  # type: ignore[no-untyped-def]
+def test_H16_whatever_agents_do_each_token_is_trained_once_in_what_it_was_sampled_from(name: str | None, steps) -> None:  # type: ignore[no-untyped-def]
     forest, chat = Forest(tokenizer(name)), tokenizer(name)
     states: list[list[Message]] = [list(OPENING)]
     waiting: list[tuple[Prompt, list[Message], list[int]]] = []

@@ -86,7 +86,7 @@ def test_nodes_make_the_run_that_one_machine_makes_although_every_call_comes_twi
     assert not list(found[1].path.glob(".[rs]*"))  # what was only there to find each other
 
 
-def test_a_lost_node_is_told_in_the_name_of_its_ranks(nodes: ScriptedNodes, run: Run) -> None:
+def test_H10_a_lost_node_is_told_in_the_name_of_its_ranks(nodes: ScriptedNodes, run: Run) -> None:
     launcher = ClusterLauncher(nodes, print)
     told = Told()
     process = launcher.spawn(launcher.rank_specs(run, False)[1], told)
@@ -120,7 +120,7 @@ def test_a_directory_that_a_node_does_not_share_is_refused(nodes: ScriptedNodes,
     assert not list(run.path.glob(".shared-*"))
 
 
-def test_a_run_goes_on_with_the_nodes_that_are_left(run: Run) -> None:
+def test_H10_a_run_goes_on_with_the_nodes_that_are_left(run: Run) -> None:
     left, said = ScriptedNodes(1), list[str]()
     (spec,) = ClusterLauncher(left, said.append).rank_specs(run, True)
     assert (spec.rank, spec.size, spec.here) == (0, 1, 1)

@@ -147,7 +147,7 @@ def answers(url: str) -> bool:
 
 
 @pytest.mark.long
-def test_a_run_goes_on_without_a_sampler_node_that_is_lost(made: Callable[..., World], tmp_path: Path) -> None:
+def test_H10_a_run_goes_on_without_a_sampler_node_that_is_lost(made: Callable[..., World], tmp_path: Path) -> None:
     world = made(max_steps="12")
     world.begin()
     world.until(lambda: len(world.steps()) >= 2)
@@ -173,7 +173,7 @@ def test_a_run_goes_on_without_a_sampler_node_that_is_lost(made: Callable[..., W
 
 
 @pytest.mark.long
-def test_a_sampler_node_that_is_lost_before_its_server_answers_is_done_without(
+def test_H10_a_sampler_node_that_is_lost_before_its_server_answers_is_done_without(
     made: Callable[..., World], tmp_path: Path
 ) -> None:
     world = made(max_steps="2")

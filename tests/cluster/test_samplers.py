@@ -115,7 +115,7 @@ def test_a_server_that_ends_is_started_again_a_few_times(tmp_path: Path) -> None
     assert "".join(lines) == "no GPU herehalf" * STARTS and lines[0] == "no GPU here"
 
 
-def test_one_that_hangs_is_ended_and_started_again_and_only_that_one(tmp_path: Path) -> None:
+def test_H2_one_that_hangs_is_ended_and_started_again_and_only_that_one(tmp_path: Path) -> None:
     spec = order_of(tmp_path, f"echo up >> {tmp_path}/starts; exec sleep 60")
     agent = NodeAgent({}, ".")
     agent.serve(vars(spec))

@@ -65,7 +65,7 @@ def test_old_adapters_go(tmp_path: Path) -> None:
     )
 
 
-def test_a_server_killed_in_the_middle_of_replies_loses_no_token(tmp_path: Path) -> None:
+def test_H1_a_server_killed_in_the_middle_of_replies_loses_no_token(tmp_path: Path) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
         victim, other = engine.servers
         await broken(victim, after=40)
@@ -98,7 +98,7 @@ def test_a_server_that_ended_is_started_again_and_serves_what_is_trained(
     served(tmp_path, work, count=2)
 
 
-def test_without_any_server_left_whoever_waits_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_H3_without_any_server_left_whoever_waits_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
         await broken(engine.servers[0], after=3)
         before = engine.downtime.seconds
@@ -115,7 +115,7 @@ def test_without_any_server_left_whoever_waits_is_told(tmp_path: Path, monkeypat
     served(tmp_path, work)
 
 
-def test_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere(
+def test_H2_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 1.0), ("ANSWER_S", 1.0), ("STARTS", 1)):
@@ -135,7 +135,7 @@ def test_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere(
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_server_that_hangs_while_only_other_ranks_ask_it_is_started_again(
+def test_H2_a_server_that_hangs_while_only_other_ranks_ask_it_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 1.0), ("ANSWER_S", 1.0)):
@@ -159,6 +159,30 @@ def test_a_server_that_hangs_while_only_other_ranks_ask_it_is_started_again(
                 assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
 
     asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("when", ["in an update", "while it is away"])
+def test_H2_a_server_that_hangs_while_nothing_is_sampled_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """An update waits for it, and so does whoever asks next where it is the only one. What a server that was just
+    started may take, and what an answer may, is far longer than what is waited for here."""
+    for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 1.5), ("ANSWER_S", 2.0)):
+        monkeypatch.setattr(engines, name, seconds)
+
+    async def work(engine: VllmEngine, policy: Policy) -> None:
+        (server,) = engine.servers
+        assert isinstance(server, StandInServer) and server.process
+        os.kill(server.process.pid, signal.SIGSTOP)
+        if when == "while it is away":
+            server.lost = "its connection broke"
+        change(policy, 1)
+        await engine.publish(1)
+        assert server.starts > 1 and not server.lost
+        reply = await engine.generate(PROMPT, Sampling(8))
+        assert reply.version == 1 and agrees(policy, PROMPT, reply)
+
+    served(tmp_path, work, within_s=120)
 
 
 def test_a_version_that_cannot_be_loaded_takes_its_server_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +250,7 @@ def test_answers_that_are_none_end_the_run_and_not_only_a_server(tmp_path: Path)
     served(tmp_path, work)
 
 
-def test_a_server_with_other_weights_is_not_admitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_H5_a_server_with_other_weights_is_not_admitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
         change(policy, 1)
         await engine.publish(1)

@@ -124,7 +124,7 @@ async def check(world: World, fault: Fault, whole: Generation) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("faults", [24, pytest.param(1000, marks=pytest.mark.soak)])
-def test_a_harmed_reply_is_the_unbroken_one_token_by_token(tmp_path: Path, faults: int) -> None:
+def test_H1_a_harmed_reply_is_the_unbroken_one_token_by_token(tmp_path: Path, faults: int) -> None:
     async def work(world: World) -> None:
         dice = random.Random(faults)
         whole, _ = await world.reply()
@@ -158,7 +158,7 @@ def test_a_way_that_harms_every_reply_is_left_for_one_that_does_not(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_nobody_waits_for_ever_for_what_does_not_come(tmp_path: Path) -> None:
+def test_H2_nobody_waits_for_ever_for_what_does_not_come(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         whole, _ = await world.reply()
         for kind, at in (("stall", 0), ("stall", LENGTH - 1), ("drip", 3)):
@@ -269,7 +269,7 @@ def test_tokens_that_no_count_comes_with_are_taken_as_they_are() -> None:
     assert reply.ended
 
 
-def test_an_answer_that_never_ends_is_no_sign_of_life(tmp_path: Path) -> None:
+def test_H2_an_answer_that_never_ends_is_no_sign_of_life(tmp_path: Path) -> None:
     """Bytes trickle in for as long as anybody reads: each begins a client's own deadline anew."""
 
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -78,7 +78,7 @@ def test_an_update_is_all_steps_in_their_order(tmp_path: Path) -> None:
     served(tmp_path, work)
 
 
-def test_an_update_that_fails_half_way_is_made_again_before_anything_is_asked(tmp_path: Path) -> None:
+def test_H4_an_update_that_fails_half_way_is_made_again_before_anything_is_asked(tmp_path: Path) -> None:
     async def work(engine: FullEngine, policy: Policy) -> None:
         (server,) = engine.servers
         await broken(server, half=1)
@@ -92,7 +92,7 @@ def test_an_update_that_fails_half_way_is_made_again_before_anything_is_asked(tm
     served(tmp_path, work)
 
 
-def test_an_update_that_cannot_be_finished_is_made_again(tmp_path: Path) -> None:
+def test_H4_an_update_that_cannot_be_finished_is_made_again(tmp_path: Path) -> None:
     """The server believes it to be under way: it would not begin another."""
 
     async def work(engine: FullEngine, policy: Policy) -> None:
@@ -105,7 +105,7 @@ def test_an_update_that_cannot_be_finished_is_made_again(tmp_path: Path) -> None
     served(tmp_path, work)
 
 
-def test_a_server_that_cannot_be_repaired_is_started_anew(tmp_path: Path) -> None:
+def test_H4_a_server_that_cannot_be_repaired_is_started_anew(tmp_path: Path) -> None:
     async def work(engine: FullEngine, policy: Policy) -> None:
         (server,) = engine.servers
         await broken(server, half=9)
@@ -117,7 +117,7 @@ def test_a_server_that_cannot_be_repaired_is_started_anew(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["behind", "label"])
-def test_a_server_that_stays_one_version_behind_serves_nothing(tmp_path: Path, how: str) -> None:
+def test_H5_a_server_that_stays_one_version_behind_serves_nothing(tmp_path: Path, how: str) -> None:
     async def work(engine: FullEngine, policy: Policy) -> None:
         victim, other = engine.servers
         await broken(victim, **{how: True})
@@ -134,7 +134,7 @@ def test_a_server_that_stays_one_version_behind_serves_nothing(tmp_path: Path, h
     served(tmp_path, work, count=2)
 
 
-def test_what_a_cache_kept_of_the_weights_before_is_not_found_under_the_new_label(tmp_path: Path) -> None:
+def test_H6_what_a_cache_kept_of_the_weights_before_is_not_found_under_the_new_label(tmp_path: Path) -> None:
     async def work(engine: FullEngine, policy: Policy) -> None:
         (server,) = engine.servers
         assert await is_served(engine, policy, 0)

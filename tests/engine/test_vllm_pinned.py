@@ -29,7 +29,7 @@ from airloop.policy import Policy
 
 
 @pytest.mark.slow
-def test_a_group_is_sampled_by_the_version_that_it_was_begun_with(
+def test_H7_a_group_is_sampled_by_the_version_that_it_was_begun_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While more versions are published than servers and store keep of themselves, and a server has lost them all."""

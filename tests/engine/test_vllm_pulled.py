@@ -66,7 +66,7 @@ def test_what_is_pulled_is_what_was_put(store: HttpAdapterStore, pulled: Path) -
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("how", ["truncated", "altered"])
-def test_an_adapter_that_is_not_what_its_name_says_is_refused(
+def test_H9_an_adapter_that_is_not_what_its_name_says_is_refused(
     store: HttpAdapterStore, pulled: Path, file: str, how: str
 ) -> None:
     name = store.put(make_policy(), 0)
@@ -104,7 +104,7 @@ class Cutting(threading.Thread):
 
 
 @pytest.mark.parametrize("cuts", [[0], [300], [99_999_999, 2000], [40, 40]], ids=str)
-def test_a_transfer_that_breaks_off_is_begun_again(store: HttpAdapterStore, pulled: Path, cuts: list[int]) -> None:
+def test_H9_a_transfer_that_breaks_off_is_begun_again(store: HttpAdapterStore, pulled: Path, cuts: list[int]) -> None:
     name = store.put(make_policy(), 0)
     between = Cutting(int(name.rpartition(".")[0].rpartition(":")[2]), cuts)
     between.start()
@@ -304,7 +304,7 @@ def test_an_engine_whose_servers_pull_does_what_every_engine_must(
 
 
 @pytest.mark.slow
-def test_a_version_that_came_altered_is_not_served_until_it_comes_whole(
+def test_H9_a_version_that_came_altered_is_not_served_until_it_comes_whole(
     tmp_path: Path, store: HttpAdapterStore, pulled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "WATCH_S", 0.1)

@@ -1,8 +1,9 @@
-"""B of FAILURES.md as far as it takes a template or a few replies to see it: B4, B6, B7, B9."""
+"""B of FAILURES.md as far as it takes a template or a few replies to see it: B4, B6, B7, B9, B10."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from airloop.chat import forest
 from airloop.doctor.case import Case
 from airloop.doctor.probe import Probe
 from airloop.doctor.proof_tools import update
+from airloop.envs.base import Opening
 from airloop.envs.script import Script
-from airloop.envs.tune.env import TuneEnv
+from airloop.envs.tune.env import TuneEnv, TuneSession
 from airloop.learn.batches import Row
 from airloop.models.chat import ChatTokenizer
 from airloop.models.chat_forms import CHATML
@@ -77,6 +79,53 @@ def test_B4_a_parser_for_another_form_of_calls_is_named(monkeypatch: pytest.Monk
     with case_of(TUNE, inference__model__tool_call_parser="auto") as case:
         probe_by(case, lambda env, task, seed: Script(call))
         assert ask(case, "valid_actions")[0].verdict == "pass"
+
+
+SCHEMA = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+
+
+def with_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tune` has a tool from now on, which its agents are shown."""
+    begin = TuneSession.begin
+
+    async def shown(session: TuneSession) -> Opening:
+        return replace(await begin(session), tools=(SCHEMA,))
+
+    monkeypatch.setattr(TuneEnv, "action_format", "tools")
+    monkeypatch.setattr(TuneSession, "begin", shown)
+
+
+@pytest.mark.slow
+def test_B10_calls_in_a_fence_are_read_or_the_parser_that_reads_them_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_tool(monkeypatch)
+    call = 'I call it:\n```json\n{"name": "run", "arguments": {"command": "validate"}}\n```'
+    with case_of(TUNE, inference__model__tool_call_parser="hermes") as case:
+        probe_by(case, lambda env, task, seed: Script(call))
+        (finding,) = ask(case, "valid_actions")
+    assert finding.verdict == "fail" and "B10" in finding.ids
+    assert finding.lines == {"inference.model.tool_call_parser": "auto"} and "No tool call found" in finding.why
+    with case_of(TUNE) as case:
+        probe_by(case, lambda env, task, seed: Script(call))
+        assert ask(case, "valid_actions")[0].verdict == "pass"
+
+
+@pytest.mark.slow
+def test_B10_calls_of_tools_that_there_are_not_are_told_with_those_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_tool(monkeypatch)
+    call = '<tool_call>\n{"name": "execute", "arguments": {"command": "validate"}}\n</tool_call>'
+    with case_of(TUNE) as case:
+        probe_by(case, lambda env, task, seed: Script(call))
+        (finding,) = ask(case, "valid_actions")
+    assert finding.verdict == "fail" and finding.ids == ("B10",)
+    assert finding.seen.startswith("0 of ") and "calls are of tools that there are not: 'execute'" in finding.seen
+    assert "The tools that there are: run" in finding.why
+    assert "supervised start" in finding.fix and finding.lines["warmstart.steps"] == 30, "no parser mends a name"
+    known = call.replace("execute", "run")
+    with case_of(TUNE) as case:
+        probe_by(case, lambda env, task, seed: Script(call if seed % 2 else known))
+        assert ask(case, "valid_actions")[0].verdict == "pass", "a beginner's slips are none"
 
 
 BARE = CHATML.replace("<tool_call>\\n{", "{").replace("}\\n</tool_call>", "}")  # calls as Llama 3 writes them

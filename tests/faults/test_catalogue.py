@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from airloop.doctor.base import checks
-from airloop.doctor.failures import DESIGN, WHAT
+from airloop.doctor.designs import DESIGN
+from airloop.doctor.failures import WHAT
 from airloop.watch.alarms.monitor import rules
 
 HERE = Path(__file__).parent

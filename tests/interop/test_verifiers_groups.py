@@ -147,7 +147,7 @@ def test_an_episode_that_is_spoilt_is_not_compared() -> None:
     assert not found.groups and all("its sandbox is lost" in t.error for t in saved)
 
 
-def test_a_worker_that_has_ended_takes_its_groups_with_it() -> None:
+def test_H18_a_worker_that_has_ended_takes_its_groups_with_it() -> None:
     env = groups_of("group")
     task = env.tasks("train")[0]
     chat, saved = chat_tokenizer(), list[Trajectory]()

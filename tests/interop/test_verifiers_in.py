@@ -215,7 +215,7 @@ def test_what_cannot_be_is_told_before_the_run(
         assert words(version, **args).reward_weights
 
 
-def test_a_judge_without_a_key_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_H18_a_judge_without_a_key_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_JUDGE_KEY", raising=False)
     judge = {"base_url": "https://judge.invalid/v1", "api_key_var": "MY_JUDGE_KEY"}
     env = words("v1", taskset={"task": {"judge": judge}})

@@ -136,7 +136,7 @@ def test_every_episode_has_a_process_of_its_own(program: Any) -> None:
         ("tells_keys", ProgramCrashed, "ValueError: … and …"),
     ],
 )
-def test_every_failure_is_somebodys(
+def test_H18_every_failure_is_somebodys(
     program: Any, function: str, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_API_KEY", "sk-planted-here")
@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
         workers.close()
 
 
-def test_processes_are_forked_ahead_and_one_that_is_killed_is_missed_by_nobody(program: Any) -> None:
+def test_H18_processes_are_forked_ahead_and_one_that_is_killed_is_missed_by_nobody(program: Any) -> None:
     workers = program("slow_pid")
 
     def children() -> list[int]:
@@ -179,7 +179,7 @@ def test_processes_are_forked_ahead_and_one_that_is_killed_is_missed_by_nobody(p
     wait_until(lambda: all(gone(pid) for pid in ahead))
 
 
-def test_what_is_printed_does_not_stop_it(program: Any) -> None:
+def test_H18_what_is_printed_does_not_stop_it(program: Any) -> None:
     assert outcome(program("prints")) == 1.0
 
 

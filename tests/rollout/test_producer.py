@@ -73,7 +73,7 @@ def run(**settings: object) -> Fleet:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_the_bound_is_kept_and_groups_are_trained_once_in_order(staleness: int, seed: int) -> None:
+def test_H15_the_bound_is_kept_and_groups_are_trained_once_in_order(staleness: int, seed: int) -> None:
     dropped = 0.3 if seed % 2 else 0.0
     fleet = run(staleness=staleness, seed=seed, dropped=dropped, most=8 if dropped else 4)
     numbers = [number for step in fleet.trained for number in step]
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_events_and_another_seed_others() -> None:
     assert run(staleness=2, seed=1).begun == run(staleness=2, seed=1).begun != run(staleness=2, seed=2).begun
 
 
-def test_a_long_episode_is_waited_for_and_the_others_go_on_meanwhile() -> None:
+def test_H15_a_long_episode_is_waited_for_and_the_others_go_on_meanwhile() -> None:
     fleet = run(staleness=2, seats=200, longest={5: 40.0})
     assert 5 in fleet.trained[1]
     meanwhile = [number for when, number in fleet.begun if 5.0 < when < 40.0]

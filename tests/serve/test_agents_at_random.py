@@ -191,7 +191,7 @@ def _sent(episode: ServedEpisode, reply: Any) -> list[int]:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from([None, *TEMPLATES]), seed=st.integers(0, 1 << 30))
-def test_what_is_trained_is_what_was_sent_and_came_back(name: str | None, seed: int) -> None:
+def test_H16_what_is_trained_is_what_was_sent_and_came_back(name: str | None, seed: int) -> None:
     check(name, seed, 8)
 
 

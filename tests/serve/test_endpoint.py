@@ -105,7 +105,7 @@ def test_a_thought_is_told_apart_and_the_tokens_stay() -> None:
     assert trained_pairs(episode) == engine.pairs and len(episode.branches()) == 1
 
 
-def test_sub_agents_side_by_side_and_several_replies_are_lines_of_their_own() -> None:
+def test_H17_sub_agents_side_by_side_and_several_replies_are_lines_of_their_own() -> None:
     engine = Recorded()
 
     async def work(client: Client) -> None:
@@ -118,7 +118,7 @@ def test_sub_agents_side_by_side_and_several_replies_are_lines_of_their_own() ->
     assert sorted(trained_pairs(episode)) == sorted(engine.pairs) and len(engine.pairs) == 7
 
 
-def test_an_edited_reply_is_foreign_text_on_a_line_of_its_own() -> None:
+def test_H17_an_edited_reply_is_foreign_text_on_a_line_of_its_own() -> None:
     engine = Recorded()
 
     async def work(client: Client) -> None:
@@ -244,7 +244,7 @@ def test_a_stream_says_the_same() -> None:
     play(work, engine)
 
 
-def test_a_client_that_asks_again_gets_the_reply_that_never_came_and_else_a_second_one() -> None:
+def test_H17_a_client_that_asks_again_gets_the_reply_that_never_came_and_else_a_second_one() -> None:
     engine = Recorded()
 
     async def work(client: Client) -> None:
@@ -342,7 +342,7 @@ def test_words_that_a_client_puts_into_the_policys_mouth_forge_no_turns() -> Non
     assert sent.count(CHAT.encode("<|im_start|>")[0]) == 4 and "Obey." in CHAT.decode(sent)
 
 
-def test_a_client_that_hangs_up_ends_the_sampling_and_is_counted() -> None:
+def test_H17_a_client_that_hangs_up_ends_the_sampling_and_is_counted() -> None:
     class Slow(Recorded):
         cancelled = 0
 
@@ -464,7 +464,7 @@ def test_a_full_context_and_a_broken_engine_are_told_apart() -> None:
     assert not play(broken, Broken()).forest.replies
 
 
-def test_nobody_reaches_another_episode() -> None:
+def test_H17_nobody_reaches_another_episode() -> None:
     endpoint = Endpoint("tiny")
     for id in ("one", "two"):
         endpoint.open(id, episode_of(Recorded()))

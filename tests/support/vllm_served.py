@@ -33,6 +33,7 @@ def served(
     count: int = 1,
     context: int = 256,
     store: AdapterStore | None = None,
+    within_s: float = 600.0,
     **server: Any,
 ) -> Any:
     """`server`: what is special about each, see stand_in."""
@@ -46,7 +47,7 @@ def served(
             await engine.start()
             return await work(engine, policy)
 
-    return asyncio.run(asyncio.wait_for(whole(), 600))
+    return asyncio.run(asyncio.wait_for(whole(), within_s))
 
 
 async def broken(server: VllmServer, **how: Any) -> None:

@@ -26,6 +26,11 @@ described = {"interface": "v0", "version": "0", "components": {"good": 1.0, "ran
 for line in sys.stdin:
     order = json.loads(line)
     what = order.get("do", "kill")
+    says = order.get("row", {}).get("says")
+    if says == "die":
+        sys.exit(3)
+    if says == "hang":
+        continue
     print(what, *order.get("episodes", ()), file=log, flush=True)
     if what == "describe":
         result = {"described": described}
@@ -51,6 +56,14 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifiersEn
     assert isinstance(made, VerifiersEnv)
     yield made
     made.abandon()
+
+
+LACKING = """
+import json, sys
+for line in sys.stdin:
+    result = {"defect": "KeyError: 'JUDGE_KEY'", "lacks": ["JUDGE_KEY"]}
+    print(json.dumps({"id": json.loads(line)["id"], "code": 0, "result": result, "printed": ""}), flush=True)
+"""
 
 
 async def play(env: VerifiersEnv, says: str, id: str) -> Score:
@@ -101,3 +114,32 @@ def test_what_is_forgotten_starts_no_process(env: VerifiersEnv, tmp_path: Path) 
     before = log(tmp_path)
     env.forget(["a"])
     assert log(tmp_path) == before and env.host._process._process is None
+
+
+def test_H18_a_worker_that_dies_or_hangs_is_no_score_and_harms_no_other_episode(env: VerifiersEnv) -> None:
+    """The next one has a process again; one that hangs ends with its episode's own time, and holds nobody else."""
+
+    async def main() -> None:
+        with pytest.raises(InfraError, match="ended with code 3"):
+            await play(env, "die", "d")
+        await play(env, "first", "a")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(play(env, "hang", "h"), 0.2)
+        await play(env, "second", "b")
+        assert [score.rewards["good"] for score in await env.score_group(["a", "b"])] == [1.0, 1.0]
+
+    asyncio.run(main())
+
+
+def test_H18_a_judges_key_that_is_missing_is_named_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "worker.py").write_text(LACKING)
+    monkeypatch.setattr(host, "WORKER", tmp_path / "worker.py")
+    env = load_environment("verifiers:some", {"python": sys.executable, "success": "good"})
+    try:
+        with pytest.raises(AirError, match="needs JUDGE_KEY, for a judge perhaps") as told:
+            assert env.reward_weights
+        assert told.value.fix == "set JUDGE_KEY where air is started."
+    finally:
+        env.abandon()

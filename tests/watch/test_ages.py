@@ -57,7 +57,7 @@ def test_a_mask_of_sequences_cuts_tokens_of_all_ages() -> None:
         assert [one["cut"] for one in found.values()] == [cut, cut]
 
 
-def test_episodes_of_several_versions_are_counted() -> None:
+def test_H7_episodes_of_several_versions_are_counted() -> None:
     groups = [Group(Task("x", "1", "train"), 3, (trajectory([3, 5], [-1.0] * 2), trajectory([3, 3], [-1.0] * 2)))]
     lost = Dropped(Group(Task("x", "1", "train"), 4, (trajectory([4, 5], [-1.0] * 2),)), "no_signal")
     config = load_config(["--orchestrator.max_staleness", "2", "--trainer.loss.geo_mask_high", "2"])

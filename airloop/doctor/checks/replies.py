@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airloop.chat.actions import parse
@@ -14,7 +14,7 @@ from airloop.doctor.checks.signal import finished_probe, supervised_start
 from airloop.doctor.probe import Probe
 from airloop.errors import AirError
 from airloop.text.prefix import common_prefix
-from airloop.types import Message, Sampled
+from airloop.types import Action, Message, Sampled, Trajectory
 
 if TYPE_CHECKING:
     from airloop.doctor.case import Case
@@ -31,51 +31,84 @@ ENDLESS = 0.95
 SHOWN = 60  # characters of a text that are quoted
 
 
-@check("B4", stage="probe", title="replies hold actions that can be read")
+@check("B4", "B10", stage="probe", title="replies hold actions that can be read")
 def valid_actions(case: Case) -> Finding:
+    """Of calls, those of tools that there are, in a form that the config's parser reads."""
     probe = case.probe
     envs = probe.parts.envs
-    turns = [turn for t in probe.trajectories if envs[t.task.env].action_format != "text" for turn in t.turns]
+    played = [t for t in probe.trajectories if envs[t.task.env].action_format != "text"]
+    turns = [turn for t in played for turn in t.turns]
     if not turns:
         if any(env.action_format != "text" for env in envs.values()):
             raise probe.no_reply
         return passed("the environment takes any reply as it is")
     probe = finished_probe(case)
-    valid = sum(any(a.kind != "invalid" for a in turn.actions) for turn in turns)
+    invented = Counter(action.name for t in played for action in _invented(t))
+    valid = sum(_holds_action(turn.actions, _tool_names(t)) for t in played for turn in t.turns)
     share = valid / len(turns)
     seen = f"{valid} of {len(turns)} replies hold an action that can be read ({share:.0%})"
+    if invented:
+        seen += f"; {invented.total()} calls are of tools that there are not: {_listed(invented)}"
     if share >= FEW or len(turns) < ENOUGH_REPLIES:
         return passed(seen)
     parser = _better_parser(probe, valid)
     start = {} if parser else supervised_start(probe)
-    taught = Counter(a.text for turn in turns for a in turn.actions if a.kind == "invalid").most_common(1)[0][0]
+    unread = Counter(a.text for turn in turns for a in turn.actions if a.kind == "invalid")
+    there = ", ".join(sorted({name for t in played for name in _tool_names(t)}))
+    taught = f"The commonest answer was: {unread.most_common(1)[0][0]}" if unread else ""
     return Finding(
         "fail" if share < REFUSED else "warn",
         seen,
         f"what cannot be read earns nothing and teaches nothing; below {REFUSED:.0%} most groups hold not one action. "
-        f"The commonest answer was: {taught}",
+        + (f"The tools that there are: {there}" if invented else taught),
         "the parser that reads this model's calls:"
         if parser
         else "a supervised start ([warmstart]), or a model that was trained to act; `--skip-proofs` goes on with this "
         "one, and the run's record says so.",
         parser or start,
+        ids=("B10",) if invented else ("B4", "B10") if parser else ("B4",),
         detail="\n---\n".join(turn.reply["content"] for turn in turns[:4]),
     )
+
+
+def _holds_action(actions: Sequence[Action], names: Collection[str]) -> bool:
+    return any(a.kind != "invalid" and (a.kind != "tool" or _is_there(a.name, names)) for a in actions)
+
+
+def _invented(episode: Trajectory) -> Iterator[Action]:
+    """Calls in the right form, of tools that the agent was never shown."""
+    names = _tool_names(episode)
+    calls = (action for turn in episode.turns for action in turn.actions if action.kind == "tool")
+    return (action for action in calls if not _is_there(action.name, names))
+
+
+def _is_there(name: str, names: Collection[str]) -> bool:
+    return not names or name in names
+
+
+def _tool_names(episode: Trajectory) -> frozenset[str]:
+    """None where the agent was told of its tools in words only."""
+    return frozenset(str(tool.get("function", {}).get("name")) for tool in episode.tools)
+
+
+def _listed(names: Counter[str]) -> str:
+    return ", ".join(repr(name[:SHOWN]) for name, _ in names.most_common(3))
 
 
 def _better_parser(probe: Probe, valid: int) -> Mapping[str, Any]:
     """The parser that reads at least ten times as many replies, if there is one."""
     envs = probe.parts.envs
-    tools = [turn for t in probe.trajectories if envs[t.task.env].action_format == "tools" for turn in t.turns]
+    episodes = [t for t in probe.trajectories if envs[t.task.env].action_format == "tools"]
+    tools = [(turn.reply["content"], _tool_names(t)) for t in episodes for turn in t.turns]
     for parser in PARSERS:
-        read = sum(_reads(turn.reply["content"], parser) for turn in tools)
+        read = sum(_reads(text, parser, names) for text, names in tools)
         if read > 10 * max(valid, 1) or (valid == 0 and read > FEW * len(tools)):
             return {"inference.model.tool_call_parser": parser}
     return {}
 
 
-def _reads(text: str, parser: str) -> bool:
-    return any(action.kind == "tool" for action in parse(text, "tools", parser)[0])
+def _reads(text: str, parser: str, names: Collection[str]) -> bool:
+    return any(action.kind == "tool" and _is_there(action.name, names) for action in parse(text, "tools", parser)[0])
 
 
 @check("B9", stage="probe", title="replies end by themselves")

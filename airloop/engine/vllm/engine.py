@@ -29,10 +29,18 @@ from airloop.engine.base import (
 )
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.affinity import Affinity
-from airloop.engine.vllm.parity import server_distance, tolerance
+from airloop.engine.vllm.parity import disagreement, server_distance, tolerance
 from airloop.engine.vllm.pinned import Adapter, PinnedEngine
 from airloop.engine.vllm.reply import Reply
-from airloop.engine.vllm.server import ANSWER_S, READY_S, AdapterMissing, RequestRejected, ServerLost, VllmServer
+from airloop.engine.vllm.server import (
+    ANSWER_S,
+    READY_S,
+    AdapterMissing,
+    RequestRejected,
+    ServerLost,
+    VllmServer,
+    none_left,
+)
 from airloop.engine.vllm.version import INSTALL, caution, check_beside
 from airloop.errors import AirError
 from airloop.events import Say
@@ -173,7 +181,7 @@ class VllmEngine(Engine):
         while not (alive := [server for server in self.servers if not server.lost]):
             may = time.monotonic() < until and any(self._may_return(server) for server in self.servers)
             if self._closed or not may:
-                raise self._none_left()
+                raise none_left(self.servers)
             self._changed.clear()
             wait = waiting("a server of vLLM to come back", "vLLM", READY_S, log=self.servers[0].tail)
             with wait, self.downtime.counted():
@@ -186,14 +194,6 @@ class VllmEngine(Engine):
         if server.command:
             return server.returning or server.ended() is None or server.starts < STARTS
         return server.returning or time.monotonic() - server.last_activity < RETURN_S
-
-    def _none_left(self) -> EngineFailed:
-        reasons = "\n".join(f"{server.url}: {server.lost}" for server in self.servers)
-        tail = next((tail for server in self.servers if (tail := server.tail())), "")
-        return EngineFailed(
-            f"No server of vLLM is left.\n{reasons}\n{tail}".rstrip(),
-            "everything sampled is saved: go on with `air train --resume RUN`.",
-        )
 
     # --- servers ------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class VllmEngine(Engine):
             problem = first.problem if isinstance(first, AirError) else f"vLLM: {first}"
             raise EngineFailed(problem, getattr(first, "fix", "")) from first
         if all(server.lost for server in self.servers):
-            raise self._none_left()
+            raise none_left(self.servers)
         if text := caution({server.url: server.version for server in self.servers}):
             self.say(f"warning: {text}. If anything goes wrong: {INSTALL}, where servers run.")
         self._begin(self._watch())
@@ -258,11 +258,7 @@ class VllmEngine(Engine):
                 break
             differed += name == self._name and not (ahead or self._ahead)
             if differed == PROBES or time.monotonic() > until:
-                raise AirError(
-                    f"The vLLM at {server.url} does not compute what the trainer does: its log-probs are {found:.2g} "
-                    f"nats off, a token, where {tolerance(self.policy):g} may be.",
-                    "serve the model that is trained, in the same dtype, with --logprobs-mode processed_logprobs.",
-                )
+                raise disagreement(server, found, self.policy)
             await asyncio.sleep(WATCH_S)
         check_beside(server, self.servers)  # again: another may have been admitted meanwhile
         server.lost = ""
@@ -293,7 +289,8 @@ class VllmEngine(Engine):
             return server.cancel_requests()
         if not server.lost and (code := server.ended()) is not None:
             server.lost = f"it ended with exit code {code}"
-        if not server.lost and self._expects_reply(server) and time.monotonic() - server.last_activity > IDLE_S:
+        silent = self._expects_reply(server) and time.monotonic() - server.last_activity > IDLE_S
+        if silent and not server.lost and not server.returning:
             server.lost = "" if await self._is_alive(server) else f"no word for {IDLE_S:.0f} s"
             if server.lost:
                 await server.end()
@@ -301,20 +298,23 @@ class VllmEngine(Engine):
             self._restart(server)
 
     def _expects_reply(self, server: VllmServer) -> bool:
-        return server.busy > 0
+        return server.busy + server.posts > 0
 
     def _restart(self, server: VllmServer) -> None:
-        if server.ended() is not None:
+        if new := server.ended() is not None:
             if server.starts >= STARTS:
                 return
             server.start()
         server.returning = True
-        self._begin(self._admit_again(server))
+        self._begin(self._admit_again(server, new))
 
-    async def _admit_again(self, server: VllmServer) -> None:
-        """One that lives is tried again where only the way to it failed: a new process would come no further."""
+    async def _admit_again(self, server: VllmServer, new: bool) -> None:
+        """One that lives is tried again where only the way to it failed: a new process would come no further. One that
+        hangs would never be ready."""
         until = time.monotonic() + READY_S
         try:
+            if server.command and not (new or server.busy or await self._is_alive(server)):
+                return await server.end()
             while True:
                 try:
                     return await self._admit(server)
@@ -334,10 +334,9 @@ class VllmEngine(Engine):
         alive."""
         if server.ended() is not None:
             return False
-        body = {"model": server.model, "token_ids": [1], "sampling_params": {"max_tokens": 1, "detokenize": False}}
         try:
             async with asyncio.timeout(ANSWER_S):
-                return [piece async for piece in server.stream(body)] != []
+                return await server.gives_token()
         except (ServerLost, RequestRejected, TimeoutError):
             return False
 

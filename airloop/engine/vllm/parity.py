@@ -12,6 +12,7 @@ from airloop.config.vllm_rules import HOTTEST
 from airloop.engine.base import Sampling
 from airloop.engine.vllm.reply import Reply
 from airloop.engine.vllm.server import ServerLost, VllmServer
+from airloop.errors import AirError
 from airloop.learn.batches import PackedPlan, Row, micro_batches
 from airloop.learn.forward import training_hidden
 from airloop.learn.logprobs import token_logprobs
@@ -57,6 +58,14 @@ def trainer_logprobs(policy: Policy, tokens: Sequence[int], first: int, temperat
 
 def tolerance(policy: Policy) -> float:
     return AGREE.get(policy.dtype, AGREE_ROUNDED)
+
+
+def disagreement(server: VllmServer, found: float, policy: Policy) -> AirError:
+    return AirError(
+        f"The vLLM at {server.url} does not compute what the trainer does: its log-probs are {found:.2g} nats off, a "
+        f"token, where {tolerance(policy):g} may be.",
+        "serve the model that is trained, in the same dtype, with --logprobs-mode processed_logprobs.",
+    )
 
 
 def logprob_distance(sampled: Sequence[float], computed: Sequence[float]) -> float:

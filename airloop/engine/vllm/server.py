@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from airloop.certificates import certificates_for
+from airloop.engine.base import EngineFailed
 from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.errors import AirError
 from airloop.text.keys import without_keys
@@ -86,7 +87,8 @@ class VllmServer:
     log: Path | None = None
     model: str = BASE
     version: str = ""  # of vLLM, by its own word
-    busy: int = 0  # requests under way
+    busy: int = 0  # replies under way
+    posts: int = 0  # other requests under way: an adapter to be loaded, a step of an update
     last_activity: float = 0.0  # when it last sent something
     starts: int = 0
     returning: bool = False  # it is being checked before it gets requests again
@@ -251,6 +253,12 @@ class VllmServer:
         finally:
             self.busy -= 1
 
+    async def gives_token(self) -> bool:
+        """Of the model without an adapter."""
+        sampling = {"max_tokens": 1, "detokenize": False}
+        body = {"model": self.model, "token_ids": [1], "sampling_params": sampling}
+        return [piece async for piece in self.stream(body)] != []
+
     async def load(self, name: str, path: Path) -> None:
         """An adapter, which requests then call by its name. Never in the place of another: replies may be under way, so
         the one before stays for a while."""
@@ -289,12 +297,15 @@ class VllmServer:
 
     async def _post(self, route: str, body: Mapping[str, Any]) -> bool:
         """Sends a POST request. False where what its body names does not exist (404)."""
+        self.posts += 1
         try:
             # A server that fails at it hangs up after its answer, and who comes next would find a line that is dead.
             async with self._awaited():
                 answer = await self.client.post(route, json=dict(body), headers={"Connection": "close"})
         except httpx.HTTPError as error:
             raise ServerLost(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.posts -= 1
         self.last_activity = time.monotonic()
         if answer.status_code == 400 and "already been loaded" in answer.text:
             return True  # the answer of the first time was lost: names say what is in them, so it is the same
@@ -331,6 +342,15 @@ class VllmServer:
             self._client = None
         await self.end()
         self._process = None
+
+
+def none_left(servers: Sequence[VllmServer]) -> EngineFailed:
+    reasons = "\n".join(f"{server.url}: {server.lost}" for server in servers)
+    tail = next((tail for server in servers if (tail := server.tail())), "")
+    return EngineFailed(
+        f"No server of vLLM is left.\n{reasons}\n{tail}".rstrip(),
+        "everything sampled is saved: go on with `air train --resume RUN`.",
+    )
 
 
 def _start_fix(tail: str) -> str:
