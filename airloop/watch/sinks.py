@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -141,22 +141,21 @@ class Watchers:
 def open_sinks(config: Config, run: Run, display: Watcher) -> Iterator[Watchers]:
     """The display and the config's sinks, closed however the run ends. A package that is missing is an error before
     the first step; anything else that fails in a sink is a note. Of several ranks the first has them."""
-    sinks: list[BackgroundSink] = []
+    sinks: dict[str, BackgroundSink] = {}  # by their titles
     if run.writes:
         check_sinks(config)
-        sinks = [
-            BackgroundSink(SINKS[name].make(asked, logged(run)), display.say) for name, asked in config.sinks.items()
-        ]
-    for sink in sinks:
+        for name, asked in config.sinks.items():
+            sinks[SINKS[name].title] = BackgroundSink(SINKS[name].make(asked, logged(run)), display.say)
+    for sink in sinks.values():
         sink.wait_open(OPEN_S)
     try:
-        _note_address(run, sinks)
-        yield Watchers(display, sinks)
+        _note_urls(run, sinks)
+        yield Watchers(display, [*sinks.values()])
     finally:
-        for sink in sinks:
+        for sink in sinks.values():
             display.phase(f"closing {sink.sink.name}")
             sink.close(CLOSE_S)
-        _note_address(run, sinks)  # of one that opened late
+        _note_urls(run, sinks)  # of one that opened late
 
 
 def check_sinks(config: Config) -> None:
@@ -182,8 +181,9 @@ def logged(run: Run) -> Logged:
     return Logged(run.path, run.name, *told, run.status, run.note)
 
 
-def _note_address(run: Run, sinks: Sequence[BackgroundSink]) -> None:
+def _note_urls(run: Run, sinks: Mapping[str, BackgroundSink]) -> None:
     """Not from a sink's thread: two that change status.json at once would lose what the other wrote."""
-    url = next((beside.sink.url for beside in sinks if beside.sink.url), None)
-    if url and run.status().get("wandb_url") != url:
-        run.note(wandb_url=url)
+    noted = run.status().get("sink_urls", {})
+    urls = noted | {title: beside.sink.url for title, beside in sinks.items() if beside.sink.url}
+    if urls != noted:
+        run.note(sink_urls=urls)
