@@ -47,16 +47,13 @@ class SoupEnv(Environment[SoupArgs]):
 
     def __init__(self, args: SoupArgs | None = None) -> None:
         super().__init__(args)
-        self.reward_weights: Mapping[str, float] = dict.fromkeys(self._components(), 1.0)
+        self.reward_weights: Mapping[str, float] = dict.fromkeys(self.components, 1.0)
         self.kinds = self._chosen_kinds()
         self._running: Running | None = None
 
-    def _components(self) -> tuple[str, ...]:
-        return tuple(name for name in COMPONENTS if name != "process" or self.args.credits_process)
-
     @property
     def components(self) -> tuple[str, ...]:
-        return self._components()
+        return tuple(name for name in COMPONENTS if name != "process" or self.args.credits_process)
 
     def _chosen_kinds(self) -> list[str]:
         for name in self.args.kinds:
@@ -77,11 +74,11 @@ class SoupEnv(Environment[SoupArgs]):
         return chosen
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        for name in weights:
-            if name not in self._components():
-                fix = "set args.process_credit = true" if name == "process" else f"known: {', '.join(COMPONENTS)}"
-                raise AirError(f"Environment 'soup' gives no reward component {name!r} here.", f"{fix}.")
-        self.reward_weights = {**dict.fromkeys(self._components(), 0.0), **weights}
+        if "process" in weights and not self.args.credits_process:
+            raise AirError(
+                "Environment 'soup' gives no reward component 'process' here.", "set args.process_credit = true."
+            )
+        super().weigh({**dict.fromkeys(self.components, 0.0), **weights})
 
     @property
     def max_turns(self) -> int:
