@@ -166,6 +166,10 @@ def test_every_part_has_its_floor() -> None:
     assert {part_of(module) for module in modules()} - {""} <= FLOOR.keys()
 
 
+def test_a_sentence_to_the_user_is_told_through_one_type() -> None:
+    assert [module for module, text in modules().items() if "say: Callable" in text] == []
+
+
 def test_no_file_is_longer_than_can_be_read() -> None:
     long = {
         str(path.relative_to(ROOT)) for path in python_files() if path.read_text(encoding="utf-8").count("\n") > LONGEST
