@@ -1,4 +1,4 @@
-"""Configs that come with the package and go by name: `quickstart`, `mlgym/small`, and hypotheses as `lab/mask`.
+"""Configs that come with the package and go by name: `quickstart`, `gsm8k/cpu`, and hypotheses as `lab/mask`.
 
 A package adds its own by an entry point in the group "airloop.configs": its name, in whose folder `configs` they lie.
 """
@@ -44,8 +44,8 @@ def nearest(name: str, hypotheses: bool = False) -> str:
 
 
 def name_of(path: str) -> str:
-    """The shipped config that a name or a path means: `configs/mlgym/small.toml`, where they were once, is
-    `mlgym/small`."""
+    """The shipped config that a name or a path means: `configs/gsm8k/cpu.toml`, where they were once, is
+    `gsm8k/cpu`."""
     known = names()
     if path in known:
         return path

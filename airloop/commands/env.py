@@ -31,7 +31,7 @@ def package_environment(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a package of an environment that verifiers and prime-rl load: air env package mlgym --out DIR."""
+    """Write a package of an environment that verifiers and prime-rl load: air env package tune --out DIR."""
     with saying("looking at the environment", quiet=as_json):
         from airloop.eval.tasks import parse_args, parse_weights
         from airloop.packaged.writing import write_package

@@ -11,7 +11,9 @@ from airloop.commands.common import Json, print_json, saying
 from airloop.errors import AirError
 
 tasks = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-MlgymRoot = Annotated[str | None, typer.Option(help="An MLGym checkout; by default the variable AIR_MLGYM_ROOT.")]
+Args = Annotated[
+    list[str] | None, typer.Option("--arg", "--args", help="An argument of the environment, as in max_turns=6.")
+]
 
 
 @tasks.callback()
@@ -26,14 +28,15 @@ def all_environments(context: typer.Context) -> None:
 @tasks.command("list")
 def list_tasks(
     environments: Annotated[list[str] | None, typer.Argument(help="Only these, in detail.")] = None,
-    mlgym_root: MlgymRoot = None,
+    arg: Args = None,
+    mlgym_root: Annotated[str | None, typer.Option(hidden=True)] = None,  # as it was called before there was --arg
     as_json: Json = False,
 ) -> None:
     """The registered environments, how many tasks each has, and the research tasks by name."""
-    from airloop.eval.tasks import format_environments, list_environments
+    from airloop.eval.tasks import format_environments, list_environments, parse_args
 
     with saying("looking at the tasks", quiet=as_json):  # the first time, data is prepared
-        args = {"mlgym_root": mlgym_root} if mlgym_root else {}
+        args = parse_args(arg or ()) | ({"mlgym_root": mlgym_root} if mlgym_root else {})
         rows = list_environments(environments or (), args, with_tasks=True)
     text = format_environments(rows, with_args=bool(environments))
     for row in rows:
@@ -46,7 +49,7 @@ def show_tasks(
     environment: Annotated[str, typer.Argument(help="The environment's id, as `air tasks list` shows it.")],
     n: Annotated[int, typer.Option("--n", min=1, help="How many tasks.")] = 3,
     split: Annotated[str, typer.Option(help="train, eval or test.")] = "train",
-    arg: Annotated[list[str] | None, typer.Option(help="An argument of the environment, as in max_turns=6.")] = None,
+    arg: Args = None,
     model: Annotated[str | None, typer.Option(help="Whose chat template: a hub id or a directory.")] = None,
     play: Annotated[str | None, typer.Option(help="The whole episodes of a script instead: oracle, demo, …")] = None,
     as_json: Json = False,
@@ -70,9 +73,7 @@ def show_tasks(
 @tasks.command("audit")
 def audit_rewards(
     environment: Annotated[str, typer.Argument(help="An environment's id, or ./my_env.py:MyEnv.")],
-    arg: Annotated[
-        list[str] | None, typer.Option("--arg", "--args", help="An argument of the environment, as in max_turns=6.")
-    ] = None,
+    arg: Args = None,
     reward: Annotated[
         list[str] | None, typer.Option("--reward", "--rewards", help="A component's weight, as in headroom=1.0.")
     ] = None,

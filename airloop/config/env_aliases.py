@@ -1,8 +1,8 @@
 """What others write for the environments of a package: read from aliases.toml beside the configs that the package adds
 by an entry point in the group "airloop.configs". By environment:
 
-    [musique]
-    ids = ["vf-musique"]      # what it is called elsewhere
+    [my-env]
+    ids = ["vf-my-env"]       # what it is called elsewhere
     flags = ["datasets"]      # flags of other command lines that mean it
     args = ["noise_rate"]     # its arguments that are often written one level too high
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import sys
 import tomllib
@@ -26,9 +27,19 @@ def list_environments(
     names: Sequence[str] = (), args: Mapping[str, Any] | None = None, with_tasks: bool = False
 ) -> list[dict[str, Any]]:
     """A row per environment, with its default arguments. One that cannot be used says why in `problem`, and
-    hides no other. `args` go to those that know them. `with_tasks`: tasks that have names, runnable or not, are in
-    `catalogue`, and the table of them in `catalogue_text`."""
-    return [_environment(name, args or {}, with_tasks, asked=bool(names)) for name in names or sorted(plugins("envs"))]
+    hides no other. `args` go to those that know them; AirError for one that none knows. `with_tasks`: tasks that have
+    names, runnable or not, are in `catalogue`, and the table of them in `catalogue_text`."""
+    args = args or {}
+    rows = [_environment(name, args, with_tasks, asked=bool(names)) for name in names or sorted(plugins("envs"))]
+    known = {key for row in rows for key in row.get("args", ())}
+    unknown = [key for key in args if key not in known]
+    if unknown and not any(row["problem"] for row in rows):  # one that cannot be used may know it
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        raise AirError(
+            f"No environment that is listed has an argument {unknown[0]!r}.",
+            f"{f'did you mean {near[0]!r}? ' if near else ''}`air tasks list ENV` shows an environment's.",
+        )
+    return rows
 
 
 def _environment(name: str, args: Mapping[str, Any], with_tasks: bool, asked: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Definition:
     """The environment `id`, with arguments and weights that may be changed when it is loaded. Paths in it are relative
     to `folder`, the package's own.
 
-        Definition("mlgym", Path(__file__).parent, args={"max_turns": 12})
+        Definition("tune", Path(__file__).parent, args={"max_turns": 12})
     """
 
     id: str

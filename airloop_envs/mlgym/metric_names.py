@@ -5,6 +5,7 @@ from __future__ import annotations
 from airloop.watch.metrics.measured import SHARE
 
 METRICS: dict[str, tuple[str, str]] = {
+    "improved": (SHARE, "only where it was beaten by more than the metric's noise."),
     "validate_score": ("metric", "what `validate` says of it, where that is on other rows than the score."),
     "best_score": ("metric", "of all that was graded in the episode, the one that `validate` showed as the best."),
     "final_score": ("metric", "of what was handed in last."),

@@ -195,5 +195,5 @@ def _nothing(steps: Sequence[Step], name: str, first: float, last: float, succes
         f"reward went from {rewards[0]:.3g} to {rewards[1]:.3g}.",
         "The reward pays more for doing nothing than for attempts that fail, so nothing is what was learned.",
         "begin with a [warmstart] or easier tasks, so that some attempts succeed; `air tasks audit` shows what doing "
-        "nothing earns, and a component that costs it (mlgym and tune: rewards = { …, idle = 1.0 }) changes that.",
+        "nothing earns, and a component that costs it (where there is one: rewards = { …, idle = 1.0 }) changes that.",
     )

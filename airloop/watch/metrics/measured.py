@@ -73,7 +73,7 @@ OWN: dict[str, tuple[str, str]] = {
     "score": ("metric", "the score of what was submitted, in the task's own metric."),
     "baseline": ("metric", "the baseline's score in the task's own metric."),
     "reference": ("metric", "the best known score in the task's own metric."),
-    "improved": (SHARE, "1 if the baseline was beaten (in mlgym by more than the metric's noise)."),
+    "improved": (SHARE, "1 if the baseline was beaten."),
     "improvement": ("", "10 × (score − baseline)/|baseline|, signed by the metric's direction; not below -2."),
     "headroom": ("", "share of the way from the baseline to the reference that was gone, from -1 to 1."),
     "trained": (SHARE, "1 if the agent trained a model at all."),
