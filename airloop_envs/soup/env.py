@@ -29,7 +29,7 @@ class Running:
     """What lives as long as an event loop does."""
 
     loop: asyncio.AbstractEventLoop
-    rooms: SandboxPool
+    sandbox_pool: SandboxPool
 
 
 class SoupEnv(Environment[SoupArgs]):
@@ -122,9 +122,9 @@ class SoupEnv(Environment[SoupArgs]):
 
     def open(self, task: Task, seed: int) -> SoupSession:
         """The seed has no use here: all that is random in a task is in the task's own seed."""
-        return SoupSession(self.soup_task(task), self.args, self.rooms())
+        return SoupSession(self.soup_task(task), self.args, self.sandbox_pool())
 
-    def rooms(self) -> SandboxPool:
+    def sandbox_pool(self) -> SandboxPool:
         loop = asyncio.get_running_loop()
         if self._running is not None and self._running.loop is not loop:
             self.abandon()
@@ -132,7 +132,7 @@ class SoupEnv(Environment[SoupArgs]):
             args = self.args
             start = image(args.memory_mb, args.timeout_s, args.container_image)
             self._running = Running(loop, SandboxPool.open(args, start))
-        return self._running.rooms
+        return self._running.sandbox_pool
 
     def lacks(self) -> Sequence[MissingRequirement]:
         return sandbox_lacks(self.args.sandbox)
@@ -151,9 +151,9 @@ class SoupEnv(Environment[SoupArgs]):
     def abandon(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            running.rooms.pool.abandon()
+            running.sandbox_pool.pool.abandon()
 
     async def close(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            await running.rooms.close()
+            await running.sandbox_pool.close()
