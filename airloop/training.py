@@ -172,7 +172,7 @@ class _ToDisplay(logging.Handler):
 
 
 def send_logs_to(say: Say, config: Config) -> None:
-    """What any part of air logs, worker processes' last words included, is seen where the run is watched (G1)."""
+    """What any part of air logs, worker processes' last output included, is seen where the run is watched (G1)."""
     logger = logging.getLogger("airloop")
     logger.handlers = [_ToDisplay(say)]
     logger.setLevel(config.orchestrator.log.level.upper())

@@ -80,7 +80,7 @@ class Member:
         if is_held(self.path / ".lock"):
             return "is under way"
         if status["status"] in ("planned", "running", "completed"):  # nobody wrote down how it ended
-            return _last_words(self.path)
+            return _last_output(self.path)
         why = str(status["why"]).partition("\n")[0]  # its first sentence; the run has all of it
         return f"{status['status']}: {why}".rstrip(": ")
 
@@ -359,11 +359,11 @@ def last_line(file: Path) -> str:
     return one_line(lines[-1], SAID_BYTES // 10) if lines else ""
 
 
-def _last_words(path: Path) -> str:
+def _last_output(path: Path) -> str:
     file = path / "output.txt"
     lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines() if file.is_file() else []
     if said := [line for line in lines if line.startswith("air: ")]:
         return said[-1].removeprefix("air: ")
     if not lines:
         return "is about to begin, or was killed before it did"
-    return f"was killed; its last words: {' / '.join(line.strip() for line in lines[-LAST_LINES:])}"[:400]
+    return f"was killed; its last output lines: {' / '.join(line.strip() for line in lines[-LAST_LINES:])}"[:400]

@@ -113,7 +113,8 @@ def run_page(page: dict[str, Any], name: str, ink: Ink) -> str:
     if results["why"]:
         lines += _wrapped(results["why"], ink.width, "  ")
     about = [("goal", results["goal"]), ("task", results["task"]), ("model", results["model"])]
-    about += [("parent", results["parent"]), ("W&B", results["wandb_url"])]
+    about += [("parent", results["parent"])]
+    about += [("logged to", f"{title}: {url}") for title, url in results["sink_urls"].items()]
     rows = [(label, text) for label, text in about if text] + key_results(results)
     lines += ["", *(line for label, text in rows for line in _labelled(label, text, ink))]
     lines += _curves(page["curves"], ink)

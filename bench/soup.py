@@ -49,23 +49,23 @@ def row(name: str, seconds: list[float], bar: str = "") -> None:
 async def table() -> None:
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, {date.today()}; milliseconds: median, 95 %")
-    rooms = SandboxPool.open(SoupArgs(sandboxes=4), image(512, 10))
+    sandbox_pool = SandboxPool.open(SoupArgs(sandboxes=4), image(512, 10))
     begin = time.perf_counter()
     first = generate(next(iter(KINDS)), 0)
-    await rooms.run("bench", first, first.pages["/"], "print(1)", 10)
+    await sandbox_pool.run("bench", first, first.pages["/"], "print(1)", 10)
     print(f"from nothing to the first result: {time.perf_counter() - begin:.2f} s")
     page = first.pages["/"]
-    row("run_python: print(1)", await timed(lambda: rooms.run("bench", first, page, "print(1)", 10)), "10")
+    row("run_python: print(1)", await timed(lambda: sandbox_pool.run("bench", first, page, "print(1)", 10)), "10")
     for level in LEVELS:
         kind = next(name for name in KINDS if KINDS[name].level == level)
         task = generate(kind, 0)
         page = task.pages["/"]
-        said = await rooms.run("bench", task, page, START + PARSE, 10)
+        said = await sandbox_pool.run("bench", task, page, START + PARSE, 10)
         parsing = f"{len(page)} characters, parsed in {said.output} ms"
         code = task.recipe[0].code
-        seconds = await timed(lambda t=task, p=page, c=code: rooms.run("bench", t, p, c, 10), 40)  # type: ignore[misc]
+        seconds = await timed(lambda t=task, p=page, c=code: sandbox_pool.run("bench", t, p, c, 10), 40)  # type: ignore[misc]
         row(f"run_python: the oracle's code, {level}", seconds, parsing)
-    await rooms.close()
+    await sandbox_pool.close()
     begin = time.perf_counter()
     made = [generate(kind, seed) for seed in SEEDS["train"][:5] for kind in KINDS if KINDS[kind].level == "primer"]
     print(f"tasks made: {len(made) / (time.perf_counter() - begin):.0f} a second (primer)")
@@ -84,7 +84,7 @@ async def crowd(count: int) -> None:
     played = await asyncio.gather(*(run_episode(env, t, env.scripted("oracle", t, 0), id=t.id, seed=0) for t in tasks))
     seconds = time.perf_counter() - begin
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    most = env.rooms().most
+    most = env.sandbox_pool().most
     await env.close()
     done = sum(t.ending == "done" for t in played)
     passed = sum(t.metrics["passed"] for t in played if t.ending == "done")

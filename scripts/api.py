@@ -19,7 +19,7 @@ PARTS: dict[str, tuple[str, dict[str, list[str]]]] = {
         {
             "airloop.api": ["train", "evaluate"],
             "airloop.frames": ["load_run", "LoadedRun"],
-            "airloop.config": ["load_config", "with_changes", "to_toml"],
+            "airloop.config": ["load_config", "Config(warnings)", "with_changes", "to_toml"],
             "airloop.training": [
                 "start",
                 "Finished",

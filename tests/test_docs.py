@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import airloop
 from airloop.commands.help import Group
 from airloop.config.keys import describe_keys, find_keys
 
@@ -38,6 +39,12 @@ def run_script(words: list[str], cwd: Path) -> str:
 def test_the_page_of_the_python_interface_is_what_is_generated() -> None:
     made = run_script([str(ROOT / "scripts/api.py")], ROOT)
     assert (ROOT / "docs/api.md").read_text(encoding="utf-8") == made, "python scripts/api.py > docs/api.md"
+
+
+def test_every_public_name_is_on_the_page_of_the_python_interface() -> None:
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    told = {name.rpartition(".")[2] for name in re.findall(r"^### (\S+)$", text, re.MULTILINE)}
+    assert set(airloop.__all__) - {"__version__"} - told == set()
 
 
 @pytest.mark.long

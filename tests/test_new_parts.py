@@ -105,10 +105,11 @@ class LinesConfig(Section):
 
 
 class LinesSink:
-    name, url = "lines", None
+    name = "lines"
 
     def __init__(self, settings, run):
         self.settings, self.path = settings, run.path / "lines.txt"
+        self.url = self.path.as_uri()
 
     def open(self):
         return "lines: open"
@@ -222,6 +223,7 @@ def test_an_environment(run: tuple[Path, str]) -> None:
 def test_a_sink(run: tuple[Path, str]) -> None:
     first, second = (run[0] / "lines.txt").read_text().splitlines()
     assert first.startswith("here: 0 ") and second.startswith("here: 1 ")
+    assert json.loads((run[0] / "status.json").read_text())["sink_urls"] == {"Lines": (run[0] / "lines.txt").as_uri()}
 
 
 def test_a_check(tree: Path) -> None:

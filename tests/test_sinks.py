@@ -28,7 +28,7 @@ from airloop.training import start
 from airloop.types import Alarm
 from airloop.watch import sinks
 from airloop.watch.display.display import Display
-from airloop.watch.sinks import BackgroundSink, Watchers, flat_line, flatten, logged, open_sinks
+from airloop.watch.sinks import BackgroundSink, Watchers, flat_line, logged, open_sinks
 
 LINE: dict[str, Any] = {"kind": "train", "step": 3, "learner": {"loss": 0.5}, "reward": None, "rewards": [1.0]}
 ALARM = Alarm("G1", "stall", "note", 3, "seen", "why", "fix")
@@ -81,7 +81,7 @@ class Faulty:
 
 
 def test_names_are_the_path_to_the_number() -> None:
-    assert flatten(LINE, "train/") == {"train/step": 3.0, "train/learner/loss": 0.5}
+    assert flat_line(LINE) == {"train/step": 3.0, "train/learner/loss": 0.5}
     assert flat_line({"kind": "eval", "split": "test", "reward": {"mean": 1}}) == {"eval/test/reward/mean": 1.0}
 
 
@@ -304,7 +304,17 @@ def test_a_wandb_server_that_never_answers_holds_nothing_up(
     run.close()
     assert "note: Weights & Biases has not answered in 0 s; the run does not wait for it" in seen.said
     assert [text for text in seen.said if text.startswith("note: Weights & Biases is left out from now on: ")]
-    assert "wandb_url" not in run.status()
+    assert "sink_urls" not in run.status()
+
+
+def test_where_a_sink_can_be_looked_at_is_noted_by_its_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.create(load_config(["@", str(write_config(tmp_path, extra="[tensorboard]\n"))]), "arith")
+    run.note(sink_urls={"Other": "http://127.0.0.1:1"})  # of a session before this one
+    monkeypatch.setattr(TensorboardSink, "url", "http://127.0.0.1:6006")
+    with open_sinks(run.config, run, Seen()):
+        pass
+    run.close()
+    assert run.status()["sink_urls"] == {"Other": "http://127.0.0.1:1", "TensorBoard": "http://127.0.0.1:6006"}
 
 
 def test_two_runs_never_share_a_wandb_run_and_a_resumed_one_keeps_its_own(tmp_path: Path) -> None:

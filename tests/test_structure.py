@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -63,6 +64,9 @@ FLOORS = (
 LONGEST = 400
 # Longer still: to be cut.
 TO_BE_CUT: frozenset[str] = frozenset()
+# Environments that are packages of their own: the trainer knows them by their entry points alone.
+ENVIRONMENTS = re.compile(r"(?<![a-z])(?:mlgym|musique|soup)(?![a-z])", re.IGNORECASE)
+NAMED = {("airloop.commands.tasks", "mlgym_root")}  # --mlgym-root, the hidden flag that --arg mlgym_root=… was
 FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
 
 
@@ -164,6 +168,21 @@ def others() -> Iterator[Path]:
 
 def test_every_part_has_its_floor() -> None:
     assert {part_of(module) for module in modules()} - {""} <= FLOOR.keys()
+
+
+def test_a_sentence_to_the_user_is_told_through_one_type() -> None:
+    assert [module for module, text in modules().items() if "say: Callable" in text] == []
+
+
+def test_the_trainer_names_no_environment_of_the_other_packages() -> None:
+    found = {
+        (module, node.value)
+        for module, text in modules().items()
+        if module.partition(".")[0] == PACKAGES[0] and ENVIRONMENTS.search(text)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and ENVIRONMENTS.search(node.value)
+    }
+    assert found == NAMED
 
 
 def test_no_file_is_longer_than_can_be_read() -> None:

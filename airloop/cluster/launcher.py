@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from airloop.cluster.listening import listen
 from airloop.cluster.node import Node, NodeLost, Nodes
 from airloop.cluster.samplers import SamplerNode, SamplerNodes, share_out, too_few_gpus
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.launch.base import OnOutput, RankSpec
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class ClusterLauncher:
     # Ray needs a few failed checks to know that a node is lost; other ranks see their connections break at once.
     settle_s = 60.0
 
-    def __init__(self, nodes: Nodes, say: Callable[[str], None]) -> None:
+    def __init__(self, nodes: Nodes, say: Say) -> None:
         self._cluster, self._say = nodes, say
         self._nodes: list[Node] = []  # that train
         self._sampler_nodes: SamplerNodes | None = None

@@ -8,7 +8,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from airloop.config.schema import VllmConfig
 from airloop.engine.vllm.plugin.adapters import KEY
 from airloop.engine.vllm.remote_servers import API_KEY, STATUS_FILE_VARIABLE, ServerStatus, ServerStatusFile
 from airloop.errors import AirError
+from airloop.events import Say
 from airloop.runs.run import Run
 from airloop.text.keys import note_keys, without_keys
 
@@ -36,9 +37,7 @@ class SamplerNode:
 
 
 class SamplerNodes:
-    def __init__(
-        self, run: Run, nodes: Sequence[SamplerNode], folder: Path, host: str, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Run, nodes: Sequence[SamplerNode], folder: Path, host: str, say: Say) -> None:
         """`folder`: one that all learners see. `host`: the first learner's address, which samplers reach it by."""
         self._run, self._nodes, self._say = run, nodes, say
         vllm = run.config.inference.vllm

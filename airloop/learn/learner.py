@@ -203,7 +203,7 @@ class Learner:
             for part in micro_batches(rows, self.settings.token_budget):
                 plan = PackedPlan(part, self.policy.device)
                 values, _ = self._forward(plan)
-                _by_row(part, plan, values, found)
+                found |= {key: own.tolist() for key, own in _by_row(part, plan, values).items()}
         return found
 
     def measure_pass(self, rows: Sequence[Any]) -> None:
@@ -324,8 +324,8 @@ class Learner:
         stats.add(loss, terms, entropy, parts)
         stats.find_worst(part, plan, terms)
         if report is not None:
-            _by_row(part, plan, logprobs.detach(), report.logprobs)
-            _by_row(part, plan, entropy, report.entropies)
+            report.logprobs |= _by_row(part, plan, logprobs.detach())
+            report.entropies |= _by_row(part, plan, entropy)
         return terms.old
 
 
@@ -370,5 +370,5 @@ def _terms(
     )
 
 
-def _by_row(part: MicroBatch, plan: PackedPlan, values: Tensor, into: dict[str, list[float]]) -> None:
-    into |= {row.key: own.tolist() for row, own in zip(part.rows, values.cpu().split(plan.counts), strict=True)}
+def _by_row(part: MicroBatch, plan: PackedPlan, values: Tensor) -> dict[str, np.ndarray]:
+    return {row.key: own.numpy() for row, own in zip(part.rows, values.cpu().split(plan.counts), strict=True)}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,11 +33,11 @@ class Worst:
 
 @dataclass
 class Report:
-    """What one update did. Per-token log-probs and entropies by row key go to the step's token record."""
+    """What one update did. Log-probs and entropies of trained tokens, by row key, go to the step's token record."""
 
     metrics: dict[str, float]
-    logprobs: dict[str, list[float]] = field(default_factory=dict)
-    entropies: dict[str, list[float]] = field(default_factory=dict)
+    logprobs: dict[str, np.ndarray] = field(default_factory=dict)
+    entropies: dict[str, np.ndarray] = field(default_factory=dict)
     worst: dict[str, Worst] = field(default_factory=dict)  # by what was measured: "kl", "gap"
 
 

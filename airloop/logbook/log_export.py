@@ -160,7 +160,7 @@ def _page(page: dict[str, Any], base: Path, names: Collection[str]) -> list[str]
         ("Model", _text(cut_paths(page["model"] or ""))),
         ("Parent", parent),
         ("Directory", f"[{_text(place)}]({quote(place)})"),
-        ("W&B", _web(page["wandb_url"] or "")),
+        *((_text(title), _web(url)) for title, url in page["sink_urls"].items()),
         ("Fault on purpose", _text(page["fault"])),
     ]
     lines += [f"- **{name}:** {text}" for name, text in facts if text]

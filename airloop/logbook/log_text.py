@@ -148,9 +148,7 @@ def _about(page: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("start it", f"air train --resume {page['path']}"))
     if page["parent"]:
         found.append(("parent", page["parent"] + ("" if page["parent_exists"] else " (its directory is gone)")))
-    if page["wandb_url"]:
-        found.append(("W&B", page["wandb_url"]))
-    return found
+    return found + [("logged to", f"{title}: {url}") for title, url in page["sink_urls"].items()]
 
 
 def _config(page: dict[str, Any], width: int | None) -> list[str]:

@@ -73,7 +73,7 @@ def run_results(path: Path) -> dict[str, Any]:
         "cost": number(price * timing["seconds"] / 3600)
         if price is not None and timing["seconds"] is not None
         else None,
-        "wandb_url": words(status.get("wandb_url")),
+        "sink_urls": _sink_urls(status),
         "fault": _fault(status),
         "artefacts": _artefacts(path),
         "proofs": _proofs(status),
@@ -204,6 +204,12 @@ def _proofs(status: dict[str, Any]) -> str:
     if said in ("passed", "failed"):
         return "run"
     return "skipped" if said.startswith(("skipped", "not run")) else "unknown"
+
+
+def _sink_urls(status: dict[str, Any]) -> dict[str, str]:
+    """Where its metrics can be looked at, by the sinks' titles. Older runs noted one address, without its sink's."""
+    noted = {"Weights & Biases": status.get("wandb_url"), **table(status.get("sink_urls"))}
+    return {words(title) or "": url for title, found in noted.items() if (url := words(found))}
 
 
 def _fault(status: dict[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from airloop.extras import install_line
 from airloop.runs.run import Run
 from airloop.sinks import SINKS, Logged, Sink
 from airloop.text.keys import without_keys, without_keys_in
+from airloop.text.nested import flatten
 
 if TYPE_CHECKING:
     from airloop.types import Alarm
@@ -30,23 +31,14 @@ CLOSE_S = 75.0
 BEHIND = 500
 
 
-def flatten(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """`{"learner": {"loss": 1}}` → `{"learner/loss": 1}`: the names every sink uses (metrics/names.py)."""
-    flat: dict[str, float] = {}
-    for key, value in metrics.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float):
-            flat[f"{prefix}{key}"] = float(value)
-    return flat
-
-
 def flat_line(metrics: dict[str, Any]) -> dict[str, float]:
     """A line of metrics.jsonl under the names of the sinks: `train/…`, `eval/SPLIT/…`, or `eval/base/…` for the model
     itself, which has step 0 as what the run starts with."""
-    if metrics.get("kind") != "eval":
-        return flatten(metrics, "train/")
-    return flatten(metrics, "eval/base/" if metrics.get("name") == "base" else f"eval/{metrics['split']}/")
+    within = "train/"
+    if metrics.get("kind") == "eval":
+        within = "eval/base/" if metrics.get("name") == "base" else f"eval/{metrics['split']}/"
+    found = flatten(metrics, "/", within).items()
+    return {name: float(value) for name, value in found if isinstance(value, int | float)}
 
 
 class BackgroundSink:
@@ -141,22 +133,21 @@ class Watchers:
 def open_sinks(config: Config, run: Run, display: Watcher) -> Iterator[Watchers]:
     """The display and the config's sinks, closed however the run ends. A package that is missing is an error before
     the first step; anything else that fails in a sink is a note. Of several ranks the first has them."""
-    sinks: list[BackgroundSink] = []
+    sinks: dict[str, BackgroundSink] = {}  # by their titles
     if run.writes:
         check_sinks(config)
-        sinks = [
-            BackgroundSink(SINKS[name].make(asked, logged(run)), display.say) for name, asked in config.sinks.items()
-        ]
-    for sink in sinks:
+        for name, asked in config.sinks.items():
+            sinks[SINKS[name].title] = BackgroundSink(SINKS[name].make(asked, logged(run)), display.say)
+    for sink in sinks.values():
         sink.wait_open(OPEN_S)
     try:
-        _note_address(run, sinks)
-        yield Watchers(display, sinks)
+        _note_urls(run, sinks)
+        yield Watchers(display, [*sinks.values()])
     finally:
-        for sink in sinks:
+        for sink in sinks.values():
             display.phase(f"closing {sink.sink.name}")
             sink.close(CLOSE_S)
-        _note_address(run, sinks)  # of one that opened late
+        _note_urls(run, sinks)  # of one that opened late
 
 
 def check_sinks(config: Config) -> None:
@@ -182,8 +173,9 @@ def logged(run: Run) -> Logged:
     return Logged(run.path, run.name, *told, run.status, run.note)
 
 
-def _note_address(run: Run, sinks: Sequence[BackgroundSink]) -> None:
+def _note_urls(run: Run, sinks: Mapping[str, BackgroundSink]) -> None:
     """Not from a sink's thread: two that change status.json at once would lose what the other wrote."""
-    url = next((beside.sink.url for beside in sinks if beside.sink.url), None)
-    if url and run.status().get("wandb_url") != url:
-        run.note(wandb_url=url)
+    noted = run.status().get("sink_urls", {})
+    urls = noted | {title: beside.sink.url for title, beside in sinks.items() if beside.sink.url}
+    if urls != noted:
+        run.note(sink_urls=urls)

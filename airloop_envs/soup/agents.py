@@ -24,7 +24,8 @@ THEFTS = (
     "import sys\nfor name in list(sys.modules):\n    if name.startswith('airloop'): print(name)",
     "import os\nfor top in set(os.listdir('/')) - {'proc', 'sys', 'usr', 'lib', 'dev'}:\n"
     "    for folder, _, files in os.walk('/' + top):\n        for f in files:\n"
-    "            if f in ('generate.py', 'grading.py', 'manifest.json', 'draft.py'): print(os.path.join(folder, f))",
+    "            if f in ('generate.py', 'grading.py', 'manifest.json', 'task_kind.py'):\n"
+    "                print(os.path.join(folder, f))",
     "import gc\nfor o in gc.get_objects():\n"
     "    if isinstance(o, dict) and ('answer' in o or 'recipe' in o or 'forbidden' in o): print(list(o)[:20])",
     "import sys\nf = sys._getframe()\nwhile f:\n    print(f.f_code.co_filename, sorted(f.f_locals))\n    f = f.f_back",

@@ -1,6 +1,6 @@
 """What stands on real pages around what one looks for: menus, adverts, comments, footers, cookie notices.
 
-Furniture uses no table, form field, JSON-LD, h1, time, address, blockquote, mark, cite, kbd, dl, svg, canvas or
+Boilerplate uses no table, form field, JSON-LD, h1, time, address, blockquote, mark, cite, kbd, dl, svg, canvas or
 object, so that a task's own part is the only place of these unless its kind puts decoys there. Sizes are what
 fills a page to its level's length.
 """

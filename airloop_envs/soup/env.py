@@ -29,7 +29,7 @@ class Running:
     """What lives as long as an event loop does."""
 
     loop: asyncio.AbstractEventLoop
-    rooms: SandboxPool
+    sandbox_pool: SandboxPool
 
 
 class SoupEnv(Environment[SoupArgs]):
@@ -47,16 +47,13 @@ class SoupEnv(Environment[SoupArgs]):
 
     def __init__(self, args: SoupArgs | None = None) -> None:
         super().__init__(args)
-        self.reward_weights: Mapping[str, float] = dict.fromkeys(self._components(), 1.0)
+        self.reward_weights: Mapping[str, float] = dict.fromkeys(self.components, 1.0)
         self.kinds = self._chosen_kinds()
         self._running: Running | None = None
 
-    def _components(self) -> tuple[str, ...]:
-        return tuple(name for name in COMPONENTS if name != "process" or self.args.credits_process)
-
     @property
     def components(self) -> tuple[str, ...]:
-        return self._components()
+        return tuple(name for name in COMPONENTS if name != "process" or self.args.credits_process)
 
     def _chosen_kinds(self) -> list[str]:
         for name in self.args.kinds:
@@ -77,11 +74,11 @@ class SoupEnv(Environment[SoupArgs]):
         return chosen
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        for name in weights:
-            if name not in self._components():
-                fix = "set args.process_credit = true" if name == "process" else f"known: {', '.join(COMPONENTS)}"
-                raise AirError(f"Environment 'soup' gives no reward component {name!r} here.", f"{fix}.")
-        self.reward_weights = {**dict.fromkeys(self._components(), 0.0), **weights}
+        if "process" in weights and not self.args.credits_process:
+            raise AirError(
+                "Environment 'soup' gives no reward component 'process' here.", "set args.process_credit = true."
+            )
+        super().weigh({**dict.fromkeys(self.components, 0.0), **weights})
 
     @property
     def max_turns(self) -> int:
@@ -125,9 +122,9 @@ class SoupEnv(Environment[SoupArgs]):
 
     def open(self, task: Task, seed: int) -> SoupSession:
         """The seed has no use here: all that is random in a task is in the task's own seed."""
-        return SoupSession(self.soup_task(task), self.args, self.rooms())
+        return SoupSession(self.soup_task(task), self.args, self.sandbox_pool())
 
-    def rooms(self) -> SandboxPool:
+    def sandbox_pool(self) -> SandboxPool:
         loop = asyncio.get_running_loop()
         if self._running is not None and self._running.loop is not loop:
             self.abandon()
@@ -135,7 +132,7 @@ class SoupEnv(Environment[SoupArgs]):
             args = self.args
             start = image(args.memory_mb, args.timeout_s, args.container_image)
             self._running = Running(loop, SandboxPool.open(args, start))
-        return self._running.rooms
+        return self._running.sandbox_pool
 
     def lacks(self) -> Sequence[MissingRequirement]:
         return sandbox_lacks(self.args.sandbox)
@@ -154,9 +151,9 @@ class SoupEnv(Environment[SoupArgs]):
     def abandon(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            running.rooms.pool.abandon()
+            running.sandbox_pool.pool.abandon()
 
     async def close(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            await running.rooms.close()
+            await running.sandbox_pool.close()

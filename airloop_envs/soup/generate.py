@@ -41,7 +41,7 @@ def bench() -> list[tuple[str, int]]:
 
 
 def generate(kind: str, seed: int) -> SoupTask:
-    """The task of this kind and seed. Deterministic across machines and Python versions (see Dice)."""
+    """The task of this kind and seed. Deterministic across machines and Python versions (see Rng)."""
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1)
         raise AirError(
@@ -49,7 +49,7 @@ def generate(kind: str, seed: int) -> SoupTask:
             (f"did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(KINDS)}.",
         )
     made = KINDS[kind]
-    draft = made.make(Rng(f"soup/1/{made.dice}/{seed}"))
+    draft = made.make(Rng(f"soup/1/{made.rng_name}/{seed}"))
     chance = Rng(f"soup/1/{kind}/page/{seed}")
     look = frame(chance, made.level, made.size)
     return SoupTask(

@@ -61,7 +61,7 @@ def check() -> str:
     if different := changed(was, now):
         raise AirError(
             f"{len(different)} of {len(was)} tasks are not what they were, among them {', '.join(different[:5])}.",
-            "a kind, the furniture or the vocabulary has changed: undo it; what is new is added as a kind of its own.",
+            "a kind, boilerplate or the vocabulary has changed: undo it; what is new is added as a kind of its own.",
         )
     if len(was) != len(now):
         raise AirError(

@@ -1,4 +1,4 @@
-"""A page: head, header, the task's part among furniture, footer; sometimes with the flaws of real pages."""
+"""A page: head, header, the task's part among boilerplate, footer; sometimes with the flaws of real pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airloop_envs.soup.rng import Rng
 from airloop_envs.soup.styles import STYLES, Style
 from airloop_envs.soup.words import CITIES, phrase, sentence
 
-# Share of pages with flawed furniture. A task's own part is flawed only where its kind is about that.
+# Share of pages with flawed boilerplate. A task's own part is flawed only where its kind is about that.
 FLAWED = {"primer": 0.0, "easy": 0.15, "medium": 0.3, "hard": 0.4, "expert": 0.4}
 
 
@@ -18,12 +18,12 @@ FLAWED = {"primer": 0.0, "easy": 0.15, "medium": 0.3, "hard": 0.4, "expert": 0.4
 class Frame:
     """The look that all pages of a task share. `size` is the length in characters to fill up to."""
 
-    dice: Rng
+    rng: Rng
     style: Style
     site: str
     size: int
     flawed: bool
-    bare: bool  # a first page for beginners: hardly any furniture
+    bare: bool  # a first page for beginners: hardly any boilerplate
 
     def page(self, main: str, share: int, head: str, tail: str, lang: str, rtl: bool) -> str:
         """`share`: how many pages divide the length among them."""
@@ -35,39 +35,39 @@ class Frame:
         parts = [
             self.style.doctype,
             f'<html lang="{lang}"{direction}>\n<head>\n<meta charset="utf-8">',
-            f"<title>{phrase(self.dice)} | {self.site}</title>",
+            f"<title>{phrase(self.rng)} | {self.site}</title>",
             *([] if self.bare else self._head_extras()),
             *([head] if head else []),
             "</head>\n<body>",
             f'<header class="{classes("header")}"><a href="/" class="{classes("logo")}">{self.site}</a>',
-            menu(self.dice, classes),
+            menu(self.rng, classes),
             "</header>",
             *before,
             opening,
             main,
             closing,
             *after,
-            footer(self.dice, classes, self.site),
-            *([] if self.bare else [cookies(self.dice, classes), self._analytics()]),
+            footer(self.rng, classes, self.site),
+            *([] if self.bare else [cookies(self.rng, classes), self._analytics()]),
             *([tail] if tail else []),
             "</body>\n</html>\n",
         ]
         return "\n".join(parts)
 
     def _filling(self, classes: Classes, room: int) -> tuple[list[str], list[str]]:
-        """Furniture of about `room` characters, a third of it before the task's part."""
+        """Boilerplate of about `room` characters, a third of it before the task's part."""
         blocks: list[str] = []
         kinds = list(self.style.blocks)
         while room > 0:
-            kind = self.dice.pick(kinds)
-            block = BLOCKS[kind](self.dice, classes)
+            kind = self.rng.pick(kinds)
+            block = BLOCKS[kind](self.rng, classes)
             if kind in ONCE:
                 kinds.remove(kind)
-            if self.flawed and self.dice.chance(0.5):
-                block = spoil(self.dice, block)
+            if self.flawed and self.rng.chance(0.5):
+                block = spoil(self.rng, block)
             blocks.append(block)
             room -= len(block) + 1
-        cut = self.dice.below(len(blocks) * 2 // 3 + 1)
+        cut = self.rng.below(len(blocks) * 2 // 3 + 1)
         before, after = blocks[:cut], blocks[cut:]
         if self.style.columns and len(after) > 3:
             side = after[: len(after) // 3]
@@ -75,7 +75,7 @@ class Frame:
         return before, after
 
     def _head_extras(self) -> list[str]:
-        d, prefix = self.dice, self.style.prefix
+        d, prefix = self.rng, self.style.prefix
         rules = " ".join(f".{prefix}-{d.invented(2)} {{ margin: {d.below(40)}px; }}" for _ in range(d.between(1, 4)))
         return [
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -84,7 +84,7 @@ class Frame:
         ]
 
     def _analytics(self) -> str:
-        d = self.dice
+        d = self.rng
         return (
             f'<script src="/static/bundle.{d.hexadecimal(8)}.js" defer></script>\n'
             f'<script>var visits = visits || []; visits.push(["{d.hexadecimal(12)}", {d.below(10**6)}]);</script>'

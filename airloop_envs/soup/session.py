@@ -25,17 +25,17 @@ OUTCOMES = ("correct", "limit", "partial", "violation", "schema_error")
 
 
 class SoupSession(Session):
-    def __init__(self, task: SoupTask, args: SoupArgs, rooms: SandboxPool) -> None:
+    def __init__(self, task: SoupTask, args: SoupArgs, sandbox_pool: SandboxPool) -> None:
         self.task = task
         self.args = args
-        self.rooms = rooms
+        self.sandbox_pool = sandbox_pool
         self.attempt = Attempt(visited=[START])
         self.href = START
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.rooms.leave(self)
+        await self.sandbox_pool.leave(self)
 
     async def begin(self) -> Opening:
         short = self.args.prompt == "short"
@@ -80,7 +80,7 @@ class SoupSession(Session):
             return Observation(f"Nothing ran: code may have {LONGEST_CODE} characters.", failed=True)
         code = code.encode("utf-8", "replace").decode()  # half characters cannot be written
         page = self.task.pages[self.href]
-        result = await self.rooms.run(self, self.task, page, code, self.args.timeout_s)
+        result = await self.sandbox_pool.run(self, self.task, page, code, self.args.timeout_s)
         failed = result.exit_code != 0
         self.attempt.codes.append((code, failed))
         return Observation(self._readable(result), failed=failed)

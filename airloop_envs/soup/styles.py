@@ -1,6 +1,6 @@
-"""The looks of pages: how a shop, a newspaper, an encyclopedia … name and order their furniture.
+"""The looks of pages: how a shop, a newspaper, an encyclopedia … name and order their boilerplate.
 
-Every class and id of the furniture begins with its style's prefix, so that it never meets a task's own part by
+Every class and id of the boilerplate begins with its style's prefix, so that it never meets a task's own part by
 accident; decoys are put on purpose, by the kinds.
 """
 
@@ -15,7 +15,7 @@ class Style:
     prefix: str
     site: tuple[str, ...]  # endings of the site's name
     menu: tuple[str, ...]
-    blocks: tuple[str, ...]  # furniture that fills the page, by function name in furniture.py
+    blocks: tuple[str, ...]  # boilerplate that fills the page, by function name in boilerplate.py
     wrapper: tuple[str, str]  # around the task's part
     doctype: str
     joiner: str = "-"  # between prefix and class name: news-card, shop__card, wkCard

@@ -40,13 +40,13 @@ Maker = Callable[[Rng], TaskDraft]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`dice` names the chance it is drawn with: kinds that share it share every prompt, seed by seed."""
+    """`rng_name`: kinds that share it draw the same random numbers, and so share every prompt, seed by seed."""
 
     name: str
     level: str
     about: str
     make: Maker
-    dice: str
+    rng_name: str
     size: tuple[int, int]  # characters a page is filled up to, drawn evenly; a task's own part may be larger
     twin: str = ""  # the kind with the same prompts whose pages can, or cannot, be read
 
@@ -65,7 +65,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(_kinds)
 
 
 def kind(
-    level: str, about: str, dice: str = "", size: tuple[int, int] | None = None, twin: str = ""
+    level: str, about: str, rng_name: str = "", size: tuple[int, int] | None = None, twin: str = ""
 ) -> Callable[[Maker], Maker]:
     """Registers a maker under its function's name."""
 
@@ -73,7 +73,7 @@ def kind(
         name = make.__name__
         if name in _kinds:
             raise ValueError(f"Two task kinds are named {name!r}.")
-        _kinds[name] = Kind(name, level, about, make, dice or name, size or SIZES[level], twin)
+        _kinds[name] = Kind(name, level, about, make, rng_name or name, size or SIZES[level], twin)
         return make
 
     return register

@@ -67,7 +67,7 @@ PREPOSITIONS = listed(
     "about above across after against along among around before behind below beside between beyond by for from in "
     "inside into near of on over past since through toward under until upon with within without"
 )
-# Ids and classes of the parts that tasks are about; the furniture has others.
+# Ids and classes of the parts that tasks are about; the boilerplate has others.
 PARTS = listed(
     "price status summary quota badge motto lead total remark owner rating stock figure note hint term grade place "
     "deadline tariff author region target margin credit pledge batch serial"

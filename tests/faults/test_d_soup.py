@@ -139,7 +139,7 @@ def stringly(value: str) -> SoupTask:
 def test_D13_a_string_that_looks_like_json_is_that_string_and_nothing_else(value: str) -> None:
     task = stringly(value)
     given = json.dumps({"status": "ok", "answer": value})  # as a reply writes it: encoded once
-    session = SoupSession(task, SoupArgs(), rooms=None)  # type: ignore[arg-type]
+    session = SoupSession(task, SoupArgs(), sandbox_pool=None)  # type: ignore[arg-type]
     session.attempt.codes.append(SOUP)
     asyncio.run(session.act(Action("tool", name="answer", arguments=json.loads(given))))
     assert judge(task, session.attempt).outcome == "correct"

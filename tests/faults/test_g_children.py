@@ -102,7 +102,9 @@ def test_G1_the_last_words_of_a_worker_that_died_are_in_the_main_log(
     scores, restarts = fit_once()
     assert set(scores) == {"cv", "valid", "test"} and restarts == 1
     said = main_log.read_text()
-    assert "warning: fitting worker" in said and "died (exit code 3); its last words:\nMemoryError: 3 GiB" in said
+    assert (
+        "warning: fitting worker" in said and "died (exit code 3); its last output lines:\nMemoryError: 3 GiB" in said
+    )
 
 
 @pytest.mark.slow
@@ -143,7 +145,7 @@ def test_G1_the_end_of_a_sandbox_door_is_in_the_error_it_causes(tmp_path: Path) 
     door.process.kill()
     with pytest.raises(InfraError) as error:
         asyncio.run(door.ask("list", {"id": "x"}, patience_s=5))
-    assert "it ended with -9; its last words:" in str(error.value)
+    assert "it ended with -9; its last output lines:" in str(error.value)
     assert str(error.value).endswith("?[31mno space left on device") and len(str(error.value)) < 1500
     door.close()
 
@@ -184,7 +186,7 @@ def test_G1_a_child_of_the_door_that_dies_says_why_and_a_dead_door_is_replaced(m
             await backend.close()
 
     said = asyncio.run(work())
-    assert "gave no answer to 'call'; its last words:\ndoor: FileNotFoundError" in said and "/nowhere" in said
+    assert "gave no answer to 'call'; its last output lines:\ndoor: FileNotFoundError" in said and "/nowhere" in said
     log = main_log.read_text()
-    assert "door 'files' ended with -9; another is started; its last words:" in log
+    assert "door 'files' ended with -9; another is started; its last output lines:" in log
     assert "killed by the kernel, perhaps" in log

@@ -30,7 +30,7 @@ NAMES = """
 name path task env model status why started ended seconds steps max_steps seed goal parent superseded_by reward_first
 reward_last reward_trend success_name success_first success_last success_trend mean_improvement best_improvement
 eval_success_before eval_success_after eval_before eval_after
-tokens_per_second peak_memory_bytes sandbox_errors alarms alarm_ids price_per_hour cost wandb_url fault artefacts
+tokens_per_second peak_memory_bytes sandbox_errors alarms alarm_ids price_per_hour cost sink_urls fault artefacts
 proofs problems
 """
 KEYS = {*NAMES.split()}
@@ -146,10 +146,22 @@ def test_a_web_address_is_a_link_and_nothing_else(tmp_path: Path) -> None:
         "https://a> <script>alert(1)</script>": r"https://a> \<script>alert(1)\</script>",
         "javascript:alert(1)": "javascript:alert(1)",
     }.items():
-        run.note(wandb_url=address)
-        assert f"- **W&B:** {shown}\n" in markdown([run_page(run.path)], [], tmp_path)
+        run.note(sink_urls={"Lines": address})
+        assert f"- **Lines:** {shown}\n" in markdown([run_page(run.path)], [], tmp_path)
     add_entry(run.path, "note", "&lt;b&gt; R&D")
     assert r"\&lt;b\&gt; R&D" in markdown([run_page(run.path)], [], tmp_path)
+    run.close()
+
+
+def test_an_address_of_metrics_is_named_by_its_sink(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.note(wandb_url="https://wandb.ai/a")  # as older runs noted it
+    assert run_results(run.path)["sink_urls"] == {"Weights & Biases": "https://wandb.ai/a"}
+    run.note(sink_urls={"Lines": "https://lines.example/b", "Broken": 7})
+    assert "  logged to Lines: https://lines.example/b\n" in format_page(run_page(run.path), 100)
+    assert [*run_results(run.path)["sink_urls"]] == ["Weights & Biases", "Lines"]
+    run.note(sink_urls=[])
+    assert [*run_results(run.path)["sink_urls"]] == ["Weights & Biases"]
     run.close()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -184,6 +186,20 @@ def test_an_update_makes_rewarded_tokens_likelier_and_punished_ones_less_so() ->
     after = learner.logprobs(rows)
     change = {r.key: sum(after[r.key]) - sum(before[r.key]) for r in rows}
     assert all(change[r.key] * r.advantage > 0 for r in rows)
+
+
+def test_what_an_update_says_of_tokens_are_arrays_that_json_has_digit_by_digit() -> None:
+    learner, rows = Learner(make_policy(lora=True), LearnerSettings()), group_rows()
+    before = learner.logprobs(rows)
+    report = learner.update(Batch(tuple(rows), {}, len(rows)))
+    for found in (report.logprobs, report.entropies):
+        assert {row.key: (sum(row.train), np.float32) for row in rows} == {
+            k: (len(v), v.dtype) for k, v in found.items()
+        }
+    assert {key: values.tolist() for key, values in report.logprobs.items()} == before
+    assert json.loads(json.dumps(before)) == before
+    for key, values in report.logprobs.items():
+        assert np.array(before[key], np.float32).tobytes() == values.tobytes()
 
 
 def _with_sampler(row: Row, logprobs: list[float]) -> Row:

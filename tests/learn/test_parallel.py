@@ -131,7 +131,7 @@ def updates(ranks: Ranks, train: str, changes: dict[str, Any], kind: str, steps:
             learner.logprobs(rows[:2])
         times = {"seconds", "tokens_per_s", "micro_batches", "tokens_computed", "tokens_shared"}
         found.append({k: v for k, v in report.metrics.items() if k not in times})
-        found.append({k: report.logprobs[k] for k in sorted(report.logprobs)})
+        found.append({k: report.logprobs[k].tolist() for k in sorted(report.logprobs)})
     return [*found, learner.logprobs(rows), weights_of(learner)]
 
 

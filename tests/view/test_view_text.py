@@ -108,7 +108,9 @@ def test_what_an_agent_wrote_is_shown_never_obeyed(name: str, tmp_path: Path) ->
         "e1", [bad, bad], prompt=bad, task=f"t{bad}", seen=[bad], actions=[Action("command", bad)], error=bad
     )
     save(run / "trajectories/step_0000", made)
-    (run / "status.json").write_text(json.dumps({"status": "failed", "why": bad, "wandb_url": bad}))
+    (run / "status.json").write_text(
+        json.dumps({"status": "failed", "why": bad, "wandb_url": bad, "sink_urls": {bad: bad}})
+    )
     line = {"kind": "train", "step": 0, "reward": 1.0, "task": {bad: {"reward": 1.0, "episodes": 2}}}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line | {"step": s, "reward": s}) + "\n" for s in range(3)))
     for text in (show(tmp_path / "outputs"), show(run), show(run, step=1), show(run, id="e1"), show(run, find="e")):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airloop.learn.advantages import TurnWeights, assign_advantages
+from airloop.learn.batches import Row
 from airloop.learn.losses.sequence_mask import SequenceMask
 from airloop.rollout.collected import Collected, Dropped
 from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
-from airloop.watch.metrics.ledger import COLUMNS, Ledger, Terms, account, one_line
+from airloop.watch.metrics.ledger import COLUMNS, Ledger, Terms, account, one_line, token_fates
 
 SAY = Message(role="assistant", content="x")
 WEIGHTS = {"arith": TurnWeights({"won": 1.0, "step": 0.5}, {"step": "mean"})}
@@ -80,7 +82,7 @@ def ledger(
         keep_zero=terms.kl,
         turn_weights=WEIGHTS if by_turn else None,
     )
-    logprobs = {row.key: [now] * sum(row.train) for row in batch.rows if any(row.train)}
+    logprobs = {row.key: np.full(sum(row.train), now, np.float32) for row in batch.rows if any(row.train)}
     collected = Collected(kept, tuple(dropped or ()), {"abandoned_tokens": abandoned}, tuple(spoilt or ()))
     return account(collected, batch, logprobs, terms, WEIGHTS), collected, batch
 
@@ -208,13 +210,24 @@ def test_nothing_lost_is_no_line() -> None:
     assert one_line(found) == "" and found["filter"] == {} and not math.isnan(found["variance"]["sum"])
 
 
+def test_a_token_outside_of_the_mask_or_without_a_number_is_stale() -> None:
+    row, logs = Row.of_reply("t#0", [1], [1] * 5), np.log([0.49, 0.51, 1.99, 2.01, math.nan])
+    assert token_fates(row, logs, False, Terms(mask=(0.5, 2.0))) == {"stale": 3, "trained": 2, "zero_advantage": 0}
+    assert token_fates(row, logs + 1e6, False, Terms(mask=(0.0, 1e9)))["stale"] == 5  # beyond what a float can be
+    assert token_fates(row, logs, True, Terms())["stale"] == token_fates(row, logs, False, Terms())["trained"] == 5
+    still = Row.of_reply("t#0", [1], [1] * 5, advantage=0.0)
+    assert token_fates(still, logs, False, Terms())["zero_advantage"] == 5
+    assert token_fates(still, logs, False, Terms(kl=True))["trained"] == 5
+
+
 @pytest.mark.parametrize("forked", [False, True])
 def test_a_trajectory_that_a_mask_of_sequences_left_out_is_stale_with_all_its_branches(forked: bool) -> None:
     """One branch of it is as it was sampled: the mean over both is what counts."""
     members = [trajectory("t0", reward=1.0, turns=(2, 3), forked=forked), trajectory("t1", turns=(2,))]
     group = Group(members[0].task, 0, tuple(members))
     batch = assign_advantages([group], loss="grpo", scale_rewards=False, token_constant=10)
-    moved = {"t0#0": [-1.0] * 2 + ([] if forked else [-3.0] * 3), "t0#1": [-3.0] * 3, "t1#0": [-1.0, -1.0]}
+    values = {"t0#0": [-1.0] * 2 + ([] if forked else [-3.0] * 3), "t0#1": [-3.0] * 3, "t1#0": [-1.0, -1.0]}
+    moved = {key: np.array(own, np.float32) for key, own in values.items()}
     for mask in (SequenceMask((0.5, 2.0), (0.0, 9.0)), SequenceMask((0.0, 9.0), (0.2, 9.0))):
         found = account(Collected((group,), (), {}, ()), batch, moved, Terms(sequences=mask), WEIGHTS).metrics
         assert (found["stale"], found["trained"]) == (5, 2)

@@ -125,7 +125,7 @@ class Worker:
         self.kill()
         last = self.said()
         self.errors.close()
-        said = f"; its last words:\n{last}" if last else ""
+        said = f"; its last output lines:\n{last}" if last else ""
         return WorkerLost(f"fitting worker {self.pid} {how} (exit code {self.process.returncode}){said}")
 
     def kill(self) -> None:

@@ -60,7 +60,7 @@ class Host:
         """ "files" moves files; "python" has the libraries of agents loaded. Started when first needed."""
         door = self._doors.get(name)
         if door is not None and not door.alive:
-            words = f"; its last words:\n{said}" if (said := door.last_words()) else ""
+            words = f"; its last output lines:\n{said}" if (said := door.last_output()) else ""
             log.warning(
                 "the sandbox's door %r ended with %s; another is started%s", name, door.process.returncode, words
             )

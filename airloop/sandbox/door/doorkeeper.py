@@ -136,7 +136,7 @@ class Door:
             raise InfraError(f"no port could be opened inside the sandbox: {said.decode(errors='replace')}")
         return socket.socket(fileno=fds[0])
 
-    def last_words(self, since: int = 0) -> str:
+    def last_output(self, since: int = 0) -> str:
         """The end of what the door and its children wrote to stderr, after the first `since` bytes. Read by place: they
         share the file's position. What an agent can make them write is in it, so only what can be printed is kept."""
         if self.errors.closed:
@@ -155,12 +155,12 @@ class Door:
                 break
             await asyncio.sleep(END_S / END_LOOKS)
         ended = "" if self.alive else f"; it ended with {self.process.returncode}"
-        words = self.last_words(before if self.alive else 0)
-        return f"{ended}; its last words:\n{words}" if words else ended
+        words = self.last_output(before if self.alive else 0)
+        return f"{ended}; its last output lines:\n{words}" if words else ended
 
     def _opened(self) -> None:
         """With its first answer the door has begun to serve; what it said until then says what it does without."""
-        if not self._answered and (words := self.last_words()):
+        if not self._answered and (words := self.last_output()):
             log.warning("the sandbox's door %r said as it started:\n%s", self.name, words)
         self._answered = True
 

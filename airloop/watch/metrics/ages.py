@@ -44,7 +44,7 @@ def age_facts(parts: Components, collected: Collected, report: Report, step: int
 
 def by_age(
     groups: Iterable[Group],
-    logprobs: Mapping[str, Sequence[float]],
+    logprobs: Mapping[str, Iterable[float]],
     version: int,
     bounds: tuple[float, float],
     whole: SequenceMask | None = None,
@@ -58,7 +58,7 @@ def by_age(
             logs: list[tuple[int, float]] = []
             for i, branch in enumerate(trajectory.branches):
                 trained = [place for place, train in enumerate(branch.train) if train]
-                for place, now in zip(trained, logprobs.get(f"{trajectory.id}#{i}", ()), strict=False):
+                for place, now in zip(trained, map(float, logprobs.get(f"{trajectory.id}#{i}", ())), strict=False):
                     age = version - token_version(trajectory, branch.turns[place])
                     logs.append((age, now - branch.logprobs[place]))
             left_out = whole is not None and any(whole.cut([log for _, log in logs]))

@@ -19,13 +19,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from airloop.rollout.episode import component_totals
 from airloop.types import Group, Trajectory
 
 if TYPE_CHECKING:  # they import torch, which reading a ledger does not need
+    import numpy as np
+
     from airloop.learn.advantages import Batch, TurnWeights
     from airloop.learn.batches import Row
     from airloop.learn.losses.sequence_mask import SequenceMask
@@ -61,7 +62,7 @@ class Ledger:
 def account(
     collected: Collected,
     batch: Batch,
-    logprobs: Mapping[str, Sequence[float]],
+    logprobs: Mapping[str, np.ndarray],
     terms: Terms,
     weights: Mapping[str, TurnWeights],
 ) -> Ledger:
@@ -86,35 +87,39 @@ def account(
     return Ledger(metrics, {t.id: {name: counts[name] for name in COLUMNS if counts[name]} for t, counts in entries})
 
 
-def token_fates(row: Row, logs: Sequence[float], left_out: bool, terms: Terms) -> list[str]:
-    """Of each trained token of a row of the batch, in their order, from its log-ratio, and whether its trajectory is
-    left out as a whole."""
+def token_fates(row: Row, logs: np.ndarray, left_out: bool, terms: Terms) -> Counts:
+    """How many of the trained tokens of a row of the batch came to what, from their log-ratios, and whether their
+    trajectory is left out as a whole."""
+    import numpy as np
+
     from airloop.learn.advantages import token_advantages
 
-    fates = []
-    for advantage, log in zip(token_advantages(row), logs, strict=True):
-        ratio = math.exp(min(log, 700.0))
-        if left_out or (terms.mask and not terms.mask[0] <= ratio <= terms.mask[1]):
-            fates.append("stale")
-        else:
-            fates.append("trained" if advantage or terms.kl else "zero_advantage")
-    return fates
+    kept = np.full(len(logs), not left_out)
+    if terms.mask:
+        ratios = np.exp(np.minimum(logs, 700.0))
+        kept &= (terms.mask[0] <= ratios) & (ratios <= terms.mask[1])  # one that is not a number is not kept
+    learned = kept & ((np.asarray(token_advantages(row)) != 0) | terms.kl)
+    counts = {"stale": ~kept, "trained": learned, "zero_advantage": kept & ~learned}
+    return Counter({name: int(of_it.sum()) for name, of_it in counts.items()})
 
 
-def _entries(collected: Collected, batch: Batch, logprobs: Mapping[str, Sequence[float]], terms: Terms) -> list[Entry]:
+def _entries(collected: Collected, batch: Batch, logprobs: Mapping[str, np.ndarray], terms: Terms) -> list[Entry]:
+    import numpy as np
+
     rows = {row.key: row for row in batch.rows}
 
     def in_batch(trajectory: Trajectory) -> Counts:
         counts: Counts = Counter()
-        logs: dict[str, list[float]] = {}
+        logs: dict[str, np.ndarray] = {}
         for i, branch in enumerate(trajectory.branches):
             row = rows.get(f"{trajectory.id}#{i}")
             if row is None:
                 counts["zero_advantage"] += sum(branch.train)
             elif any(row.train):
-                pairs = zip(logprobs[row.key], row.trained_logprobs, strict=True)
-                logs[row.key] = [now - then for now, then in pairs]
-        left_out = terms.sequences is not None and any(terms.sequences.cut([*chain(*logs.values())]))
+                logs[row.key] = logprobs[row.key].astype(np.float64) - row.trained_logprobs
+        left_out = terms.sequences is not None and any(
+            terms.sequences.cut([log for own in logs.values() for log in own.tolist()])
+        )
         for key, own in logs.items():
             counts.update(token_fates(rows[key], own, left_out, terms))
         return counts

@@ -10,6 +10,8 @@ from airloop.success import METRIC
 from airloop.watch.metrics.families import by_family
 
 if TYPE_CHECKING:  # importing the learner imports torch, which reading a run does not need
+    import numpy as np
+
     from airloop.learn.advantages import Batch
     from airloop.learn.report import Report
     from airloop.rollout.collected import Collected
@@ -38,8 +40,8 @@ def _episodes(collected: Collected, batch: Batch, report: Report, ledger: Ledger
             "advantage": batch.advantages[t.id],
             "fate": "trained" if f"{t.id}#0" in report.logprobs else "zero advantage",
             "tokens": ledger.episodes[t.id],
-            "logprobs": [report.logprobs.get(f"{t.id}#{i}", []) for i in range(len(t.branches))],
-            "entropies": [_short(report.entropies.get(f"{t.id}#{i}", [])) for i in range(len(t.branches))],
+            "logprobs": [_listed(report.logprobs.get(f"{t.id}#{i}")) for i in range(len(t.branches))],
+            "entropies": [_short(_listed(report.entropies.get(f"{t.id}#{i}"))) for i in range(len(t.branches))],
         }
         for g in collected.groups
         for t in g.trajectories
@@ -83,6 +85,11 @@ def step_metrics(step: int, collected: Collected, report: Report, times: Mapping
         "learner": report.metrics,
         "times": dict(times),
     }
+
+
+def _listed(values: np.ndarray | None) -> list[float]:
+    """As JSON has them: with every digit of a float32."""
+    return [] if values is None else values.tolist()
 
 
 def _short(values: Sequence[float]) -> list[float]:

@@ -1,7 +1,7 @@
 """Pages that cannot be read, and their twins that can.
 
-All eight kinds draw their prompts with the same dice: for one seed the eight prompts are the same, word for word,
-so a prompt says nothing about whether its page can be read. Both pages of a pair have the same canvas, image,
+All eight kinds draw their prompts from the same random numbers: for one seed the eight prompts are the same, word for
+word, so a prompt says nothing about whether its page can be read. Both pages of a pair have the same canvas, image,
 script or document; only in the twin do the values also stand in the HTML. A table of older values is in all.
 """
 
@@ -137,41 +137,41 @@ def drafted(d: Rng, medium: str, readable: bool) -> TaskDraft:
     )
 
 
-@kind("hard", "values that a script fetches: a limit", dice="panel", twin="script_static")
+@kind("hard", "values that a script fetches: a limit", rng_name="panel", twin="script_static")
 def script_rendered(d: Rng) -> TaskDraft:
     return drafted(d, "script", readable=False)
 
 
-@kind("hard", "values that a script only refreshes", dice="panel", twin="script_rendered")
+@kind("hard", "values that a script only refreshes", rng_name="panel", twin="script_rendered")
 def script_static(d: Rng) -> TaskDraft:
     return drafted(d, "script", readable=True)
 
 
-@kind("hard", "values in an image: a limit", dice="panel", twin="image_described")
+@kind("hard", "values in an image: a limit", rng_name="panel", twin="image_described")
 def image_text(d: Rng) -> TaskDraft:
     return drafted(d, "image", readable=False)
 
 
-@kind("hard", "values in an image and beside it", dice="panel", twin="image_text")
+@kind("hard", "values in an image and beside it", rng_name="panel", twin="image_text")
 def image_described(d: Rng) -> TaskDraft:
     return drafted(d, "image", readable=True)
 
 
-@kind("expert", "values on a canvas: a limit", dice="panel", twin="canvas_fallback")
+@kind("expert", "values on a canvas: a limit", rng_name="panel", twin="canvas_fallback")
 def canvas_drawing(d: Rng) -> TaskDraft:
     return drafted(d, "canvas", readable=False)
 
 
-@kind("expert", "values on a canvas and in its fallback", dice="panel", twin="canvas_drawing")
+@kind("expert", "values on a canvas and in its fallback", rng_name="panel", twin="canvas_drawing")
 def canvas_fallback(d: Rng) -> TaskDraft:
     return drafted(d, "canvas", readable=True)
 
 
-@kind("expert", "values in an embedded PDF: a limit", dice="panel", twin="pdf_fallback")
+@kind("expert", "values in an embedded PDF: a limit", rng_name="panel", twin="pdf_fallback")
 def embedded_pdf(d: Rng) -> TaskDraft:
     return drafted(d, "pdf", readable=False)
 
 
-@kind("expert", "values in an embedded PDF and in its fallback", dice="panel", twin="embedded_pdf")
+@kind("expert", "values in an embedded PDF and in its fallback", rng_name="panel", twin="embedded_pdf")
 def pdf_fallback(d: Rng) -> TaskDraft:
     return drafted(d, "pdf", readable=True)

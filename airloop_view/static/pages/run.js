@@ -277,7 +277,7 @@ function figures(r, kind) {
     ],
     ["Cost", r.cost === null || r.cost === undefined ? null : money(r.cost)],
     ["Seed", r.seed],
-    ["W&B", r.wandb_url ? h("a", { href: r.wandb_url, rel: "noreferrer" }, "open") : null],
+    ...Object.entries(r.sink_urls).map(([title, url]) => [title, h("a", { href: url, rel: "noreferrer" }, "open")]),
   ].filter(([, value]) => value !== null && value !== undefined && value !== "");
   return h(
     "dl",

@@ -49,9 +49,16 @@ def test_a_checkouts_tasks_are_listed_before_ours(air: Any, root: Path) -> None:
     assert theirs["broken"]["problems"] and not theirs["broken"]["runnable"]
     ours = {row["key"]: row for row in rows if row["source"] == "air"}
     assert ours["titanic"]["shadowed"] and not ours["blotto"]["shadowed"]
-    code, text, _ = air("tasks", "list", "mlgym", "--mlgym-root", root)
+    assert air("tasks", "list", "--arg", f"mlgym_root={root}", "--json")[1] == text  # the flag is the older word for it
+    code, text, _ = air("tasks", "list", "mlgym", "--arg", f"mlgym_root={root}")
     assert code == 0 and "ready, 4 warnings" in text and "1 problem" in text and "measured" in text
     assert "the checkout's is used" in text and "args.mlgym_root" in text
+
+
+def test_an_argument_that_no_listed_environment_has_is_refused(air: Any) -> None:
+    code, _, problem = air("tasks", "list", "arith", "--arg", "max_numbr=9")
+    assert code == 1 and "has an argument 'max_numbr'" in problem and "did you mean 'max_number'?" in problem
+    assert air("tasks", "list", "arith", "gsm8k", "--arg", "max_number=9")[0] == 0  # gsm8k has none of that name
 
 
 def test_a_check_runs_the_baseline_and_validates_it(air: Any, root: Path) -> None:

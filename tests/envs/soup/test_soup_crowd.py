@@ -27,11 +27,11 @@ def test_many_episodes_at_once_share_four_sandboxes(episodes: int) -> None:
         env = sample_env(sandboxes=4)
         tasks = [env.named(KINDS[i % len(KINDS)]) for i in range(episodes)]
         try:
-            rooms = env.rooms()
+            sandbox_pool = env.sandbox_pool()
             played = await asyncio.gather(
                 *(run_episode(env, t, env.scripted("oracle", t, 0), id=str(i), seed=i) for i, t in enumerate(tasks))
             )
-            return played, rooms.most, len(rooms.pool.backend.sandboxes)  # type: ignore[attr-defined]
+            return played, sandbox_pool.most, len(sandbox_pool.pool.backend.sandboxes)  # type: ignore[attr-defined]
         finally:
             await env.close()
 
@@ -53,7 +53,7 @@ def test_an_episode_whose_sandbox_was_taken_goes_on_with_another() -> None:
                 for session in (first, second):
                     run = Action("tool", name="run_python", arguments={"code": "print(make_soup().get_text())"})
                     said.append((await session.act(run)).text)
-            assert env.rooms().most == 1
+            assert env.sandbox_pool().most == 1
         finally:
             await env.close()
         return said
@@ -98,7 +98,7 @@ def test_an_episode_that_is_stopped_gives_its_sandbox_back() -> None:
             await session.__aexit__(None, None, None)
             async with env.open(env.named("rating"), 1) as another:
                 text = (await another.act(run)).text
-            return env.rooms().busy, text
+            return env.sandbox_pool().busy, text
         finally:
             await env.close()
 
@@ -108,17 +108,17 @@ def test_an_episode_that_is_stopped_gives_its_sandbox_back() -> None:
 def test_a_sandbox_that_dies_is_replaced_and_a_pool_that_is_closed_is_the_machines_fault() -> None:
     async def deaths() -> str:
         pool = Pool(make_backend("bubblewrap", "", PACKAGES, PRELOAD), standby=1)
-        rooms = SandboxPool(pool, image(256, 5), 2)
+        sandbox_pool = SandboxPool(pool, image(256, 5), 2)
         from soup_samples import RATING
 
         page = RATING.pages["/"]
-        await rooms.run("me", RATING, page, "print(1)", 5)
+        await sandbox_pool.run("me", RATING, page, "print(1)", 5)
         for sandbox in list(pool.backend.sandboxes):  # type: ignore[attr-defined]
             await sandbox.close()
-        said = await rooms.run("me", RATING, page, "print(make_soup().p.text)", 5)
-        await rooms.close()
+        said = await sandbox_pool.run("me", RATING, page, "print(make_soup().p.text)", 5)
+        await sandbox_pool.close()
         with pytest.raises(InfraError):
-            await rooms.run("another", RATING, page, "print(1)", 5)
+            await sandbox_pool.run("another", RATING, page, "print(1)", 5)
         return said.output
 
     assert asyncio.run(deaths()) == "4.8\n"

@@ -75,8 +75,10 @@ def test_weights_are_of_components_that_exist() -> None:
     assert "process" in env(mode="bootstrap").reward_weights
     with pytest.raises(AirError, match="process_credit"):
         made.weigh({"process": 1.0})
-    with pytest.raises(AirError, match="answer"):
-        made.weigh({"correct": 1.0})
+    with pytest.raises(
+        AirError, match=r"no reward component 'answr'.(.|\n)*did you mean 'answer'\? Known: answer, safety"
+    ):
+        made.weigh({"answr": 1.0})
     made.weigh({"answer": 2.0})
     assert made.reward_weights == {"answer": 2.0, "safety": 0.0, "efficiency": 0.0, "library": 0.0}
 

@@ -181,7 +181,7 @@ def test_dice_never_change() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(sorted(BLOCKS)), st.sampled_from(STYLES))
 def test_flaws_end_with_their_block(seed: int, block: str, style: Style) -> None:
-    """Whatever is wrong in the furniture, what follows is read alike by every parser."""
+    """Whatever is wrong in the boilerplate, what follows is read alike by every parser."""
     d = Rng(str(seed))
     html = spoil(d, BLOCKS[block](d, Classes(style)))
     page = f'<html><body>{html}<div id="after"><p>here</p><p>there</p></div></body></html>'

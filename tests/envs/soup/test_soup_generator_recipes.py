@@ -162,7 +162,7 @@ def test_a_classifier_cannot_tell_limits_by_their_prompts(analyser: str, spans: 
     prompts, labels = [], []
     for place, kind in enumerate(PANEL):
         for seed in range(1000 * place, 1000 * place + 250):
-            draft = KINDS[kind].make(Rng(f"soup/1/{KINDS[kind].dice}/{seed}"))
+            draft = KINDS[kind].make(Rng(f"soup/1/{KINDS[kind].rng_name}/{seed}"))
             prompts.append(f"{draft.query}\n{json.dumps(draft.schema)}\n{draft.constraints}")
             labels.append(kind in LIMITS)
     model = make_pipeline(TfidfVectorizer(analyzer=analyser, ngram_range=spans), LogisticRegression(max_iter=500))

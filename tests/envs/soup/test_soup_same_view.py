@@ -94,7 +94,7 @@ async def said_by(codes: list[str], **args: Any) -> tuple[list[str], int]:
         async with env.open(env.named("rating"), 0) as session:
             acts = [session.act(Action("tool", name="run_python", arguments={"code": code})) for code in codes]
             said = [(await act).text for act in acts]
-        counts = env.rooms().pool.counts
+        counts = env.sandbox_pool().pool.counts
         return said, counts["warm"] + counts["cold"]
     finally:
         await env.close()
@@ -154,12 +154,12 @@ def test_through_the_shell_too_a_call_leaves_nothing() -> None:
     """As in a container, where there is no warm interpreter."""
 
     async def through_the_shell() -> list[str]:
-        rooms = SandboxPool(Pool(Bubblewrap("", PACKAGES, warm_python=False), standby=1), image(512, 20), 2)
+        sandbox_pool = SandboxPool(Pool(Bubblewrap("", PACKAGES, warm_python=False), standby=1), image(512, 20), 2)
         try:
             codes = [HONEST, LEFT["a link"], LEFT["a daemon"], "import os; print(os.listdir('.'))"]
-            return [(await rooms.run("me", RATING, RATING.pages["/"], code, 20)).output for code in codes]
+            return [(await sandbox_pool.run("me", RATING, RATING.pages["/"], code, 20)).output for code in codes]
         finally:
-            await rooms.close()
+            await sandbox_pool.close()
 
     honest, link, daemon, listed = asyncio.run(through_the_shell())
     assert honest == "rang\nok\n" and listed == "[]\n"
