@@ -37,7 +37,7 @@ FLOORS = (
     ("learn",),
     ("sinks",),
     ("config",),
-    ("engine", "plan"),
+    ("engine", "environments", "plan"),
     ("chat",),
     ("serve",),
     ("rollout",),
