@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from airloop import interrupts
 from airloop.config import Config, with_changes
 from airloop.engine.base import Engine, Sampling
-from airloop.envs.base import Environment, Opening, load_environment
+from airloop.environments import load_environments
+from airloop.envs.base import Environment, Opening
 from airloop.envs.contract import begin_session, open_session
 from airloop.errors import AirError
 from airloop.events import Say, Watcher
@@ -113,27 +114,6 @@ def _assemble(config: Config, envs: dict[str, Environment], say: Say, ranks: Ran
     if any(env.action_format == "tools" for env in envs.values()):
         notes += loaded.tokenizer.tool_notes
     return Components(config, loaded, policy, engine, learner, envs, notes, ranks)
-
-
-def load_environments(config: Config) -> dict[str, Environment]:
-    envs: dict[str, Environment] = {}
-    for entry in config.orchestrator.env:
-        name = entry.title
-        if name in envs:
-            raise AirError(
-                f"Two environments are called {name!r}.", f'give one of them another name: name = "{name}-2".'
-            )
-        envs[name] = load_environment(entry.id, entry.args)
-        workers = config.orchestrator.workers_per_env
-        if workers and "workers" not in entry.args:
-            if "workers" not in type(envs[name]).Args.model_fields:
-                raise AirError(
-                    f"orchestrator.workers_per_env = {workers}, but {entry.id!r} has no worker processes.",
-                    "delete the line; how many episodes run at once is orchestrator.max_concurrent.",
-                )
-            envs[name] = load_environment(entry.id, {**entry.args, "workers": workers})
-        envs[name].weigh(envs[name].reward_weights if entry.rewards is None else entry.rewards)
-    return envs
 
 
 def load_model(config: Config, say: Say) -> Loaded:

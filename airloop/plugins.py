@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 
 def plugins(kind: str) -> dict[str, EntryPoint]:
@@ -14,10 +15,16 @@ def plugins(kind: str) -> dict[str, EntryPoint]:
 
 
 @cache
-def _found(kind: str, _: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Every installed package is looked at for it, which is done once for a path of imports."""
-    old = {p.name: p for p in entry_points(group=f"air.{kind}") if not p.value.startswith("air.")}
-    return old | {p.name: p for p in entry_points(group=f"airloop.{kind}")}
+def _found(kind: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    points = _all(path)
+    old = {p.name: p for p in points.select(group=f"air.{kind}") if not p.value.startswith("air.")}
+    return old | {p.name: p for p in points.select(group=f"airloop.{kind}")}
+
+
+@cache
+def _all(_: tuple[str, ...]) -> Any:  # EntryPoints; Python 3.11 has another class for it
+    """Of every kind: each installed package is looked at for them, which is done once for a path of imports."""
+    return entry_points()
 
 
 @cache

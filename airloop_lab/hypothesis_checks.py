@@ -209,7 +209,7 @@ def _same_key(key: str, written: str) -> bool:
 
 def check_alike(hypothesis: Hypothesis) -> None:
     """What the change does to the way in which held-out tasks are played is known before anything is spent."""
-    from airloop.assemble import load_environments
+    from airloop.environments import load_environments
     from airloop.eval.conditions import conditions, differences
 
     def made(variant: Variant) -> tuple[Any, dict[str, Environment]]:

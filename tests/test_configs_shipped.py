@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.fixture_checkout import write_checkout
 
-from airloop.assemble import load_environments
 from airloop.config import load_config
+from airloop.environments import load_environments
 from airloop.errors import AirError
 from airloop.shipped import names
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from support.tiny_runs import write_config
 
-from airloop.assemble import load_environments, rollout_settings
+from airloop.assemble import rollout_settings
 from airloop.config import Config, load_config
+from airloop.environments import load_environments
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.env_names import names_by_id

@@ -16,7 +16,7 @@ from support import warm_process
 from support.rank_runs import FLAGS, alive, numbers, ranks_of, same, started_from, the_run, words
 
 import airloop
-from airloop.assemble import load_environments
+from airloop.environments import load_environments
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.run import Run
 

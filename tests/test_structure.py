@@ -38,7 +38,7 @@ FLOORS = (
     ("learn",),
     ("sinks",),
     ("config",),
-    ("engine", "plan"),
+    ("engine", "environments", "plan"),
     ("chat",),
     ("serve",),
     ("rollout",),

@@ -108,7 +108,7 @@ class Case:
     @cached_property
     def envs(self) -> dict[str, Environment]:
         """Opened, but not warmed: nothing runs until a session is opened."""
-        from airloop.assemble import load_environments
+        from airloop.environments import load_environments
 
         if self._given is not None:
             return self._given.envs

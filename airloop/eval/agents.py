@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airloop.assemble import Components, assemble, check_prompts, load_environments, rollout_settings
+from airloop.assemble import Components, assemble, check_prompts, rollout_settings
 from airloop.certificates import certificates_for
 from airloop.config import Config, load_config
+from airloop.environments import load_environments
 from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.eval.trained import Checkpoint, config_of, open_trained, with_weights

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from airloop.assemble import load_environments
+from airloop.environments import load_environments
 from airloop.envs.base import Environment, find_environment
 from airloop.errors import AirError
 from airloop.eval.conditions import Conditions, conditions, differences, flags_for
