@@ -255,7 +255,7 @@ def test_a_run_that_was_killed_before_it_had_a_plan_has_all_of_its_time_again(tm
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=[pytest.mark.soak, pytest.mark.alone])])
 def test_a_run_with_a_budget_ends_well_beside_eight_busy_processes(tmp_path: Path, real: bool) -> None:
     """It may be late, since the least that can show anything may not fit; it may not fail."""
     tiny(tmp_path, 0.25)
