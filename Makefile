@@ -36,9 +36,11 @@ test-interop: for-dev
 durations: for-dev
 	$(PYTEST) -m "not soak and not interop" --note-durations
 
-# Before a release: what takes minutes and seldom fails, every test in an order of its own, what learns by other libraries.
+# Before a release: what takes minutes and seldom fails, what needs the machine for itself, every test in an order of its
+# own, what learns by other libraries.
 soak: for-dev
-	$(PYTEST) -m "soak and not interop"
+	$(PYTEST) -m "soak and not interop and not alone"
+	"$(BIN)/python" -m pytest -n 0 -m "alone and not interop"
 	$(PYTEST) -p randomly -m "not soak and not interop"
 	"$(BIN)/python" scripts/interop.py
 	"$(BIN)/python" -m pytest -n 0 -m "interop and soak" -rs tests/interop

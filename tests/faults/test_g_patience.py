@@ -167,7 +167,7 @@ Path(sys.argv[1]).write_text(json.dumps(report))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=[pytest.mark.soak, pytest.mark.alone])])
 def test_G10_the_doctor_ends_well_beside_eight_busy_processes(tmp_path: Path, real: bool) -> None:
     process = Process([tmp_path / "report.json"], code=EXAMINES)
     with busy_processes(8) if real else contextlib.nullcontext():
