@@ -31,7 +31,7 @@ from airloop.serve.cancellation import (
 from airloop.serve.chat_answer import ChatForm
 from airloop.serve.chat_form import BadRequest, ChatRequest, read_request, whole_characters
 from airloop.serve.episode import ServedEpisode
-from airloop.serve.refusals import OVERLOADED, UNREAD
+from airloop.serve.refusals import OVERLOADED, unread
 from airloop.serve.request_limits import TWO_LENGTHS, RequestBodies
 from airloop.serve.responses_form import ResponsesForm, read_responses_request
 from airloop.serve.stable_prefix import StreamListener
@@ -136,9 +136,10 @@ class Endpoint:
             held = await self._request_bodies.read(request)
         except BadRequest as error:
             if error.code == OVERLOADED:
-                episode.refusals.unanswered.add(UNREAD)
+                episode.refusals.unanswered.add(unread(request.headers.get("content-length")))
             raise
         digest = hashlib.blake2b(held, digest_size=16).digest()
+        episode.refusals.read(len(held), digest)
         connection = request.scope.get("state", {}).get(CONNECTION)
         if connection is not None and not connection.has_room():
             episode.refusals.unanswered.add(digest)

@@ -10,8 +10,13 @@ from airloop.engine.base import ContextFull
 from airloop.serve.chat_form import BadRequest
 
 OVERLOADED = "overloaded"  # the code of such a refusal
-UNREAD = b""  # in place of a digest: the request was refused before all of it was read
+UNREAD = b"unread"  # in place of a digest, of a request of unknown length that was refused before all of it was read
 HUNG_UP = 499  # a status: the client did not wait for its answer
+
+
+def unread(announced: str | None) -> bytes:
+    """In place of the digest of a request that was refused before all of it was read, by its announced length."""
+    return UNREAD if announced is None else UNREAD + announced.encode()
 
 
 @dataclass
@@ -21,6 +26,12 @@ class Refusals:
 
     unanswered: set[bytes] = field(default_factory=set)
     crowded: int = 0
+
+    def read(self, length: int, digest: bytes) -> None:
+        """A body has come whole. One that was refused unread and was as long is taken for the same, sent again: few
+        clients say so."""
+        if (unknown := unread(str(length))) in self.unanswered:
+            self.unanswered = self.unanswered - {unknown} | {digest}
 
     @contextmanager
     def answering(self, digest: bytes, again: bool) -> Iterator[None]:

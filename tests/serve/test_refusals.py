@@ -13,7 +13,7 @@ from support.endpoint_world import Recorded, episode_of, user
 
 from airloop.serve import connections, request_limits
 from airloop.serve.app import RETRIES, Endpoint
-from airloop.serve.refusals import UNREAD
+from airloop.serve.refusals import UNREAD, unread
 from airloop.serve.server import serving
 
 MOST = 8  # connections; two more may ask, to be refused
@@ -171,10 +171,11 @@ def test_an_idle_connection_that_is_closed_for_another_is_its_owners() -> None:
     assert (world.one.refusals.crowded, world.two.refusals.crowded) == (0, 1)
 
 
-@pytest.mark.parametrize(("headers", "left"), [({RETRIES: "1"}, set()), ({}, {UNREAD})])
-def test_what_was_refused_unread_is_answered_by_what_says_that_it_is_sent_again(
-    headers: dict[str, str], left: set[bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("said", "left"), [("x", 0), ("another", 1)])
+def test_what_was_refused_unread_is_answered_by_a_request_as_long(
+    said: str, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever its client says of it: few say that they ask again."""
     monkeypatch.setattr(connections, "most_connections", lambda limit: 2 * MOST)
 
     async def work(world: World) -> None:
@@ -182,7 +183,21 @@ def test_what_was_refused_unread_is_answered_by_what_says_that_it_is_sent_again(
         with monkeypatch.context() as full:
             full.setattr(request_limits, "MOST_HELD", 5)
             status, head = await world.ask("one", "x")
-        assert status == 503 and "retry-after: 1" in head and world.one.refusals.unanswered == {UNREAD}
+        assert status == 503 and "retry-after: 1" in head and len(world.one.refusals.unanswered) == 1
+        assert (await world.ask("one", said))[0] == 200
+
+    assert len(in_world(work).one.refusals.unanswered) == left
+
+
+@pytest.mark.parametrize(("headers", "left"), [({RETRIES: "1"}, set()), ({}, {UNREAD})])
+def test_what_came_in_chunks_and_was_refused_unread_is_answered_by_what_says_that_it_is_sent_again(
+    headers: dict[str, str], left: set[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "most_connections", lambda limit: 2 * MOST)
+
+    async def work(world: World) -> None:
+        world.engine.free.set()
+        world.one.refusals.unanswered.add(unread(None))
         assert (await world.ask("one", "x", **headers))[0] == 200
 
     assert in_world(work).one.refusals.unanswered == left
