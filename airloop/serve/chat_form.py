@@ -139,6 +139,9 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
     return [_message(message, f"messages.{i}") for i, message in enumerate(given)]
 
 
+_SAME = {"reasoning": "reasoning_content"}  # of vLLM's clients
+
+
 def _message(given: Any, at: str) -> dict[str, Any]:
     if not isinstance(given, dict) or str(given.get("role")) not in ROLES:
         raise BadRequest(f"{at} must be an object whose role is one of {', '.join(ROLES)}.", param=at)
@@ -147,9 +150,9 @@ def _message(given: Any, at: str) -> dict[str, Any]:
         if not isinstance(calls, list):
             raise BadRequest(f"{at}.tool_calls must be a list.", param=at)
         message["tool_calls"] = [_call(call, f"{at}.tool_calls.{i}") for i, call in enumerate(calls)]
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
         if isinstance(given.get(name), str):
-            message[name] = given[name]
+            message[_SAME.get(name, name)] = given[name]
     return message
 
 

@@ -75,14 +75,20 @@ def _plain(content: Any, at: str) -> str:
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """The items of a reply, a message and calls one after the other, become one message of a chat."""
+    """The items of a reply, its thought, a message and calls one after the other, become one message of a chat."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     made: list[dict[str, Any]] = []
+    thought = ""  # of the item before
     for i, item in enumerate(given if isinstance(given, list) else [None]):
         at = f"input.{i}"
         kind = item.get("type", "message") if isinstance(item, dict) else None
-        if kind == "message":
+        begun, thought = thought, _thought_of(item, at) if kind == "reasoning" else ""
+        if thought:
+            made.append({"role": "assistant", "content": "", "reasoning_content": thought})
+        elif kind == "message" and begun and item.get("role") == "assistant":
+            made[-1]["content"] = _plain(item.get("content"), at)
+        elif kind == "message":
             made.append({"role": item.get("role"), "content": _plain(item.get("content"), at)})
         elif kind == "function_call":
             if not made or made[-1]["role"] != "assistant":
@@ -93,9 +99,14 @@ def _messages(given: Any) -> list[dict[str, Any]]:
         elif kind == "function_call_output":
             result = _plain(item.get("output"), at)
             made.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": result})
-        elif kind != "reasoning":  # a thought that comes back is known by the reply that it belongs to
+        elif kind != "reasoning":
             raise BadRequest(f"{at}: {kind or 'what is no object'} cannot be read here.", param=at)
     return made
+
+
+def _thought_of(item: Mapping[str, Any], at: str) -> str:
+    """What can be read of it: of an encrypted one, nothing."""
+    return _plain(item.get("summary") or item.get("content") or "", at)
 
 
 def _tool(given: Any, at: str) -> dict[str, Any]:

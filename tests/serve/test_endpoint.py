@@ -283,19 +283,46 @@ def test_a_thought_of_another_conversation_is_not_put_into_this_one() -> None:
     assert "thought" not in sent[4] and sorted(trained_pairs(episode)) == sorted(engine.pairs)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])  # as here; as of vLLM
 @pytest.mark.parametrize("calls", [False, True])
-def test_a_thought_that_comes_back_changed_is_foreign_and_one_that_is_left_out_is_ours(calls: bool) -> None:
+def test_a_thought_that_comes_back_changed_is_foreign_and_one_that_is_left_out_is_ours(calls: bool, name: str) -> None:
     engine = Recorded(lambda prompt, seed: "<think>\nplan A\n</think>\n\n" + (CALL if calls else "four"))
 
     async def work(client: Client) -> None:
         first = await client.say(user("a"), tools=[TOOL])
-        assert first["reasoning_content"] == "plan A"
-        left_out = {name: value for name, value in first.items() if name != "reasoning_content"}
-        edited = [{**first, "reasoning_content": text} for text in ("plan B", "plan", "plan A, or B")]
-        for said in (first, {**first, "reasoning_content": " plan A\n"}, left_out, *edited):
-            await client.ask(user("a"), said, user("b"), tools=[TOOL])
+        thought = first.pop("reasoning_content")
+        assert thought == "plan A"
+        for said in THOUGHTS:
+            echo = first if said is None else {**first, name: said}
+            await client.ask(user("a"), echo, user("b"), tools=[TOOL])
 
-    episode = play(work, engine)
+    check_thoughts(play(work, engine), engine)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_thought_that_comes_back_changed_as_an_item_is_foreign_too(calls: bool) -> None:
+    engine = Recorded(lambda prompt, seed: "<think>\nplan A\n</think>\n\n" + (CALL if calls else "four"))
+    tool = {"type": "function", **TOOL["function"]}
+
+    async def work(client: Client) -> None:
+        async def ask(*items: dict[str, Any]) -> dict[str, Any]:
+            answer = await client.post({"input": [user("a"), *items], "tools": [tool]}, "/v1/responses")
+            assert answer.status_code == 200, answer.text
+            return answer.json()  # type: ignore[no-any-return]
+
+        thought, *said = (await ask())["output"]
+        assert thought["summary"] == [{"type": "summary_text", "text": "plan A"}]
+        for text in THOUGHTS:
+            parts = [] if text is None else [{"type": "summary_text", "text": text}]
+            await ask({**thought, "summary": parts}, *said, user("b"))
+
+    check_thoughts(play(work, engine), engine)
+
+
+THOUGHTS = ("plan A", " plan A\n", None, "plan B", "plan", "plan A, or B")  # None: left out
+
+
+def check_thoughts(episode: ServedEpisode, engine: Recorded) -> None:
     (sent, came), *later = engine.pairs
     own = [asked[: len(sent) + len(came)] == sent + came for asked, _ in later]
     assert own == [True, True, True, False, False, False]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from support.endpoint_world import CALL, Client, Recorded, episode_of, play, trained_pairs, user
 from support.rollout_world import ScriptedEngine, chat_tokenizer
 
 from airloop.serve.app import Endpoint
+from airloop.serve.responses_form import read_responses_request
 
 TEXT = {"type": "text", "text": "Where is it?"}
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
@@ -91,6 +93,24 @@ def test_openais_responses_with_tools() -> None:
     assert trained_pairs(episode) == engine.pairs
     one, two = engine.pairs[0], engine.pairs[1]
     assert two[0][: len(one[0]) + len(one[1])] == one[0] + one[1]  # the calls came back as they were sampled
+
+
+def test_a_thought_is_of_the_reply_that_it_stands_before() -> None:
+    def thought(*texts: str, **more: Any) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text} for text in texts], **more}
+
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    said = {"role": "assistant", "content": "four"}
+    own = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    for items, wanted in (
+        ([thought("h", "m"), said], [{**own, "content": "four"}]),
+        ([said, thought("hm"), call], [said, {**own, "tool_calls": ANY}]),
+        ([thought("hm"), said, call], [{**own, "content": "four", "tool_calls": ANY}]),
+        ([thought("hm"), user("a"), said], [own, user("a"), said]),
+        ([thought(content=[{"type": "reasoning_text", "text": "hm"}]), said], [{**own, "content": "four"}]),
+        ([said, thought(encrypted_content="x"), call], [{**said, "tool_calls": ANY}]),
+    ):
+        assert list(read_responses_request({"input": items}).messages) == wanted
 
 
 def test_a_reply_that_is_cut_says_so_in_every_form() -> None:
