@@ -159,6 +159,46 @@ def test_nothing_is_guessed_across_meanings(argv: str, right: str, never: str):
     assert right in str(caught.value) and never not in str(caught.value)
 
 
+TWO = '[[orchestrator.env]]\nid = "arith"\n[[orchestrator.env]]\nid = "tune"\n'
+
+
+@pytest.mark.parametrize("given", ["[1, 2.5]", "[1.0, 2.5]"])
+def test_each_environment_gets_its_part_of_env_ratios(tmp_path: Path, given: str):
+    found = refused(tmp_path, f"[orchestrator.buffer]\nenv_ratios = {given}\n{TWO}")
+    (about,) = [mistake for mistake in found.mistakes if "env_ratios" in mistake.problem]
+    assert not about.choice
+    each = tomllib.loads(printed_toml(about.fix))["orchestrator"]["env"]
+    own = tomllib.loads(TWO)["orchestrator"]["env"]
+    (tmp_path / "pasted.toml").write_text(
+        f"orchestrator.env = {toml_value([a | b for a, b in zip(own, each, strict=True)])}"
+    )
+    config = load_config(["@", str(tmp_path / "pasted.toml")])
+    assert [(env.id, env.ratio) for env in config.orchestrator.env] == [("arith", 1.0), ("tune", 2.5)]
+
+    flags = ["--orchestrator.env.0.id=arith", "--orchestrator.env.1.id=tune"]
+    with pytest.raises(Refused) as caught:
+        load_config([*flags, f"--orchestrator.buffer.env_ratios={given}"])
+    config = load_config([*flags, *(word for one in caught.value.mistakes for word in printed_flags(one.fix))])
+    assert [env.ratio for env in config.orchestrator.env] == [1.0, 2.5]
+
+
+@pytest.mark.parametrize("given", ["[1]", "[1, 2, 3]", '["a", 2]', "[0, 1]"])
+def test_ratios_that_fit_no_environments_are_the_users_to_say(tmp_path: Path, given: str):
+    found = refused(tmp_path, f"[orchestrator.buffer]\nenv_ratios = {given}\n{TWO}")
+    (about,) = [mistake for mistake in found.mistakes if "env_ratios" in mistake.problem]
+    assert about.choice and "orchestrator.env.0.ratio" not in about.changes
+
+
+def test_the_ratio_of_a_source_of_tasks_is_its_environments(tmp_path: Path):
+    sources = "".join(
+        f'[[orchestrator.train.source]]\nid = "{id}"\nratio = {n}\n' for id, n in (("arith", 1), ("tune", 3))
+    )
+    found = refused(tmp_path, f"max_steps = 2\n{sources}[orchestrator]\ngroup_size = 4\n")
+    about = [mistake for mistake in found.mistakes if "[[orchestrator.train.source]]" in mistake.problem]
+    assert [printed_toml(mistake.fix).splitlines()[-1] for mistake in about] == ["ratio = 1", "ratio = 3"]
+    assert not any(mistake.choice for mistake in about)
+
+
 def test_misspellings_are_small():
     assert distance("gpso", "gspo") == 1 and distance("a", "") == 1
     assert misspelt("roll_outs_per_example", ["rollouts_per_example"]) == "rollouts_per_example"

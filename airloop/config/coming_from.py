@@ -54,7 +54,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
 }
 WHEN_OFF = "when_off.<locals>.read"
 # What else stands in the file, where an answer counts with it.
-BESIDE: Mapping[str, Any] = {"actor_rollout_ref": {"rollout": {"n": 8}}}
+BESIDE: Mapping[str, Any] = {"actor_rollout_ref": {"rollout": {"n": 8}}, "orchestrator": {"env": [{}, {}]}}
 
 
 @dataclass(frozen=True)

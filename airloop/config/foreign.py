@@ -120,12 +120,17 @@ def _schedule(given: Any, _: Mapping[str, Any]) -> Answer:
     )
 
 
-def _ratios(given: Any, _: Mapping[str, Any]) -> Answer:
+def _ratios(given: Any, tree: Mapping[str, Any]) -> Answer:
     """One for each environment, in their order."""
     values = given if isinstance(given, list) else str(given).strip("[] ").split(",")
-    each = ", ".join(f"ratio = {value}" for value in values)
+    orchestrator = tree.get("orchestrator")
+    envs = orchestrator.get("env") if isinstance(orchestrator, Mapping) else None
+    if isinstance(envs, list) and len(envs) == len(values) and None not in map(number, values):
+        each = {f"orchestrator.env.{i}.ratio": typed("orchestrator.env.0.ratio", v) for i, v in enumerate(values)}
+        return Answer("each environment has its own, here in their order", each)
+    said = ", ".join(f"ratio = {value}" for value in values)
     return Answer(
-        "each environment has its own", instead=f"write in the [[orchestrator.env]]s, in turn: {each}", choice=True
+        "each environment has its own", instead=f"write in the [[orchestrator.env]]s, in turn: {said}", choice=True
     )
 
 

@@ -371,15 +371,18 @@ def _flag_text(value: Any) -> str:
 
 
 def toml_lines(changes: Mapping[str, Any]) -> list[str]:
-    sections: dict[str, list[str]] = {"": []}  # keys of the top level come before any section
+    sections: dict[KeyPath, list[str]] = {(): []}  # keys of the top level come before any section
     for path, value in leaves(changes).items():
         if value is None:
             continue
-        header = keys.header(keys.dotted(*path[:-1]))
         if path[-2:-1] == ("args",):  # an environment's settings are written on one line
-            header, value, path = keys.header(keys.dotted(*path[:-2])), {str(path[-1]): value}, path[:-1]
-        sections.setdefault(header, []).append(f"{toml_key(str(path[-1]))} = {toml_value(value)}")
-    return [line for header, lines in sections.items() for line in ([header] if header else []) + lines]
+            value, path = {str(path[-1]): value}, path[:-1]
+        sections.setdefault(path[:-1], []).append(f"{toml_key(str(path[-1]))} = {toml_value(value)}")
+    found: list[str] = []
+    for section, lines in sections.items():
+        head = keys.header(keys.dotted(*section))
+        found += [*([head] if head else []), *lines]
+    return found
 
 
 def indented(lines: list[str]) -> str:

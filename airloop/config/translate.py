@@ -14,7 +14,7 @@ from typing import Any
 
 from airloop.config import keys
 from airloop.config.environments import known_id, not_known, taken
-from airloop.config.foreign import FOREIGN_VALUES, SETTLED, Answer
+from airloop.config.foreign import FOREIGN_VALUES, SETTLED, Answer, number
 from airloop.config.foreign_paths import foreign_at, is_one, is_prime
 from airloop.config.mistakes import by_name, correction, fitting, head
 from airloop.config.sources import KeyPath, Mistake, Settings, at, leaves, parse_path, take_out
@@ -182,7 +182,7 @@ def _is_tables(value: Any) -> bool:
 
 def _answered(path: KeyPath, value: Any, said: Mapping[str, Any], settings: Settings) -> Mistake | None:
     if path[:3] in _SOURCES or (path[:2] == ("orchestrator", "env") and len(path) == 3):
-        return _environment(path, value, said, settings)
+        return _environment(path, value, settings)
     if path[:3] in _EVALUATED:
         return _mistake(path, value, _evaluated(value, said), settings)
     if isinstance(value, dict):
@@ -278,7 +278,7 @@ def env_id(entry: Mapping[str, Any]) -> str:
     return ""
 
 
-def _environment(path: KeyPath, entry: Mapping[str, Any], said: Mapping[str, Any], settings: Settings) -> Mistake:
+def _environment(path: KeyPath, entry: Mapping[str, Any], settings: Settings) -> Mistake:
     """A source of tasks as an environment of ours, or the refusal of one that is not here."""
     ours = known_id(env_id(entry))
     listed = path[:2] == ("orchestrator", "env")
@@ -287,7 +287,7 @@ def _environment(path: KeyPath, entry: Mapping[str, Any], said: Mapping[str, Any
             at(settings.tree, "orchestrator", "env")[path[2]] = {"id": "tune"}  # for the other checks only
         return not_known(path, env_id(entry), settings, at=() if listed else path)
     place = f"orchestrator.env.{path[2] if listed else len(at(settings.tree, 'orchestrator', 'env') or [])}"
-    answer = _as_ours(ours, entry, place, said)
+    answer = _as_ours(ours, entry, place)
     mistake = _mistake(path, dict(entry), answer, settings)
     if listed:  # the element is replaced where it is, so that the others keep their places
         at(settings.tree, "orchestrator", "env")[path[2]] = {}
@@ -295,7 +295,7 @@ def _environment(path: KeyPath, entry: Mapping[str, Any], said: Mapping[str, Any
     return mistake
 
 
-def _as_ours(ours: str, entry: Mapping[str, Any], place: str, said: Mapping[str, Any]) -> Answer:
+def _as_ours(ours: str, entry: Mapping[str, Any], place: str) -> Answer:
     task, given = at(entry, "env", "taskset") or at(entry, "taskset") or {}, at(entry, "args")
     args = dict(given) if isinstance(given, dict) else {}
     args |= {key: value for key, value in dict(task).items() if key not in ("id", "task")}
@@ -305,18 +305,14 @@ def _as_ours(ours: str, entry: Mapping[str, Any], place: str, said: Mapping[str,
         changes[f"{place}.name"] = name
     if args:
         changes[f"{place}.args"] = args
+    if number(entry.get("ratio")) is not None:
+        changes[f"{place}.ratio"] = entry["ratio"]
     why = ["unknown table; an environment is [[orchestrator.env]] here, with its own way of asking and scoring"]
     instead = []
     if others:
         why.append(f"{', '.join(others)}: {ours} has no such arguments")
         instead.append(f"it has {', '.join(known)}")
-    if _uneven(said):
-        why.append("ratio has no equivalent")
-        instead.append(_SHARES)
     return Answer("; ".join(why), {**changes, **_beside(entry)}, "; ".join(instead), choice=bool(instead))
-
-
-_SHARES = "the number of tasks in the environments' args is their share"
 
 
 def _beside(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,10 +324,6 @@ def _beside(entry: Mapping[str, Any]) -> dict[str, Any]:
         "orchestrator.episode_timeout_s": at(entry, "timeout", "rollout"),
     }
     return {key: value for key, value in found.items() if isinstance(value, int | float)}
-
-
-def _uneven(said: Mapping[str, Any]) -> bool:
-    return len({str(entry.get("ratio")) for entry in _entries(said, *_SOURCES)}) > 1
 
 
 def _entries(said: Mapping[str, Any], *paths: KeyPath) -> list[dict[str, Any]]:
