@@ -4,21 +4,20 @@ and each sampled token is trained once, in the context it was sampled in."""
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.merging import merging
 from support.rollout_world import STOP, TEMPLATES, Says, ScriptedEngine, StubEnv, StubSession, chat_tokenizer, command
 
 from airloop.chat.forest import find_replies
 from airloop.chat.session import ChatSession
 from airloop.chat.transcript import Transcript
 from airloop.engine.base import Sampling
-from airloop.models.chat import ONLY_TEXT, ChatTokenizer
+from airloop.models.chat import ONLY_TEXT
 from airloop.rollout.agents import PolicyAgent
 from airloop.rollout.episode import EpisodeDefect, run_episode
 from airloop.runs.trajectory_file import from_json, to_json
@@ -27,24 +26,6 @@ from airloop.types import Branch, Message, Sampled, Task, Trajectory, Turn, show
 
 OPENING = [Message(role="system", content="Be good."), Message(role="user", content="2+2?")]
 NOTE = "(an old observation)"
-
-
-@functools.cache
-def merging(name: str | None) -> ChatTokenizer:
-    """The tiny tokenizer with a few merges, so that the same text can be spelled in several ways."""
-    from tokenizers import Tokenizer
-
-    chat = chat_tokenizer(name)
-    backend = json.loads(chat.hf.backend_tokenizer.to_str())
-    merges = [("a", "b"), ("Ġ", "a"), ("ab", "ab"), ("Ċ", "Ċ"), ("o", "b"), ("r", "v")]
-    vocab = backend["model"]["vocab"]
-    vocab |= {token["content"]: token["id"] for token in backend["added_tokens"]}
-    for pair in merges:
-        vocab["".join(pair)] = len(vocab)
-    backend["model"]["merges"] = [list(pair) for pair in merges]
-    chat.hf._tokenizer = Tokenizer.from_str(json.dumps(backend))
-    assert chat.encode("<|im_start|>abab") == [256, 261] and chat.decode([97, 98, 261]) == "ababab"
-    return chat
 
 
 def sampled(ids: list[int]) -> Sampled:
