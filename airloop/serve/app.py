@@ -203,10 +203,10 @@ class Endpoint:
 
         episode = self._episode(request)
         body, digest = await self._body(request, episode)
-        asked = read_tokens_request(body)
-        with episode.refusals.answering(digest, _again(request)):
+        with episode.defects_noted(), episode.refusals.answering(digest, _again(request)):
+            asked = read_tokens_request(body)
             reply, stop = await cancel_if_disconnected(request, episode.generate(asked))
-        return JSONResponse(tokens_answer(asked, reply, stop))
+            return JSONResponse(tokens_answer(asked, reply, stop))
 
 
 def _again(request: Request) -> bool:
