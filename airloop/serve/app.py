@@ -102,7 +102,7 @@ class Endpoint:
             "/v1/messages": self._messages,
             "/inference/v1/generate": self._generate,
         }
-        gets = {"/v1/models": self._models}
+        gets = {"/v1/models": self._models, "/v1/models/{model:path}": self._named_model}
         routes = [
             Route(front + path, _ErrorHandler(answer), methods=[method])
             for method, answers in (("POST", posts), ("GET", gets))
@@ -154,8 +154,14 @@ class Endpoint:
         from starlette.responses import JSONResponse
 
         self._episode(request)
-        known = {"id": self.model, "object": "model", "created": 0, "owned_by": "airloop"}
-        return JSONResponse({"object": "list", "data": [known]})
+        return JSONResponse({"object": "list", "data": [_model_card(self.model)]})
+
+    async def _named_model(self, request: Request) -> Response:
+        """There is one model, which answers to every name."""
+        from starlette.responses import JSONResponse
+
+        self._episode(request)
+        return JSONResponse(_model_card(request.path_params["model"]))
 
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, read_request, lambda asked, by: ChatForm(self.model, asked, by.tokenizer))
@@ -207,6 +213,10 @@ class Endpoint:
             asked = read_tokens_request(body)
             reply, stop = await cancel_if_disconnected(request, episode.generate(asked))
             return JSONResponse(tokens_answer(asked, reply, stop))
+
+
+def _model_card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "airloop"}
 
 
 def _again(request: Request) -> bool:

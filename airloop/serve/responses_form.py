@@ -12,7 +12,8 @@ from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_reques
 from airloop.serve.stream import Form, event
 
 _IGNORED = {"model", "store", "user", "metadata", "parallel_tool_calls", "include", "service_tier", "safety_identifier"}
-_IGNORED |= {"prompt_cache_key", "prompt_cache_retention", "top_logprobs", "stream_options", "prompt_cache_options"}
+_IGNORED |= {"prompt_cache_key", "prompt_cache_retention", "stream_options", "prompt_cache_options"}
+LOGPROBS = "message.output_text.logprobs"  # of what may be included
 _UNCHANGED = {"temperature", "top_p", "stream"}
 _READ = {"input", "instructions", "tools", "tool_choice", "max_output_tokens"}
 # What would need a memory on the server, or change what is sampled, unless it has one of these values.
@@ -23,6 +24,7 @@ _MUST_BE_OFF: dict[str, tuple[Any, ...]] = {
     "prompt": (None,),
     "truncation": (None, "disabled"),
     "max_tool_calls": (None,),
+    "top_logprobs": (None, 0),
 }
 
 # Tables of which only some keys change what is sampled, unless they have one of these values.
@@ -40,6 +42,9 @@ def read_responses_request(body: Any) -> ChatRequest:
         known = name in _IGNORED | _UNCHANGED | _READ or (name in _MUST_BE_OFF and value in _MUST_BE_OFF[name])
         if not known and not (name in _PARTLY_ALLOWED and _changes_nothing(name, value)):
             raise BadRequest(f"{name} is not supported here.", param=name, code="unsupported_parameter")
+    if LOGPROBS in listed(body.get("include"), "include"):
+        problem = f"{LOGPROBS} cannot be included here: /v1/chat/completions has log-probs."
+        raise BadRequest(problem, param="include", code="unsupported_parameter")
     choice = body.get("tool_choice")
     chat = {
         **{name: body[name] for name in _UNCHANGED if body.get(name) is not None},

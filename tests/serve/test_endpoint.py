@@ -395,6 +395,7 @@ def test_a_client_that_hangs_up_ends_the_sampling_and_is_counted() -> None:
         ({"messages": [user("a")], "frequency_penalty": 0.5}, "frequency_penalty", None),
         ({"messages": [user("a")], "guided_json": {}}, "guided_json", "unknown_parameter"),
         ({"messages": [user("a")], "n": 99}, "n", None),
+        ({"messages": [user("a")], "logprobs": True, "top_logprobs": 5}, "top_logprobs", "unsupported_parameter"),
         ({"messages": [user("a")], "max_tokens": 0}, "max_tokens", None),
         ({"messages": [user("a")], "tools": [{"name": "x"}]}, "tools", None),
         ({"messages": [user("a")], "stop": [""]}, "stop", None),
@@ -507,6 +508,10 @@ def test_without_an_episode_anybody_or_the_holder_of_the_key_is_answered() -> No
         anybody = Client(served(None), "", "")
         models = (await anybody.http.get("/v1/models")).json()
         assert [model["id"] for model in models["data"]] == ["tiny"]
+        for name in ("tiny", "org/model-7b"):  # any name is answered, as in a conversation
+            card = (await anybody.http.get(f"/v1/models/{name}")).json()
+            assert card == {**models["data"][0], "id": name}
+        assert (await Client(served("mine"), "", "").http.get("/v1/models/tiny")).status_code == 401
         one, two = [await anybody.say(user("a"), seed=3) for _ in range(2)]
         assert one == two  # outside of training a seed is what it is
         endpoint, body = served("mine"), {"messages": [user("a")]}
