@@ -102,7 +102,7 @@ class Endpoint:
             "/v1/messages": self._messages,
             "/inference/v1/generate": self._generate,
         }
-        gets = {"/v1/models": self._models}
+        gets = {"/v1/models": self._models, "/v1/models/{model:path}": self._named_model}
         routes = [
             Route(front + path, _ErrorHandler(answer), methods=[method])
             for method, answers in (("POST", posts), ("GET", gets))
@@ -155,8 +155,14 @@ class Endpoint:
         from starlette.responses import JSONResponse
 
         self._episode(request)
-        known = {"id": self.model, "object": "model", "created": 0, "owned_by": "airloop"}
-        return JSONResponse({"object": "list", "data": [known]})
+        return JSONResponse({"object": "list", "data": [_model_card(self.model)]})
+
+    async def _named_model(self, request: Request) -> Response:
+        """There is one model, which answers to every name."""
+        from starlette.responses import JSONResponse
+
+        self._episode(request)
+        return JSONResponse(_model_card(request.path_params["model"]))
 
     async def _chat(self, request: Request) -> Response:
         return await self._answer(request, read_request, lambda asked, by: ChatForm(self.model, asked, by.tokenizer))
@@ -185,7 +191,7 @@ class Endpoint:
         form = made(asked, episode)
         # A client that retries never got its answer: it gets that one. The same request as a new one is a second
         # sample.
-        made_before = episode.answers.pop(digest, None)
+        made_before = episode.take_answer(digest)
         kept = made_before if _again(request) else None
 
         def keep(answer: Answer) -> None:
@@ -204,10 +210,14 @@ class Endpoint:
 
         episode = self._episode(request)
         body, digest = await self._body(request, episode)
-        asked = read_tokens_request(body)
-        with episode.refusals.answering(digest, _again(request)):
+        with episode.defects_noted(), episode.refusals.answering(digest, _again(request)):
+            asked = read_tokens_request(body)
             reply, stop = await cancel_if_disconnected(request, episode.generate(asked))
-        return JSONResponse(tokens_answer(asked, reply, stop))
+            return JSONResponse(tokens_answer(asked, reply, stop))
+
+
+def _model_card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "airloop"}
 
 
 def _again(request: Request) -> bool:

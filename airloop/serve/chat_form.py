@@ -65,7 +65,7 @@ class ChatRequest(SamplingRequest):
 
 # Parameters about the client, or about storing the answer: they do not change what is sampled.
 _IGNORED = {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-_IGNORED |= {"top_logprobs", "parallel_tool_calls", "verbosity", "prompt_cache_retention"}
+_IGNORED |= {"parallel_tool_calls", "verbosity", "prompt_cache_retention"}
 _IGNORED |= {"prompt_cache_options"}
 # The run's own values are used: with others it would be another policy that is trained.
 RUN_SAMPLING: dict[str, tuple[float, float]] = {
@@ -75,7 +75,7 @@ RUN_SAMPLING: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
 }
 _READ = {"messages", "tools", "n", "max_tokens", "max_completion_tokens", "seed", "stop", "stream", "stream_options"}
-_READ |= {"logprobs", "tool_choice"}
+_READ |= {"logprobs", "top_logprobs", "tool_choice"}
 # What would change the distribution that is sampled from, unless it has one of these values.
 OFF: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
@@ -117,6 +117,11 @@ def read_request(body: Any) -> ChatRequest:
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none", "required") and not isinstance(choice, dict):
         raise BadRequest(f"tool_choice = {json.dumps(choice)} is not known.", param="tool_choice")
+    if body.get("top_logprobs"):
+        why = "log-probs are those of the tokens that were sampled, and of no others"
+        raise BadRequest(
+            f"top_logprobs is not supported here: {why}.", param="top_logprobs", code="unsupported_parameter"
+        )
     stop = body.get("stop") or ()
     options = body.get("stream_options") or {}
     return ChatRequest(
@@ -139,6 +144,9 @@ def read_messages(given: Any) -> list[dict[str, Any]]:
     return [_message(message, f"messages.{i}") for i, message in enumerate(given)]
 
 
+_SAME = {"reasoning": "reasoning_content"}  # of vLLM's clients
+
+
 def _message(given: Any, at: str) -> dict[str, Any]:
     if not isinstance(given, dict) or str(given.get("role")) not in ROLES:
         raise BadRequest(f"{at} must be an object whose role is one of {', '.join(ROLES)}.", param=at)
@@ -147,9 +155,9 @@ def _message(given: Any, at: str) -> dict[str, Any]:
         if not isinstance(calls, list):
             raise BadRequest(f"{at}.tool_calls must be a list.", param=at)
         message["tool_calls"] = [_call(call, f"{at}.tool_calls.{i}") for i, call in enumerate(calls)]
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning", "reasoning_content"):
         if isinstance(given.get(name), str):
-            message[name] = given[name]
+            message[_SAME.get(name, name)] = given[name]
     return message
 
 

@@ -12,7 +12,8 @@ from airloop.serve.chat_form import BadRequest, ChatRequest, listed, read_reques
 from airloop.serve.stream import Form, event
 
 _IGNORED = {"model", "store", "user", "metadata", "parallel_tool_calls", "include", "service_tier", "safety_identifier"}
-_IGNORED |= {"prompt_cache_key", "prompt_cache_retention", "top_logprobs", "stream_options", "prompt_cache_options"}
+_IGNORED |= {"prompt_cache_key", "prompt_cache_retention", "stream_options", "prompt_cache_options"}
+LOGPROBS = "message.output_text.logprobs"  # of what may be included
 _UNCHANGED = {"temperature", "top_p", "stream"}
 _READ = {"input", "instructions", "tools", "tool_choice", "max_output_tokens"}
 # What would need a memory on the server, or change what is sampled, unless it has one of these values.
@@ -23,6 +24,7 @@ _MUST_BE_OFF: dict[str, tuple[Any, ...]] = {
     "prompt": (None,),
     "truncation": (None, "disabled"),
     "max_tool_calls": (None,),
+    "top_logprobs": (None, 0),
 }
 
 # Tables of which only some keys change what is sampled, unless they have one of these values.
@@ -40,6 +42,9 @@ def read_responses_request(body: Any) -> ChatRequest:
         known = name in _IGNORED | _UNCHANGED | _READ or (name in _MUST_BE_OFF and value in _MUST_BE_OFF[name])
         if not known and not (name in _PARTLY_ALLOWED and _changes_nothing(name, value)):
             raise BadRequest(f"{name} is not supported here.", param=name, code="unsupported_parameter")
+    if LOGPROBS in listed(body.get("include"), "include"):
+        problem = f"{LOGPROBS} cannot be included here: /v1/chat/completions has log-probs."
+        raise BadRequest(problem, param="include", code="unsupported_parameter")
     choice = body.get("tool_choice")
     chat = {
         **{name: body[name] for name in _UNCHANGED if body.get(name) is not None},
@@ -75,14 +80,20 @@ def _plain(content: Any, at: str) -> str:
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """The items of a reply, a message and calls one after the other, become one message of a chat."""
+    """The items of a reply, its thought, a message and calls one after the other, become one message of a chat."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     made: list[dict[str, Any]] = []
+    thought = ""  # of the item before
     for i, item in enumerate(given if isinstance(given, list) else [None]):
         at = f"input.{i}"
         kind = item.get("type", "message") if isinstance(item, dict) else None
-        if kind == "message":
+        begun, thought = thought, _thought_of(item, at) if kind == "reasoning" else ""
+        if thought:
+            made.append({"role": "assistant", "content": "", "reasoning_content": thought})
+        elif kind == "message" and begun and item.get("role") == "assistant":
+            made[-1]["content"] = _plain(item.get("content"), at)
+        elif kind == "message":
             made.append({"role": item.get("role"), "content": _plain(item.get("content"), at)})
         elif kind == "function_call":
             if not made or made[-1]["role"] != "assistant":
@@ -93,9 +104,14 @@ def _messages(given: Any) -> list[dict[str, Any]]:
         elif kind == "function_call_output":
             result = _plain(item.get("output"), at)
             made.append({"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": result})
-        elif kind != "reasoning":  # a thought that comes back is known by the reply that it belongs to
+        elif kind != "reasoning":
             raise BadRequest(f"{at}: {kind or 'what is no object'} cannot be read here.", param=at)
     return made
+
+
+def _thought_of(item: Mapping[str, Any], at: str) -> str:
+    """What can be read of it: of an encrypted one, nothing."""
+    return _plain(item.get("summary") or item.get("content") or "", at)
 
 
 def _tool(given: Any, at: str) -> dict[str, Any]:

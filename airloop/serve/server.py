@@ -17,6 +17,7 @@ QUEUED = 512  # connections that the system holds while the loop is busy
 KEEP_ALIVE_S = 75  # longer than clients keep a connection that they do not use
 YOUNG = 20_000  # new objects before Python's garbage collector runs
 CLOSE_S = 5.0  # for answers that are under way when it ends
+DATE_S = 1.0  # between two looks at the clock, for the date in the head of answers
 
 
 @asynccontextmanager
@@ -36,7 +37,7 @@ async def serving(
     from airloop.serve.connections import BACKLOG, AgentConnection, quiet_logs
 
     allow_files()
-    ready = asyncio.Event()
+    ready, ended = asyncio.Event(), asyncio.Event()
 
     class Ours(AgentConnection):
         def crowded(self, owner: str = "") -> None:
@@ -50,6 +51,23 @@ async def serving(
             await super().startup(sockets)
             listening.listen(QUEUED)
             ready.set()
+
+        # uvicorn asks ten times a second whether to end, and then gives connections a tenth of one to go: with that
+        # each step of programs, and each evaluation, would end.
+        async def main_loop(self) -> None:
+            while not await self.on_tick(0):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), DATE_S)
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            for server in self.servers:
+                server.close()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Ours) and connection.is_idle:
+                    connection.shutdown()
+            await asyncio.sleep(0)  # in which those that were closed go
+            if self.server_state.connections or self.server_state.tasks:
+                await super().shutdown(sockets)
 
     listening = bind_socket(host, port)
     config = uvicorn.Config(
@@ -77,6 +95,7 @@ async def serving(
             yield _address(listening, host)
         finally:
             server.should_exit = True
+            ended.set()
             await task
 
 

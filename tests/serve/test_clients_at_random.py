@@ -1,19 +1,22 @@
 """Clients of every form ask over sockets, whole and as streams, with odd tools and texts of `stop`, side by side; they
 ask again, hang up and rewrite what was said. Every trained row is a request and its response, each reply is noted once,
-and what became of every sampled token is known."""
+what became of every sampled token is known, and what is echoed comes back in the tokens it was sampled in."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import copy
+import itertools
 import json
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from support.endpoint_world import CHAT, Recorded, trained_pairs
+from support.endpoint_world import Recorded, trained_pairs
+from support.merging import merging, spelled
+from support.rollout_world import STOP
 from test_streams import events_of, joined_chat, joined_messages, joined_responses
 
 from airloop.engine.base import Sampling
@@ -42,15 +45,35 @@ SCHEMAS: list[Any] = [
     {"properties": []},
     {},
 ]
+CHAT = merging("chatml")
 CHATS, MESSAGES, RESPONSES, TOKENS = "/chat/completions", "/messages", "/responses", "/inference/v1/generate"
-State = tuple[str, list[dict[str, Any]]]  # a form, and a conversation in it
+
+
+class State(NamedTuple):
+    """A conversation in one of the forms; `mark`: of the request that its last reply answers, if that had one."""
+
+    form: str
+    messages: list[dict[str, Any]]
+    mark: int | None = None
+
+
+def set_mark(message: dict[str, Any], mark: int) -> None:
+    """Ends what it says with the mark."""
+    name = "output" if "output" in message else "content"
+    if isinstance(message[name], str):
+        message[name] += f" #{mark}"
+    else:
+        message[name][-1]["content"] += f" #{mark}"
 
 
 class Engine(Recorded):
     """Some replies take longer than others."""
 
     def __init__(self) -> None:
-        super().__init__(lambda prompt, seed: SAID[seed % len(SAID)])
+        super().__init__(tokenizer=CHAT)
+
+    def reply(self, token_ids: Any, sampling: Any) -> list[int]:
+        return [*spelled(CHAT, SAID[sampling.seed % len(SAID)], sampling.seed), STOP]
 
     async def generate(self, token_ids: Any, sampling: Any, order: str = "", on_tokens: Any = None) -> Any:
         await asyncio.sleep(sampling.seed % 3 * 0.001)
@@ -61,12 +84,14 @@ class RandomClient:
     def __init__(self, http: httpx.AsyncClient, dice: random.Random) -> None:
         self.http, self.dice = http, dice
         self.states: list[State] = [
-            (form, [{"role": "user", "content": "begin"}]) for form in (CHATS, MESSAGES, RESPONSES)
+            State(form, [{"role": "user", "content": "begin"}]) for form in (CHATS, MESSAGES, RESPONSES)
         ]
         self.statuses: set[int] = set()
+        self.numbers = itertools.count()
+        self.echoes: list[tuple[int, int]] = []  # the marks of a request, and of one that goes on from its reply
 
     def history(self) -> State:
-        form, past = copy.deepcopy(self.dice.choice(self.states[-8:]))
+        form, past, mark = copy.deepcopy(self.dice.choice(self.states[-8:]))
         what = self.dice.choice(["echo"] * 5 + ["drop", "edit", "strip"])
         at = self.dice.randrange(len(past))
         if what == "drop" and len(past) > 2:
@@ -75,7 +100,13 @@ class RandomClient:
             past[at]["content"] += "!"
         elif what == "strip":
             past[at].pop("reasoning_content", None)
-        return form, past
+        if what != "echo":
+            return State(form, past)
+        own = next(self.numbers)
+        set_mark(past[-1], own)
+        if mark is not None:
+            self.echoes.append((mark, own))
+        return State(form, past, own)
 
     def body(self, form: str, past: list[dict[str, Any]]) -> dict[str, Any]:
         dice, schema = self.dice, self.dice.choice(SCHEMAS)
@@ -107,7 +138,7 @@ class RandomClient:
             said = (await self.post(TOKENS, {"token_ids": ids, "sampling_params": {"max_tokens": 5}})).json()
             assert len(said["choices"][0]["token_ids"]) <= 5
             return
-        form, past = self.history()
+        form, past, mark = self.history()
         body = self.body(form, past)
         if self.dice.random() < 0.15:  # hangs up, and perhaps asks again
             with contextlib.suppress(TimeoutError):
@@ -118,9 +149,11 @@ class RandomClient:
         assert answer.status_code in (200, 400), answer.text  # 400: a conversation that the template cannot have
         if answer.status_code == 200:
             said = streamed(form, answer.text, body.get("n", 1)) if body["stream"] else replies(form, answer.json())
-            self.states += [(form, self.goes_on(form, past, one)) for one in said]
+            for one in said:
+                kept = [item for item in one if item.get("content") != []]
+                self.states.append(State(form, self.goes_on(past, kept), mark if kept else None))
 
-    def goes_on(self, form: str, past: list[dict[str, Any]], said: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def goes_on(self, past: list[dict[str, Any]], said: list[dict[str, Any]]) -> list[dict[str, Any]]:
         calls = [call for one in said for call in one.get("tool_calls") or []]
         blocks = [block for one in said if isinstance(one.get("content"), list) for block in one["content"]]
         used = [block["id"] for block in blocks if block.get("type") == "tool_use"]
@@ -139,7 +172,6 @@ class RandomClient:
                     "content": [{"type": "tool_result", "tool_use_id": id, "content": "here"} for id in used],
                 }
             ]
-        said = [one for one in said if one.get("content") != []]
         return [*past, *said, *(results or [{"role": "user", "content": self.dice.choice(["go on", "é<|im_end|>"])}])]
 
     async def post(self, path: str, body: dict[str, Any], again: bool = False) -> httpx.Response:
@@ -171,21 +203,50 @@ def streamed(form: str, text: str, n: int) -> list[list[dict[str, Any]]]:
     return [[{name: value for name, value in message.items() if name != "finish"}] for message in made]
 
 
+def check_echoes(episode: ServedEpisode, echoes: list[tuple[int, int]]) -> int:
+    """Each has the tokens of the reply that it echoes, or of its twin, and with the same tools all before them; how
+    many did."""
+    made: dict[str, list[tuple[Any, tuple[int, ...], tuple[int, ...]]]] = {}  # by mark
+    # Of other texts in one form, as where one was cut at a space, the latest is meant; calls are told by their ids.
+    forms = [n for form, n in episode._by_form.items() if not json.loads(form)[1]]
+    alike = [{episode.exchanges[number].reply for number in numbers} for numbers in forms]
+    ambiguous = set().union(*(texts for texts in alike if len(texts) > 1))
+    for exchange, reply in zip(episode.exchanges, episode.forest.replies, strict=True):
+        if any(message["role"] == "assistant" and message["content"] in ambiguous for message in exchange.messages):
+            continue
+        sent = tuple(episode.forest._lines[reply.line].tokens[: reply.start])
+        mark = exchange.messages[-1]["content"].rpartition("#")[2]
+        made.setdefault(mark, []).append((exchange.tools, sent, reply.token_ids))
+    pairs = [(made.get(f"{one}"), made.get(f"{other}", ())) for one, other in echoes]
+    found = [(earlier, later) for earlier, after in pairs if earlier for later in after]
+    for earlier, (tools, asked, _) in found:
+        assert any(
+            asked[: len(sent) + len(came)] == sent + came if before == tools else _contains(asked, came)
+            for before, sent, came in earlier
+        ), "an echoed reply was spelled anew"
+    return len(found)
+
+
+def _contains(tokens: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    return any(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))
+
+
 def check(seed: int, rounds: int) -> int:
     """How many requests were made."""
     engine, endpoint, dice = Engine(), Endpoint("tiny"), random.Random(seed)
     episode = ServedEpisode(engine, CHAT, Sampling(max_tokens=120), seed=seed, order="0")
     key = endpoint.open("one", episode)
 
-    async def work() -> None:
+    async def work() -> int:
         async with serving(endpoint.app()) as url:
             known: dict[str, Any] = {"headers": {"Authorization": f"Bearer {key}"}, "trust_env": False, "timeout": 60}
             async with httpx.AsyncClient(base_url=f"{url}/e/one", **known) as http:
                 client = RandomClient(http, dice)
                 await client.live(rounds)
                 assert 200 in client.statuses
+                return check_echoes(episode, client.echoes)
 
-    asyncio.run(work())
+    assert asyncio.run(work()), "nothing was echoed"
     assert episode.failure is None and not episode._under_way
     assert len(episode.exchanges) == len(episode.forest.replies)
     assert [exchange.reply for exchange in episode.exchanges] == [reply.text for reply in episode.forest.replies]
@@ -202,7 +263,7 @@ def check(seed: int, rounds: int) -> int:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_trained_was_sent_and_came_back_over_sockets(seed: int) -> None:
-    assert check(seed, 10) >= 10
+    assert check(seed, 20) >= 20
 
 
 @pytest.mark.soak

@@ -257,6 +257,24 @@ def test_H17_a_client_that_asks_again_gets_the_reply_that_never_came_and_else_a_
     assert len(engine.pairs) == 4 and trained_pairs(episode) == engine.pairs
 
 
+def test_an_answer_that_its_agent_has_gone_on_from_is_not_given_again() -> None:
+    """The same question anew, of which only the second attempt arrived."""
+    engine = Recorded()
+
+    async def work(client: Client) -> None:
+        body = {"messages": [user("a")]}
+        first = await client.say(user("a"))
+        other = await client.say(user("b"))
+        await client.say(user("a"), first, user("on"))
+        second = (await client.post(body, **{RETRIES: "1"})).json()["choices"][0]["message"]
+        assert second != first
+        assert (await client.post(body, **{RETRIES: "1"})).json()["choices"][0]["message"] == second
+        again = await client.post({"model": "m", "messages": [user("b")]}, **{RETRIES: "1"})
+        assert again.json()["choices"][0]["message"] == other, "nobody has gone on from that one"
+
+    assert len(play(work, engine).exchanges) == len(engine.pairs) == 4
+
+
 def test_only_the_latest_answers_are_kept() -> None:
     async def work(client: Client) -> None:
         for i in range(KEPT_ANSWERS + 5):
@@ -395,6 +413,7 @@ def test_H17_a_client_that_hangs_up_ends_the_sampling_and_is_counted() -> None:
         ({"messages": [user("a")], "frequency_penalty": 0.5}, "frequency_penalty", None),
         ({"messages": [user("a")], "guided_json": {}}, "guided_json", "unknown_parameter"),
         ({"messages": [user("a")], "n": 99}, "n", None),
+        ({"messages": [user("a")], "logprobs": True, "top_logprobs": 5}, "top_logprobs", "unsupported_parameter"),
         ({"messages": [user("a")], "max_tokens": 0}, "max_tokens", None),
         ({"messages": [user("a")], "tools": [{"name": "x"}]}, "tools", None),
         ({"messages": [user("a")], "stop": [""]}, "stop", None),
@@ -507,6 +526,10 @@ def test_without_an_episode_anybody_or_the_holder_of_the_key_is_answered() -> No
         anybody = Client(served(None), "", "")
         models = (await anybody.http.get("/v1/models")).json()
         assert [model["id"] for model in models["data"]] == ["tiny"]
+        for name in ("tiny", "org/model-7b"):  # any name is answered, as in a conversation
+            card = (await anybody.http.get(f"/v1/models/{name}")).json()
+            assert card == {**models["data"][0], "id": name}
+        assert (await Client(served("mine"), "", "").http.get("/v1/models/tiny")).status_code == 401
         one, two = [await anybody.say(user("a"), seed=3) for _ in range(2)]
         assert one == two  # outside of training a seed is what it is
         endpoint, body = served("mine"), {"messages": [user("a")]}

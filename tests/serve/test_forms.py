@@ -145,6 +145,9 @@ def test_a_reply_that_is_cut_says_so_in_every_form() -> None:
         (MESSAGES, {"messages": [user("a"), {"role": "assistant", "content": "I"}]}, "messages"),
         (RESPONSES, {"input": "a", "tools": 5}, "tools"),
         (RESPONSES, {"input": "a", "reasoning": {"effort": "high"}}, "reasoning"),
+        (RESPONSES, {"input": "a", "top_logprobs": 3}, "top_logprobs"),
+        (RESPONSES, {"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
+        (RESPONSES, {"input": "a", "include": 5}, "include"),
         (RESPONSES, [], ""),
         (MESSAGES, "x", ""),
     ],
@@ -188,6 +191,8 @@ def test_who_would_have_its_conversation_kept_is_told_to_send_the_whole() -> Non
     [
         ("/v1/chat/completions", {"reasoning_effort": "none", "verbosity": "low", "prompt_cache_options": {}}),
         (RESPONSES, {"reasoning": {"effort": "none"}, "text": {"verbosity": "low"}, "prompt_cache_options": {}}),
+        (RESPONSES, {"include": ["reasoning.encrypted_content"], "top_logprobs": 0}),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 0, "parallel_tool_calls": False}),
         (MESSAGES, {"diagnostics": {}, "speed": "standard", "user_profile_id": "x", "workspace_id": "y"}),
     ],
 )

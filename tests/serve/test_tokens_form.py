@@ -8,6 +8,9 @@ import pytest
 from support.endpoint_world import CHAT, Client, Recorded, play, trained_pairs
 from support.rollout_world import STOP
 
+from airloop.chat.forest import Forest
+from airloop.serve import app
+
 PATH = "/inference/v1/generate"
 COMMA = ord(",")
 
@@ -75,3 +78,11 @@ def test_what_is_off_may_be_said() -> None:
 def test_what_cannot_be_had_is_refused(more: dict[str, Any], param: str) -> None:
     status, said, episode = said_by({"token_ids": [1, 2], **more})
     assert status == 400 and said["error"]["param"] == param and not episode.exchanges, said
+
+
+@pytest.mark.parametrize(("part", "name"), [(Forest, "append"), (app, "tokens_answer")])
+def test_a_defect_of_ours_spoils_the_episode(part: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, name, lambda *given, **more: 1 / 0)
+    status, said, episode = said_by({"token_ids": [1, 2]})
+    assert status == 500 and said["error"]["code"] == "internal_error"
+    assert isinstance(episode.failure, ZeroDivisionError)
