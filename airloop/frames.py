@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airloop.extras import check_extra
 from airloop.runs.run import Run
+from airloop.text.nested import flatten
 from airloop.types import Trajectory
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ class LoadedRun:
     @cached_property
     def steps(self) -> pd.DataFrame:
         """A row for each step of training, by its number."""
-        return _frame(map(_flat, self.run.metrics("train")), index="step")
+        return _frame((flatten(line, "/") for line in self.run.metrics("train")), index="step")
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
         """A row for each evaluation on held-out tasks, by its name: before, step_0010, after."""
-        return _frame(map(_flat, self.run.metrics("eval")), index="name")
+        return _frame((flatten(line, "/") for line in self.run.metrics("eval")), index="name")
 
     @cached_property
     def episodes(self) -> pd.DataFrame:
@@ -91,14 +92,6 @@ def _frame(rows: Iterable[Mapping[str, Any]], index: str | None = None) -> pd.Da
 
     made = pd.DataFrame(list(rows))
     return made.set_index(index) if index is not None and index in made else made
-
-
-def _flat(line: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Tables in tables become columns; lists stay what they are."""
-    found: dict[str, Any] = {}
-    for name, value in line.items():
-        found |= _flat(value, f"{within}{name}/") if isinstance(value, dict) else {f"{within}{name}": value}
-    return found
 
 
 def _row(episode: Trajectory) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from airloop.training import start
 from airloop.types import Score, Task, Trajectory
 from airloop.watch.display.display import Display
 from airloop.watch.metrics.families import by_family, first_and_last, pooled, table
-from airloop.watch.sinks import flatten
+from airloop.watch.sinks import flat_line
 
 
 def episode(family: str, reward: float, **metrics: float) -> Trajectory:
@@ -39,7 +39,7 @@ def test_figures_of_each_family_and_their_names_in_sinks() -> None:
         "e": {"episodes": 1, "reward": 0.25},
         "titanic": {"episodes": 2, "reward": 0.5, "improved": 0.5, "headroom": 0.5},
     }
-    assert flatten({"task": found}, "train/")["train/task/titanic/improved"] == 0.5
+    assert flat_line({"task": found})["train/task/titanic/improved"] == 0.5
     assert by_family([]) == {}
 
 

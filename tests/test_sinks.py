@@ -28,7 +28,7 @@ from airloop.training import start
 from airloop.types import Alarm
 from airloop.watch import sinks
 from airloop.watch.display.display import Display
-from airloop.watch.sinks import BackgroundSink, Watchers, flat_line, flatten, logged, open_sinks
+from airloop.watch.sinks import BackgroundSink, Watchers, flat_line, logged, open_sinks
 
 LINE: dict[str, Any] = {"kind": "train", "step": 3, "learner": {"loss": 0.5}, "reward": None, "rewards": [1.0]}
 ALARM = Alarm("G1", "stall", "note", 3, "seen", "why", "fix")
@@ -81,7 +81,7 @@ class Faulty:
 
 
 def test_names_are_the_path_to_the_number() -> None:
-    assert flatten(LINE, "train/") == {"train/step": 3.0, "train/learner/loss": 0.5}
+    assert flat_line(LINE) == {"train/step": 3.0, "train/learner/loss": 0.5}
     assert flat_line({"kind": "eval", "split": "test", "reward": {"mean": 1}}) == {"eval/test/reward/mean": 1.0}
 
 

@@ -18,17 +18,11 @@ class Transcript:
     ) -> None:
         self._forest = Forest(tokenizer, strategy)
         self._tools = tools
-        self._history: list[Message] = []
         self._prompt: Prompt | None = None
-
-    def extend(self, messages: Sequence[Message]) -> None:
-        """Adds messages that were not sampled, and the template's opening of the next reply."""
-        self.show([*self._history, *messages])
 
     def show(self, messages: Sequence[Message]) -> None:
         """Makes this conversation, and the template's opening of the next reply, what is seen from now on: a
         continuation of what was seen before if it reads like one, else a new line."""
-        self._history = list(messages)
         self._prompt = self._forest.prompt(messages, self._tools)
 
     @property
@@ -47,9 +41,7 @@ class Transcript:
     def append_sampled(self, sampled: Sampled) -> Message:
         """Adds a reply's tokens as they are and returns it as a message, without its stop token."""
         reply = self._forest.append(self.shown, sampled)
-        message = Message(role="assistant", content=reply.text)
-        self._history.append(message)
-        return message
+        return Message(role="assistant", content=reply.text)
 
     def branches(self) -> tuple[Branch, ...]:
         return self._forest.branches()

@@ -14,6 +14,7 @@ from typing import Any
 
 from airloop.config import Config
 from airloop.envs.base import Environment
+from airloop.text.nested import flatten
 
 FLAGS = {
     "sampling.temperature": "--temperature",
@@ -76,7 +77,7 @@ def _env(env_id: str, env: Environment) -> dict[str, Any]:
 
 def differences(a: Conditions, b: Conditions, excused: Callable[[str], bool] = lambda what: False) -> list[Difference]:
     """`excused`: names of what may differ, as it has no part in what is compared."""
-    one, two = _flat(a.as_json()), _flat(b.as_json())
+    one, two = flatten(a.as_json(), "."), flatten(b.as_json(), ".")
     if a.sampling is None or b.sampling is None:
         one, two = ({k: v for k, v in side.items() if k.split(".")[0] != "sampling"} for side in (one, two))
     found = [Difference(name, one.get(name), two.get(name)) for name in sorted({*one, *two})]
@@ -107,13 +108,6 @@ def flag_of(what: str, names: Sequence[str]) -> str:
         if own != rest and own.startswith(("args.", "rewards.")):
             flag = f"--orchestrator.env.{i}.{own}"
     return flag
-
-
-def _flat(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{at}{key}.") if isinstance(value, Mapping) else {f"{at}{key}": value}
-    return flat
 
 
 def _shown(value: Any) -> str:

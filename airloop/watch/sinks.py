@@ -18,6 +18,7 @@ from airloop.extras import install_line
 from airloop.runs.run import Run
 from airloop.sinks import SINKS, Logged, Sink
 from airloop.text.keys import without_keys, without_keys_in
+from airloop.text.nested import flatten
 
 if TYPE_CHECKING:
     from airloop.types import Alarm
@@ -30,23 +31,14 @@ CLOSE_S = 75.0
 BEHIND = 500
 
 
-def flatten(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """`{"learner": {"loss": 1}}` → `{"learner/loss": 1}`: the names every sink uses (metrics/names.py)."""
-    flat: dict[str, float] = {}
-    for key, value in metrics.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float):
-            flat[f"{prefix}{key}"] = float(value)
-    return flat
-
-
 def flat_line(metrics: dict[str, Any]) -> dict[str, float]:
     """A line of metrics.jsonl under the names of the sinks: `train/…`, `eval/SPLIT/…`, or `eval/base/…` for the model
     itself, which has step 0 as what the run starts with."""
-    if metrics.get("kind") != "eval":
-        return flatten(metrics, "train/")
-    return flatten(metrics, "eval/base/" if metrics.get("name") == "base" else f"eval/{metrics['split']}/")
+    within = "train/"
+    if metrics.get("kind") == "eval":
+        within = "eval/base/" if metrics.get("name") == "base" else f"eval/{metrics['split']}/"
+    found = flatten(metrics, "/", within).items()
+    return {name: float(value) for name, value in found if isinstance(value, int | float)}
 
 
 class BackgroundSink:

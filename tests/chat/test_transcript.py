@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rollout_world import STOP, TEMPLATES, chat_tokenizer
+from support.transcripts import GrowingTranscript
 
-from airloop.chat.transcript import Transcript
 from airloop.models.chat import ChatTokenizer
 from airloop.types import Branch, Message, Sampled
 
@@ -53,7 +53,7 @@ def trained(branches: tuple[Branch, ...]) -> dict[int, tuple[list[int], list[flo
 @pytest.mark.parametrize("name", ["chatml", "no separator", "drops thinking", "forgets", None])
 def test_prompt_reads_as_the_template_renders_it(name: str | None) -> None:
     chat = tokenizer(name)
-    transcript = Transcript(chat)
+    transcript = GrowingTranscript(chat)
     transcript.extend(OPENING)
     history = list(OPENING)
     for turn in range(3):
@@ -66,7 +66,7 @@ def test_prompt_reads_as_the_template_renders_it(name: str | None) -> None:
 
 def test_separator_after_the_stop_token_is_kept() -> None:  # B7
     chat = tokenizer("chatml")
-    transcript = Transcript(chat)
+    transcript = GrowingTranscript(chat)
     transcript.extend(OPENING)
     before = transcript.prompt()
     transcript.append_sampled(says("4"))
@@ -77,7 +77,7 @@ def test_separator_after_the_stop_token_is_kept() -> None:  # B7
 
 def test_a_cut_reply_is_closed_by_the_template_untrained() -> None:
     chat = tokenizer("chatml")
-    transcript = Transcript(chat)
+    transcript = GrowingTranscript(chat)
     transcript.extend(OPENING)
     transcript.append_sampled(says("it is fo", stop=False))
     transcript.extend(user("ok"))
@@ -92,7 +92,7 @@ def test_a_cut_reply_is_closed_by_the_template_untrained() -> None:
 @pytest.mark.parametrize("text", [" 4", "4 \n", "\n\n4", "4", "", " \n"])
 def test_trimming_templates_do_not_fork(name: str, text: str) -> None:
     chat = tokenizer(name)
-    transcript = Transcript(chat)
+    transcript = GrowingTranscript(chat)
     transcript.extend(OPENING)
     for _ in range(3):
         transcript.append_sampled(says(text))
@@ -105,7 +105,7 @@ def test_trimming_templates_do_not_fork(name: str, text: str) -> None:
 
 def test_rewritten_history_forks_and_shares_the_tokens_before_it() -> None:  # B6
     chat = tokenizer("drops thinking")
-    transcript = Transcript(chat)
+    transcript = GrowingTranscript(chat)
     transcript.extend(OPENING)
     first_prompt = transcript.prompt()
     replies = [says(f"<think>\nlong {i}\n</think>\n\nshort {i}") for i in range(3)]
@@ -123,7 +123,7 @@ def test_rewritten_history_forks_and_shares_the_tokens_before_it() -> None:  # B
 
 def test_kept_replies_keep_their_very_tokens_across_a_fork() -> None:
     chat = tokenizer("drops thinking")
-    transcript = Transcript(chat)
+    transcript = GrowingTranscript(chat)
     transcript.extend(OPENING)
     spelled = [*b"<|im_end|> is a word", STOP]  # encode() of the same text would give other tokens
     transcript.append_sampled(sampled(spelled))
@@ -139,7 +139,7 @@ def test_kept_replies_keep_their_very_tokens_across_a_fork() -> None:
 
 
 def test_a_reply_keeps_its_tokens_when_only_what_followed_it_was_rewritten() -> None:
-    transcript = Transcript(tokenizer("forgets"))
+    transcript = GrowingTranscript(tokenizer("forgets"))
     transcript.extend(OPENING)
     spelled = [*b"<|im_end|> is a word", STOP]
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_a_reply_keeps_its_tokens_when_only_what_followed_it_was_rewritten() -> 
 
 
 def test_a_prompt_that_was_never_answered_is_not_trained_on() -> None:
-    transcript = Transcript(tokenizer(None))
+    transcript = GrowingTranscript(tokenizer(None))
     transcript.extend(OPENING)
     assert transcript.branches() == ()
     transcript.append_sampled(says("4"))
@@ -165,7 +165,7 @@ def test_a_prompt_that_was_never_answered_is_not_trained_on() -> None:
 def test_tool_messages_of_one_turn() -> None:
     chat = tokenizer(None)
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-    transcript = Transcript(chat, tools)
+    transcript = GrowingTranscript(chat, tools)
     transcript.extend(OPENING)
     reply = transcript.append_sampled(says('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'))
     results = [Message(role="tool", content=f"r{i}", name="look") for i in range(2)]
@@ -184,7 +184,7 @@ def test_sampled_tokens_never_change_and_are_trained_once(
     name: str | None, turns: list[tuple[list[int], bool, str]]
 ) -> None:
     chat = tokenizer(name)
-    one, many = Transcript(chat), Transcript(chat, strategy="branching")
+    one, many = GrowingTranscript(chat), GrowingTranscript(chat, strategy="branching")
     history: list[Message] = list(OPENING)
     for transcript in (one, many):
         transcript.extend(OPENING)

@@ -113,7 +113,7 @@ def test_B7_no_tools_and_an_empty_list_are_one_prompt(tmp_path: Path) -> None:
         prompts = []
         for tools in ((), [], [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]):
             transcript = Transcript(case.tokenizer, tools)
-            transcript.extend([Message(role="user", content="2+2?")])
+            transcript.show([Message(role="user", content="2+2?")])
             prompts.append(case.tokenizer.decode(transcript.prompt()))
     assert prompts[0] == prompts[1] == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
     assert prompts[2].startswith("<|im_start|>system\n") and "look" in prompts[2]
