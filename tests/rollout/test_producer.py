@@ -22,7 +22,7 @@ class Fleet:
     """A scripted one: episodes have lengths, and some groups nothing to train on."""
 
     staleness: int
-    slots: int = 32
+    seats: int = 32
     groups: int = 4
     most: int = 4
     steps: int = 12
@@ -52,7 +52,7 @@ class Fleet:
         self.clock = SimulatedClock()
         queue = AdmissionQueue(self.groups, self.most, self.staleness)
         producer = Producer(
-            queue, self.sample, self.clock, slots=self.slots, rollouts=ROLLOUTS, steps=lambda: self.steps
+            queue, self.sample, self.clock, slots=self.seats, rollouts=ROLLOUTS, steps=lambda: self.steps
         )
         producer.start()
         try:
@@ -78,7 +78,7 @@ def test_the_bound_is_kept_and_groups_are_trained_once_in_order(staleness: int, 
     fleet = run(staleness=staleness, seed=seed, dropped=dropped, most=8 if dropped else 4)
     numbers = [number for step in fleet.trained for number in step]
     assert numbers == list(range(len(numbers)))
-    assert max(fleet.ages) <= staleness and fleet.most_in_slots <= fleet.slots
+    assert max(fleet.ages) <= staleness and fleet.most_in_slots <= fleet.seats
     assert (max(fleet.ages) == staleness) or staleness == 0
 
 
@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_events_and_another_seed_others() -> None:
 
 
 def test_a_long_episode_is_waited_for_and_the_others_go_on_meanwhile() -> None:
-    fleet = run(staleness=2, slots=200, longest={5: 40.0})
+    fleet = run(staleness=2, seats=200, longest={5: 40.0})
     assert 5 in fleet.trained[1]
     meanwhile = [number for when, number in fleet.begun if 5.0 < when < 40.0]
     assert not meanwhile  # the bound: nothing may be begun that would be too old by then
