@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airloop.threads import let_idle_sleep
+from airloop.threads import set_passive_waiting
 
 if TYPE_CHECKING:
     from airloop.config import Config
@@ -29,7 +29,7 @@ def train(
         finished = airloop.train("arith")
         print(finished.run.path, finished.run.metrics("train")[-1]["reward"])
     """
-    let_idle_sleep()
+    set_passive_waiting()
     from airloop.config import Config, load_config
     from airloop.errors import AirError
     from airloop.runs.run import Run
@@ -66,7 +66,7 @@ def evaluate(
         report = airloop.evaluate("scripted:oracle", "arith", n=20)
         other = airloop.evaluate("run:outputs/exp1.0-arith-1117", env="arith", args={"max_number": 20})
     """
-    let_idle_sleep()
+    set_passive_waiting()
     from airloop.eval.evaluate import EvalOptions
     from airloop.eval.evaluate import evaluate as run
     from airloop.watch.display.display import Display

@@ -323,7 +323,7 @@ def _base_shards(config: Config, plan: MemoryPlan | None, ranks: Ranks) -> bool:
     """Whether an adapter's base is in shards while training. GPUs may differ in what is free: all do as one must."""
     if plan is None or config.trainer.model.shard is not None:
         return bool(config.trainer.model.shard)
-    return any(ranks.gather_now(plan.base_shards, "whether the base is in shards"))
+    return any(ranks.all_gather_now(plan.base_shards, "whether the base is in shards"))
 
 
 def _plan(config: Config, policy: Policy, ranks: int) -> MemoryPlan | None:

@@ -234,7 +234,7 @@ async def plan_steps(budget: Budget | None, parts: Components, run: Run, watcher
     """Before the first step: what the seconds of measuring got wrong is put right, on every rank alike."""
     if budget is None:
         return
-    planned = (await parts.ranks.gather(budget.plan_steps(parts.config), "the steps that fit the budget"))[0]
+    planned = (await parts.ranks.all_gather(budget.plan_steps(parts.config), "the steps that fit the budget"))[0]
     if run.writes:  # how long the evaluation took, for a session that finds it made
         run.note(budget=budget.facts())
     before = parts.config.max_steps, parts.config.orchestrator.batch_size
@@ -257,7 +257,7 @@ async def keep_to_budget(
     budget.step_ended(replayed)
     if run.recorded(finished):  # the next one is on disk too: it is read back, whatever the time
         return
-    steps = (await parts.ranks.gather(budget.steps_in_all(finished), "how many steps fit the budget"))[0]
+    steps = (await parts.ranks.all_gather(budget.steps_in_all(finished), "how many steps fit the budget"))[0]
     before = run.config.max_steps
     if steps != before:
         parts.config = with_changes(parts.config, {"max_steps": steps})

@@ -26,7 +26,7 @@ from airloop.commands.vllm import vllm
 from airloop.errors import AirError, InfraError, Stopped
 from airloop.text.keys import note_addresses, print_no_keys
 from airloop.text.plain import begin_with_utf8, use_plain_signs
-from airloop.threads import let_idle_sleep
+from airloop.threads import set_passive_waiting
 from airloop.version import versions
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ SkipProofs = Annotated[bool, typer.Option("--skip-proofs", help="Without the doc
 
 def main() -> None:
     begin_with_utf8()
-    let_idle_sleep()
+    set_passive_waiting()
     interrupts.install_handlers()
     use_plain_signs()
     note_addresses(sys.argv)

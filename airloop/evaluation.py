@@ -49,11 +49,11 @@ async def _finished(parts: Components, run: Run, name: str) -> dict[tuple[int, i
     is of another policy. All ranks decide on the same, before any of them samples."""
     finished = run.evaluated(name)
     other = any(t.version != parts.policy.version for t in finished.values())
-    if not (await parts.ranks.gather(other, "what is there of an evaluation"))[0]:
+    if not (await parts.ranks.all_gather(other, "what is there of an evaluation"))[0]:
         return finished
     if parts.ranks.first:
         run.set_evaluation_aside(name)
-    await parts.ranks.meet("an evaluation of an earlier policy is set aside")
+    await parts.ranks.barrier("an evaluation of an earlier policy is set aside")
     return {}
 
 

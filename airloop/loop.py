@@ -73,12 +73,12 @@ async def _finished(parts: Components, run: Run, step: int) -> dict[tuple[int, i
     all or nothing is taken, too."""
     if parts.config.deterministic and not run.recorded(step):
         run.set_aside(step)
-        await parts.ranks.meet("what a killed run left is set aside, before new episodes are saved")
+        await parts.ranks.barrier("what a killed run left is set aside, before new episodes are saved")
         return {}
     left = run.finished(step)
     found = set(incomplete_groups(left, parts.envs, parts.config.orchestrator.rollouts_per_example))
     # Every rank has read before any samples: what a quicker one saves of this step is not left by a killed run.
-    lost = (await parts.ranks.gather(found, "what a killed run has left of a step"))[0]
+    lost = (await parts.ranks.all_gather(found, "what a killed run has left of a step"))[0]
     if lost and parts.ranks.first:
         run.move_episodes([left[place].id for place in lost], step, f"aside_{step:04d}_groups")
     return {place: t for place, t in left.items() if place not in lost}

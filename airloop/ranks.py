@@ -3,7 +3,7 @@
 One process is all ranks there are: it never waits and never imports torch.distributed, so the same code runs for one
 rank and for eight. Between ranks there are two kinds of waits, each with a deadline and a reason:
 
-- *meetings*, where one rank may be minutes behind another because it sampled other episodes. They poll a store and
+- *barriers*, where one rank may be minutes behind another because it sampled other episodes. They poll a store and
   give way to the event loop, so Ctrl-C is heard and the engine goes on;
 - *collectives*, which begin when all are known to be there or soon will be, and block.
 
@@ -69,18 +69,18 @@ class Ranks:
         """This rank's share: every size-th item. The shares of all ranks are all items, each once."""
         return list(items[self.rank :: self.size])
 
-    async def meet(self, what: str, deadline_s: float | None = None) -> None:
-        """Returns once every rank has come to this meeting. All ranks hold the same meetings in the same order."""
+    async def barrier(self, what: str, deadline_s: float | None = None) -> None:
+        """Returns once every rank has come to it. All ranks come to the same barriers in the same order."""
 
-    async def gather(self, value: T, what: str, deadline_s: float | None = None) -> list[T]:
+    async def all_gather(self, value: T, what: str, deadline_s: float | None = None) -> list[T]:
         """Every rank's value, by rank, on every rank; for values that ranks reach at different times."""
         return [value]
 
-    def gather_now(self, value: T, what: str) -> list[T]:
+    def all_gather_now(self, value: T, what: str) -> list[T]:
         """The same, blocking: inside an update, where all ranks do the same thing at the same time."""
         return [value]
 
-    def add(self, tensors: Sequence[Tensor], what: str) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor], what: str) -> None:
         """Replace each tensor by its sum over ranks; the same bits on every rank."""
 
     def close(self) -> None: ...
@@ -112,7 +112,7 @@ class DistributedRanks(Ranks):
             # Python objects travel through the CPU, also where tensors travel between GPUs.
             self._objects = dist.new_group(backend="gloo", timeout=wait) if device == "cuda" else None
 
-    async def meet(self, what: str, deadline_s: float | None = None) -> None:
+    async def barrier(self, what: str, deadline_s: float | None = None) -> None:
         self._meetings += 1
         self._store.set(self._key(self.rank), "")
         with waiting(what, RANKS, deadline_s or MEET_S):
@@ -131,11 +131,11 @@ class DistributedRanks(Ranks):
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSES_S[1])
 
-    async def gather(self, value: T, what: str, deadline_s: float | None = None) -> list[T]:
-        await self.meet(what, deadline_s)
-        return self.gather_now(value, what)
+    async def all_gather(self, value: T, what: str, deadline_s: float | None = None) -> list[T]:
+        await self.barrier(what, deadline_s)
+        return self.all_gather_now(value, what)
 
-    def gather_now(self, value: T, what: str) -> list[T]:
+    def all_gather_now(self, value: T, what: str) -> list[T]:
         import torch.distributed as dist
 
         found: list[Any] = [None] * self.size
@@ -143,7 +143,7 @@ class DistributedRanks(Ranks):
             dist.all_gather_object(found, value, group=self._objects)
         return found
 
-    def add(self, tensors: Sequence[Tensor], what: str) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor], what: str) -> None:
         import torch
         import torch.distributed as dist
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Weights = dict[str, dict[str, float]]  # environment → component → weight
 
 
-def kept_rewards(run: Run) -> Weights:
+def recorded_rewards(run: Run) -> Weights:
     """As noted at its start, or as its last step had them; empty for a run from before either was written."""
     noted: Weights = run.status().get("rewards") or {}
     if noted:
@@ -23,9 +23,9 @@ def kept_rewards(run: Run) -> Weights:
     return plans[-1].get("rewards", {}) if plans else {}
 
 
-def as_paid(config: Config, run: Run) -> Config:
+def with_run_rewards(config: Config, run: Run) -> Config:
     """With the run's own weights where the config leaves them to the environment."""
-    kept = kept_rewards(run)
+    kept = recorded_rewards(run)
     o = config.orchestrator
     entries = [
         entry.model_copy(update={"rewards": kept[entry.title]})
@@ -36,10 +36,10 @@ def as_paid(config: Config, run: Run) -> Config:
     return config.model_copy(update={"orchestrator": o.model_copy(update={"env": entries})})
 
 
-def keep_rewards(run: Run, envs: dict[str, Environment], made: frozenset[str] = frozenset()) -> None:
+def record_rewards(run: Run, envs: dict[str, Environment], made: frozenset[str] = frozenset()) -> None:
     """Note them for whoever goes on with the run. One that has made steps and says nothing of its weights goes on only
     where today's default pays for the same components; `made` are components that training itself adds."""
-    kept, lines = kept_rewards(run), run.metrics("train")
+    kept, lines = recorded_rewards(run), run.metrics("train")
     if lines and not kept and any(entry.rewards is None for entry in run.config.orchestrator.env):
         given = [{**line["components"], **line.get("turn_components", {})} for line in lines]
         was = {name for one in given for name, value in one.items() if value is not None} - made

@@ -156,5 +156,5 @@ def _train(parts: Components, rng: random.Random, tokens: int) -> float:
     parts.learner.measure_pass(rows)
     seconds = time.perf_counter() - began
     if parts.learner.shards:  # all ranks make every pass together, so all decide alike whether there is another
-        seconds = max(parts.ranks.gather_now(seconds, "how long a pass took"))
+        seconds = max(parts.ranks.all_gather_now(seconds, "how long a pass took"))
     return seconds * tokens / (len(rows) * length)

@@ -130,7 +130,7 @@ class Training:
         every rank. `later`: so are episodes of later steps."""
         self.run.refuse(step, why, made, later)
         also()
-        await self.parts.ranks.meet("a step that was refused is set aside, before it is sampled anew")
+        await self.parts.ranks.barrier("a step that was refused is set aside, before it is sampled anew")
         return self.run.refusals(step)
 
     async def sample_anew(
@@ -256,7 +256,7 @@ async def evaluate(
     """A `budget` learns how long it took: the evaluation behind the last step will take as long."""
     began, found = time.monotonic(), len(run.evaluated(name))
     trajectories = await evaluate_policy(parts, run, watcher, step, name, split)
-    await parts.ranks.meet("the evaluation is written down, so that all ranks know the best step")
+    await parts.ranks.barrier("the evaluation is written down, so that all ranks know the best step")
     watcher.evaluated(run.evaluations()[-1])
     new = len(trajectories) - found
     if budget and new > 0:  # as long as if none of it had been there already

@@ -51,7 +51,7 @@ class Supply:
             queue,
             self._sample,
             self.clock,
-            seats=o.max_concurrent,
+            slots=o.max_concurrent,
             rollouts=o.rollouts_per_example,
             steps=lambda: run.config.max_steps,
             note=lambda admitted: self._admissions.admitted(admitted.number, admitted.version),
@@ -143,7 +143,7 @@ class Supply:
         sample = functools.partial(self._sampler.group, planned, plan, number, version)
         if not isinstance(self.clock, SimulatedClock):
             left = self._whole(planned, left) if incomplete_groups(left, self._envs, self._rollouts) else left
-            return await sample(left, functools.partial(producer.seat, number))
+            return await sample(left, functools.partial(producer.episode_slot, number))
         if (taken := self._replay.spent.get(number)) is not None:  # its episodes are not needed any more
             group = Group(plan[number % self._groups], version, ())
             collected = Collected(() if number in taken.dropped else (group,), (), {})
@@ -192,7 +192,7 @@ class SharedSupply:
 
     async def take(self, step: int) -> tuple[UpdateGroups, Collected]:
         own = await self._first.take(step) if self._first else None
-        found = (await self._ranks.gather(own, f"the groups of step {step + 1}", self._longest_s))[0]
+        found = (await self._ranks.all_gather(own, f"the groups of step {step + 1}", self._longest_s))[0]
         assert found is not None
         return found
 

@@ -25,7 +25,7 @@ BUSY = 1.5
 NEWEST = 0.5
 
 
-def let_idle_sleep() -> None:
+def set_passive_waiting() -> None:
     """Idle OpenMP threads sleep instead of spinning; to be called before torch is imported. Sampling shares its cores
     with the environments' own processes, and a spinning thread that waits for one that is not scheduled waits long."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

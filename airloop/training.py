@@ -31,7 +31,7 @@ from airloop.loop import train
 from airloop.machine import describe_machine
 from airloop.own_code import content_digest
 from airloop.ranks import Ranks
-from airloop.rewards import as_paid, keep_rewards
+from airloop.rewards import record_rewards, with_run_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.lineage import check_parent
 from airloop.runs.run import Run
@@ -206,17 +206,17 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
         pin_run(run, display.say)
     if config.warmstart and not config.model.adapter:
         config = with_warmstart(*await _start_supervised(run, display, ranks, budget, resuming))
-    config = as_paid(config, run)  # last: the supervised start is found by the config as it was written
+    config = with_run_rewards(config, run)  # last: the supervised start is found by the config as it was written
     display.phase("loading the model")
     parts = assemble(config, display.say, ranks)
     try:
-        keep_rewards(run, parts.envs, frozenset({OVERLONG}))
+        record_rewards(run, parts.envs, frozenset({OVERLONG}))
         if run.writes:
             run.note(machine=describe_machine(parts.policy.device, ranks.size))
         for note in parts.notes:
             display.say(f"note: {note}")
         if resuming:
-            steps = await ranks.gather(_resume(run, parts, display), "the checkpoint that each rank could read")
+            steps = await ranks.all_gather(_resume(run, parts, display), "the checkpoint that each rank could read")
             if len(set(steps)) > 1:
                 raise AirError(
                     f"The ranks could read checkpoints of different steps: {steps}.",
@@ -227,7 +227,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
             await preflight.prove(parts, run, display)
         if ranks.first:
             await _check_and_open(parts, display)
-        await ranks.meet("the first prompts are measured by the first rank")
+        await ranks.barrier("the first prompts are measured by the first rank")
         with open_sinks(config, run, display) as watchers:
             if never := never_run(config, parts.policy.device.type, parts.policy.hold is not None):
                 display.say(never)
@@ -281,7 +281,7 @@ async def _start_supervised(
             assert budget is not None
             directory, changes = await warmstart(run.config, display, plan, budget.plan_again)
             made = (directory.name, changes)
-    name, changes = (await ranks.gather(made, "the supervised start, which the first rank makes", WARMSTART_S))[0]
+    name, changes = (await ranks.all_gather(made, "the supervised start, which the first rank makes", WARMSTART_S))[0]
     config = run.change(changes)
     if run.writes:
         run.note(start=name, **({"budget": budget.facts()} if budget and "max_steps" in changes else {}))
@@ -299,7 +299,7 @@ async def _plan_time(parts: Components, run: Run, display: Watcher, budget: Budg
     if rows := found_demonstrations(run.config):
         size = size_of_demonstrations([as_transcript(t, parts.loaded.tokenizer) for t in rows])
     changes = await budget.plan(parts, display, size, None, preflight.wanted(run), parts.ranks.size)
-    changes = (await parts.ranks.gather(changes, "the plan for the budget"))[0]
+    changes = (await parts.ranks.all_gather(changes, "the plan for the budget"))[0]
     parts.config = with_changes(parts.config, changes)
     run.change(changes)
     if run.writes:

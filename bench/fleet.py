@@ -3,7 +3,7 @@
     python bench/fleet.py                 all fleets, about a minute
     python bench/fleet.py --samplers 512
 
-The admission, the order, the seats and the clock are those of a run (airloop/rollout/admission_queue.py, producer.py,
+The admission, the order, the slots and the clock are those of a run (airloop/rollout/admission_queue.py, producer.py,
 airloop/clocks.py); only episodes and updates do nothing but take their time. An episode's is log-normal (mean 1, sigma
 1) and cut by its deadline at three times that, as orchestrator.episode_timeout_s cuts it. `spare` is what the samplers
 could do over what the learner can: below 1 they are what is waited for.
@@ -86,7 +86,7 @@ class Fleet:
         """Updates a second."""
         clock, queue = SimulatedClock(), AdmissionQueue(self.groups, self.groups, self.staleness)
         producer = Producer(
-            queue, self.sample, clock, seats=self.samplers, rollouts=ROLLOUTS, steps=lambda: STEPS + self.staleness + 1
+            queue, self.sample, clock, slots=self.samplers, rollouts=ROLLOUTS, steps=lambda: STEPS + self.staleness + 1
         )
         producer.start()
         began = 0.0

@@ -192,6 +192,14 @@ def test_no_file_is_longer_than_can_be_read() -> None:
     assert long == TO_BE_CUT
 
 
+def test_what_several_tests_use_is_in_support() -> None:
+    tests = ROOT / "tests"
+    here = {path.relative_to(tests) for path in tests.rglob("*.py") if path.name != "conftest.py"}
+    scripts = {Path("legacy/make.py"), Path("watch/record_healthy.py")}  # run by hand
+    elsewhere = {path for path in here if path.parts[0] not in ("support", "interop") and path.name[:5] != "test_"}
+    assert elsewhere == scripts
+
+
 def test_no_two_tests_have_one_name() -> None:
     """Folders of tests are no packages: of two files of one name, pytest can import one only."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]

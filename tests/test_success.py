@@ -20,7 +20,7 @@ from airloop.eval.compare import compare_named, format_comparison
 from airloop.eval.evaluate import EvalOptions, evaluate, format_report
 from airloop.files import read_lines
 from airloop.plugins import plugins
-from airloop.rewards import as_paid, keep_rewards, kept_rewards
+from airloop.rewards import record_rewards, recorded_rewards, with_run_rewards
 from airloop.rollout.episode import EpisodeDefect, run_episode
 from airloop.runs.run import Run
 from airloop.step import best_step
@@ -183,8 +183,8 @@ def test_a_resumed_run_is_paid_as_it_was_at_its_start(tmp_path: Path, monkeypatc
     assert again.metrics("train")[-1]["plan"]["rewards"] == {"arith": {"correct": 1.0}}
     again.change({"max_steps": 3})
     again.note(rewards=None)
-    assert kept_rewards(again) == {"arith": {"correct": 1.0}}  # its steps say so
-    assert as_paid(again.config, again).orchestrator.env[0].rewards == {"correct": 1.0}
+    assert recorded_rewards(again) == {"arith": {"correct": 1.0}}  # its steps say so
+    assert with_run_rewards(again.config, again).orchestrator.env[0].rewards == {"correct": 1.0}
     lines = read_lines(again.path / "metrics.jsonl")
     for line in lines:
         line.pop("plan", None)  # as before they did
@@ -204,6 +204,6 @@ def test_rewards_of_single_turns_are_components_too(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Run, "metrics", lambda self, kind=None: lines)
     envs = {"arith": ArithEnv(ArithArgs())}
     with pytest.raises(AirError, match="components correct, tool; by default they would now have correct"):
-        keep_rewards(run, envs)
+        record_rewards(run, envs)
     monkeypatch.setattr(ArithEnv, "reward_weights", {"correct": 1.0, "tool": 1.0})  # as if it were tune
-    keep_rewards(run, envs)
+    record_rewards(run, envs)

@@ -14,7 +14,7 @@ from support.rollout_world import StubEnv
 
 from airloop.config import load_config
 from airloop.engine.base import Counters, EngineFailed
-from airloop.rollout.collected import Collected, Dropped, Place, Save, Seat
+from airloop.rollout.collected import Collected, Dropped, EpisodeSlot, Place, Save
 from airloop.runs.run import Run
 from airloop.supply import Supply
 from airloop.types import Branch, Group, Message, Sampled, Task, Trajectory, Turn
@@ -41,14 +41,14 @@ class ScriptedSampler:
         number: int,
         version: int,
         finished: Mapping[Place, Trajectory],
-        seat: Seat,
+        slot: EpisodeSlot,
     ) -> Collected:
         dice = self.world.dice
         trouble = dice.choice(["killed", "engine", "lost"]) if dice.random() < 1 / 20 else ""
         if all((number, sample) in finished for sample in range(ROLLOUTS)):
             trouble = ""
         found = [
-            finished.get((number, sample)) or await self._episode(step, number, sample, version, seat, trouble)
+            finished.get((number, sample)) or await self._episode(step, number, sample, version, slot, trouble)
             for sample in range(ROLLOUTS)
         ]
         task = Task("stub", str(number), "train")
@@ -56,9 +56,11 @@ class ScriptedSampler:
         spoilt = any(t.ending == "infra_error" for t in found)
         return Collected((), (Dropped(group, "infra_error"),), {}) if spoilt else Collected((group,), (), {})
 
-    async def _episode(self, step: int, number: int, sample: int, version: int, seat: Seat, trouble: str) -> Trajectory:
+    async def _episode(
+        self, step: int, number: int, sample: int, version: int, slot: EpisodeSlot, trouble: str
+    ) -> Trajectory:
         world = self.world
-        async with seat():
+        async with slot():
             for _ in range(int(world.dice.paretovariate(1.0)) % 200):
                 await asyncio.sleep(0)
             if trouble == "killed" and sample:

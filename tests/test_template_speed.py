@@ -9,7 +9,7 @@ from transformers.utils import chat_template_utils
 
 from airloop.models.chat import ChatTokenizer
 from airloop.models.chat_forms import CHATML
-from airloop.models.template_speed import quicken
+from airloop.models.template_speed import speed_up_template
 from airloop.models.tiny import tiny_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
@@ -52,7 +52,7 @@ def test_a_quick_template_says_the_same(name: str) -> None:
     text = TEMPLATES[name]
     plain = chat_template_utils._cached_compile_jinja_template(text)
     for _ in range(2):
-        quicken(text)
+        speed_up_template(text)
         quick = chat_template_utils._compile_jinja_template(text)
         assert rendered(quick) == rendered(plain)
         assert type(quick.globals) is dict and quick.environment.getattr is not plain.environment.getattr
@@ -69,4 +69,4 @@ def test_whoever_renders_a_chat_has_its_template_quick() -> None:
 
 def test_a_template_that_transformers_keeps_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(chat_template_utils, "_compile_jinja_template")
-    quicken(CHATML)
+    speed_up_template(CHATML)

@@ -18,7 +18,7 @@ ANSWER_S = 5.0
 
 
 @dataclass(frozen=True)
-class Holder:
+class GpuProcess:
     """A process that holds memory of a GPU."""
 
     pid: int
@@ -37,7 +37,7 @@ class Gpu:
     name: str
     total: int
     used: int
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[GpuProcess, ...] = ()
 
     @property
     def free(self) -> int:
@@ -87,10 +87,10 @@ def _ask(question: str) -> list[list[str]]:
     return [row for row in rows if len(row) == width]
 
 
-def _holders(apps: list[list[str]], uuid: str) -> list[Holder]:
+def _holders(apps: list[list[str]], uuid: str) -> list[GpuProcess]:
     """Memory that nvidia-smi cannot see ("[N/A]", inside containers) counts as zero; the GPU's own figure has it."""
     return [
-        Holder(int(pid), _user(int(pid)), Path(name).name, int(used) * MIB if used.isdigit() else 0)
+        GpuProcess(int(pid), _user(int(pid)), Path(name).name, int(used) * MIB if used.isdigit() else 0)
         for owner, pid, name, used in apps
         if owner == uuid and pid.isdigit() and int(pid) != os.getpid()
     ]

@@ -16,7 +16,7 @@ from airloop.envs.base import Environment
 from airloop.errors import AirError
 from airloop.eval.trained import Checkpoint, config_of, open_trained, with_weights
 from airloop.events import Say, Watcher
-from airloop.rewards import as_paid
+from airloop.rewards import with_run_rewards
 from airloop.rollout.collected import AgentFactory, Save
 from airloop.rollout.sampler import Sampler
 from airloop.rollout.url_agent import Dialect, UrlAgent
@@ -73,7 +73,7 @@ def find_agent(name: str, argv: Sequence[str], url: UrlOptions) -> AgentSpec:
         run, checkpoint = open_trained(rest)
         config = config_of(run, list(argv))
         label = f"{run.name}-step{checkpoint.step}"
-        own = as_paid(with_weights(config, checkpoint), run)
+        own = with_run_rewards(with_weights(config, checkpoint), run)
         return AgentSpec(name, label, config.model.name, own, checkpoint)
     config = load_config(list(argv))
     if name == "model":

@@ -12,7 +12,7 @@ from airloop.envs.base import Environment, find_environment
 from airloop.errors import AirError
 from airloop.eval.conditions import Conditions, conditions, differences, flags_for
 from airloop.files import parse_json
-from airloop.rewards import as_paid
+from airloop.rewards import with_run_rewards
 from airloop.runs.env_names import names_by_id, with_run_name
 from airloop.runs.run import Run, read_trajectories
 from airloop.stats.intervals import Interval, difference, mean_interval
@@ -152,7 +152,7 @@ def _saved(name: str, path: Path) -> dict[str, Any]:
 def _read_run(name: str, path: Path, evaluation: str) -> Side:
     run = Run.open(path)
     temperature = run.config.orchestrator.eval.temperature
-    config = as_paid(run.config, run)
+    config = with_run_rewards(run.config, run)
     envs = load_environments(config)
     made = conditions(config, envs, temperature, samples=True, policy=True)
     scored, lost = scored_rows(run.evaluation(evaluation))

@@ -25,7 +25,7 @@ from airloop.learn.losses.sequence_mask import sequence_mask
 from airloop.learn.optimiser import NotFinite, Optimiser, assign
 from airloop.learn.parallel import Shards, idle_part, share_rows
 from airloop.learn.report import Report, Statistics, over_passes, over_steps
-from airloop.learn.sequence_masks import SequenceMasks, torn_parts
+from airloop.learn.sequence_masks import SequenceMasks, split_trajectories
 from airloop.policy import Policy
 from airloop.ranks import Ranks
 from airloop.threads import threads_to_choose_from
@@ -142,7 +142,7 @@ class Learner:
         """Over shards every forward pass takes all ranks, so all go through as many as the busiest one."""
         if self.shards is None:
             return []
-        most = max(self.ranks.gather_now(len(own), "the number of micro-batches"))
+        most = max(self.ranks.all_gather_now(len(own), "the number of micro-batches"))
         return [idle_part(rows) for _ in range(most - len(own))]
 
     @torch.no_grad()
@@ -171,15 +171,15 @@ class Learner:
         before its own backward, in a forward pass of its own. The others are decided on the way."""
         if (masks := self._new_masks()) is None:
             return None
-        torn = torn_parts(own)
+        torn = split_trajectories(own)
         if self.shards is not None:  # a forward pass takes all ranks, so all go through the same number
-            anywhere = any(self.ranks.gather_now(bool(torn), "the trajectories in several micro-batches"))
+            anywhere = any(self.ranks.all_gather_now(bool(torn), "the trajectories in several micro-batches"))
             torn = list(micro) if anywhere else []
         masks.decide([(part, self._forward(PackedPlan(part, self.policy.device))[0]) for part in torn])
         return masks
 
     def _of_all_ranks(self, report: Report, passes: list[Statistics]) -> tuple[Report, list[Statistics]]:
-        found = self.ranks.gather_now((report.logprobs, report.entropies, passes), "the update's metrics")
+        found = self.ranks.all_gather_now((report.logprobs, report.entropies, passes), "the update's metrics")
         logprobs = {key: values for part, _, _ in found for key, values in part.items()}
         entropies = {key: values for _, part, _ in found for key, values in part.items()}
         each = zip(*(stats for _, _, stats in found), strict=True)

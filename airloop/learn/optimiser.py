@@ -106,7 +106,7 @@ class Optimiser:
     def _share(self, changed: float) -> float:
         total: float = sum(w.numel() for w in self.weights)
         if self._shards:
-            counts = self._ranks.gather_now((changed, total), "how many weights have changed")
+            counts = self._ranks.all_gather_now((changed, total), "how many weights have changed")
             changed, total = (sum(column) for column in zip(*counts, strict=True))
         return changed / max(total, 1)
 
@@ -164,14 +164,14 @@ class Optimiser:
             return taken
         # a rank that had no rows has none
         whole = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, taken, strict=True)]
-        self._ranks.add(whole, "the sum of the gradients")
+        self._ranks.all_reduce(whole, "the sum of the gradients")
         return [*whole]
 
     def _over_shards(self, length: float) -> float:
         """The length of a vector of which each rank has computed its shard's."""
         if self._shards is None:
             return length
-        return math.sqrt(math.fsum(x * x for x in self._ranks.gather_now(length, "the length of the gradient")))
+        return math.sqrt(math.fsum(x * x for x in self._ranks.all_gather_now(length, "the length of the gradient")))
 
     def _finer_masters(self) -> list[tuple[int, Tensor]]:
         """Masters that hold more than the weights' files will: those of bf16 weights."""

@@ -20,7 +20,7 @@ OF_SAMPLED = ("entropy", "importance", "cut", "cut_geo", "cut_sequence")
 
 
 @dataclass(frozen=True)
-class Worst:
+class LargestDifference:
     """The token with the largest value of a measure: the one to look at."""
 
     value: float
@@ -38,7 +38,7 @@ class Report:
     metrics: dict[str, float]
     logprobs: dict[str, np.ndarray] = field(default_factory=dict)
     entropies: dict[str, np.ndarray] = field(default_factory=dict)
-    worst: dict[str, Worst] = field(default_factory=dict)  # by what was measured: "kl", "gap"
+    worst: dict[str, LargestDifference] = field(default_factory=dict)  # by what was measured: "kl", "gap"
 
 
 def over_passes(sampled: Mapping[str, float], passes: Sequence[Statistics]) -> dict[str, float]:
@@ -72,7 +72,7 @@ class Statistics:
         self.tokens = 0
         self.sums: dict[str, float] = {}
         self.gaps: list[Tensor] = []
-        self.worst: dict[str, Worst] = {}
+        self.worst: dict[str, LargestDifference] = {}
         self.computed = 0  # tokens, each shared prefix once
         self.rows = 0  # tokens, each shared prefix with every row
         self.micro_batches = 0
@@ -114,10 +114,12 @@ class Statistics:
             i = int(values.argmax())
             place = i - plan.rows.index(plan.rows[i])
             token, value = int(plan.targets[i]), float(values[i])
-            found = Worst(value, part.rows[plan.rows[i]].key, place, token, float(terms.old[i]), float(others[i]))
+            found = LargestDifference(
+                value, part.rows[plan.rows[i]].key, place, token, float(terms.old[i]), float(others[i])
+            )
             self._keep(name, found)
 
-    def _keep(self, name: str, found: Worst) -> None:
+    def _keep(self, name: str, found: LargestDifference) -> None:
         if name not in self.worst or not found.value <= self.worst[name].value:  # also a NaN
             self.worst[name] = found
 

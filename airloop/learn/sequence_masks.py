@@ -10,7 +10,7 @@ from torch import Tensor
 
 from airloop.learn.advantages import trajectory_of
 from airloop.learn.batches import MicroBatch, Row
-from airloop.learn.losses.sequence_mask import Cut, SequenceMask
+from airloop.learn.losses.sequence_mask import MaskedBy, SequenceMask
 
 
 class SequenceMasks:
@@ -18,7 +18,7 @@ class SequenceMasks:
 
     def __init__(self, mask: SequenceMask) -> None:
         self._mask = mask
-        self._cuts: dict[str, Cut] = {}
+        self._cuts: dict[str, MaskedBy] = {}
 
     def decide(self, found: Iterable[tuple[MicroBatch, Tensor]]) -> None:
         """Of micro-batches with the trainer's log-probs of their trained tokens: trajectories that are not decided yet
@@ -32,7 +32,7 @@ class SequenceMasks:
             if key not in self._cuts:
                 self._cuts[key] = self._mask.cut(own_logs)
 
-    def of(self, row: Row) -> Cut:
+    def of(self, row: Row) -> MaskedBy:
         return self._cuts[trajectory_of(row)]
 
 
@@ -40,7 +40,7 @@ def _log_ratios(row: Row, logprobs: Sequence[float]) -> list[float]:
     return [now - then for now, then in zip(logprobs, row.trained_logprobs, strict=True)]
 
 
-def torn_parts(micro: Sequence[MicroBatch]) -> list[MicroBatch]:
+def split_trajectories(micro: Sequence[MicroBatch]) -> list[MicroBatch]:
     """Micro-batches with a trajectory whose other rows lie in another."""
     parts = Counter(key for part in micro for key in {trajectory_of(row) for row in part.rows})
     return [part for part in micro if any(parts[trajectory_of(row)] > 1 for row in part.rows)]

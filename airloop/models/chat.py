@@ -15,7 +15,7 @@ from typing import Any
 
 from airloop.errors import AirError
 from airloop.models.chat_forms import CHATML, merge_same_role, with_tools_in_system, without_system, without_tool_role
-from airloop.models.template_speed import quicken
+from airloop.models.template_speed import speed_up_template
 from airloop.models.template_time import PROBE_S, RENDER_S, at_most, refuse_long_steps
 
 GIVE_TEMPLATE = 'give a template that can do this: chat_template = "file.jinja" under [model]'
@@ -315,7 +315,7 @@ class ChatTokenizer:
         if PROBE not in text:
             raise AirError(f"the chat template of {self.name} leaves out the user's message")
         if isinstance(self.hf.chat_template, str):
-            quicken(self.hf.chat_template)
+            speed_up_template(self.hf.chat_template)
 
     def _find_stop_ids(self, extra: Sequence[int]) -> tuple[int, ...]:
         """The end-of-turn token of the template first, then the tokenizer's and the model's own.

@@ -12,7 +12,7 @@ _COUNTS = frozenset({"first", "last", "index", "index0", "revindex", "revindex0"
 _OF_DICTS = frozenset(dir(dict))  # what a dict has besides its items: the sandbox decides
 
 
-def quicken(template: str) -> None:
+def speed_up_template(template: str) -> None:
     """Changes what transformers keeps of a compiled template; nothing where it keeps it in another way."""
     from jinja2.runtime import LoopContext
     from transformers.utils import chat_template_utils

@@ -31,7 +31,7 @@ from airloop.rollout.program import Address, ProgramCrashed, ProgramOutcome
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import HOME, Image, Limits, Result, SandboxLost, as_files
 from airloop.sandbox.bubblewrap.command import PATH
-from airloop.sandbox.needs import looking, sandbox_lacks
+from airloop.sandbox.needs import looking, missing_in_sandbox
 from airloop.sandbox.pool import Lease, Pool
 from airloop.sandbox.shell import KILLED
 from airloop.text.keys import without_keys
@@ -209,7 +209,7 @@ class Command:
     # --- before the run, and its end --------------------------------------------------------------------------
 
     def lacks(self) -> Sequence[MissingRequirement]:
-        return sandbox_lacks(self._sandbox)
+        return missing_in_sandbox(self._sandbox)
 
     async def check_sandbox(self) -> Sequence[MissingRequirement]:
         """Whether a sandbox of it has the command's program."""

@@ -18,7 +18,7 @@ from airloop.types import Agent, Group, Task, Trajectory
 Save = Callable[[Trajectory, int], None]  # the trajectory and the step it belongs to
 AgentFactory = Callable[[Environment, Task, int], Agent]  # a fresh agent for a task and an episode's seed
 Place = tuple[int, int]  # the group's index in the step, the sample's number in the group
-Seat = Callable[[], AbstractAsyncContextManager[None]]  # what an episode waits for before it begins
+EpisodeSlot = Callable[[], AbstractAsyncContextManager[None]]  # what an episode waits for before it begins
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Samples beside the learner: admits groups as the queue allows and seats are free, and hands over those of an update.
+"""Samples beside the learner: admits groups as the queue allows and slots are free, and hands over those of an update.
 
 Every group that was admitted is handed over exactly once, in the order of admission.
 """
@@ -14,12 +14,12 @@ from airloop.clocks import Clock, Work
 from airloop.rollout.admission_queue import AdmissionQueue, Admitted
 from airloop.rollout.collected import Collected
 
-# Samples a group; its episodes sit on the producer's seats.
+# Samples a group; its episodes take the producer's slots.
 Sample = Callable[["Producer", Admitted], Awaitable[Collected]]
 
 
 class Producer:
-    """`seats`: episodes under way at once, of all groups together, each of which has `rollouts`. `steps`: how many the
+    """`slots`: episodes under way at once, of all groups together, each of which has `rollouts`. `steps`: how many the
     run is to have, asked anew each time. `note` hears of a group before anything of it is sampled."""
 
     def __init__(
@@ -28,15 +28,15 @@ class Producer:
         sample: Sample,
         clock: Clock,
         *,
-        seats: int,
+        slots: int,
         rollouts: int,
         steps: Callable[[], int],
         note: Callable[[Admitted], None] = lambda admitted: None,
     ) -> None:
         self.queue, self.clock = queue, clock
         self._sample, self._note, self._steps = sample, note, steps
-        self._seats, self._rollouts = seats, rollouts
-        self._seated = 0
+        self._slots, self._rollouts = slots, rollouts
+        self._taken = 0
         self._left: dict[int, int] = {}  # of each group under way, episodes that have not ended
         self._busy = 0  # of all groups
         self._held, self._counted = 0.0, time.monotonic()
@@ -57,11 +57,11 @@ class Producer:
         return self.queue.take()
 
     def held_s(self) -> float:
-        """Seconds, by the time of day, that seats were empty because the bound lets nothing begin: as if all had been,
+        """Seconds, by the time of day, that slots were empty because the bound lets nothing begin: as if all had been,
         so that half of them for two seconds are one."""
         now = time.monotonic()
         if self.queue.at_bound:
-            self._held += (now - self._counted) * max(0.0, 1 - self._busy / self._seats)
+            self._held += (now - self._counted) * max(0.0, 1 - self._busy / self._slots)
         self._counted = now
         return self._held
 
@@ -76,15 +76,15 @@ class Producer:
         self.clock.tell()
 
     @contextlib.asynccontextmanager
-    async def seat(self, number: int) -> AsyncIterator[None]:
+    async def episode_slot(self, number: int) -> AsyncIterator[None]:
         """For one episode of a group, retries included."""
-        await self.clock.until(lambda: self._seated < self._seats)
-        self._seated += 1
+        await self.clock.until(lambda: self._taken < self._slots)
+        self._taken += 1
         try:
             yield
         finally:
             self.held_s()
-            self._seated -= 1
+            self._taken -= 1
             self._left[number] -= 1
             self._busy -= 1
             self.clock.tell()
@@ -96,7 +96,7 @@ class Producer:
         await self.clock.until(lambda: self._left[number] == 0)
 
     async def _play(self, number: int, seconds: float) -> None:
-        async with self.seat(number):
+        async with self.episode_slot(number):
             await self.clock.spend(seconds)
 
     async def close(self) -> None:
@@ -108,7 +108,7 @@ class Producer:
             await asyncio.wait(self._tasks)
 
     async def _admit(self) -> None:
-        """As late as possible: a group that waited for seats would only grow old."""
+        """As late as possible: a group that waited for slots would only grow old."""
         while True:
             while self._free and (admitted := self.queue.admit(self._steps())):
                 self._note(admitted)
@@ -117,7 +117,7 @@ class Producer:
 
     @property
     def _free(self) -> bool:
-        return self._busy < self._seats
+        return self._busy < self._slots
 
     def _begin(self, admitted: Admitted) -> None:
         self.held_s()

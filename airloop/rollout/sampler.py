@@ -26,11 +26,11 @@ from airloop.rollout.collected import (
     AgentFactory,
     Collected,
     Dropped,
+    EpisodeSlot,
     Evaluated,
     Place,
     RolloutSettings,
     Save,
-    Seat,
     Share,
     abandoned,
     counted,
@@ -128,16 +128,16 @@ class Sampler:
         number: int,
         version: int,
         finished: Mapping[Place, Trajectory] | None = None,
-        seat: Seat | None = None,
+        slot: EpisodeSlot | None = None,
     ) -> Collected:
         """One group of a step's plan by itself, by the policy that is served now. Groups are numbered over all steps:
-        each keeps its name whichever step it is trained in. An episode waits for its `seat` before it begins."""
+        each keeps its name whichever step it is trained in. An episode waits for its `slot` before it begins."""
         await self.policy[0].start()
         first = step * len(plan)
         seeds = seeds_of(plan, self._settings, step, first=first)
         sampler, given = copy.copy(self), (self._settings, step, version, plan, finished or {}, seeds)
         with self.policy[0].pinned() as sampler._engine:
-            work = _Collection(sampler, *given, first=first, seat=seat)
+            work = _Collection(sampler, *given, first=first, slot=slot)
             await work.run([number])
         del work.counts["abandoned_tokens"]  # the engine counts those of all groups: who takes them asks it
         work.absorb([work.share([number])])
@@ -176,7 +176,7 @@ class Sampler:
     async def _pool(self, work: _Collection, what: str, groups: Sequence[int]) -> None:
         """Give every rank what all of them have sampled of these groups."""
         deadline_s = work.longest_s(-(-len(groups) // self._ranks.size))
-        work.absorb(await self._ranks.gather(work.share(groups), what, deadline_s))
+        work.absorb(await self._ranks.all_gather(work.share(groups), what, deadline_s))
 
 
 class _Collection:
@@ -199,7 +199,7 @@ class _Collection:
         evaluating: bool = False,
         agent: AgentFactory | None = None,
         first: int = 0,
-        seat: Seat | None = None,
+        slot: EpisodeSlot | None = None,
     ) -> None:
         self._sampler = sampler
         self._settings = settings
@@ -207,7 +207,7 @@ class _Collection:
         self._version = version
         self._plan = dict(enumerate(plan, first))
         self._finished = finished
-        self._seat = seat or contextlib.nullcontext
+        self._slot = slot or contextlib.nullcontext
         self._agent = agent
         self._evaluating = evaluating
         self._seeds = seeds
@@ -289,7 +289,7 @@ class _Collection:
         return same == (self._version, self._seeds[place], self._plan[place[0]].id)
 
     async def _seated(self, place: Place) -> None:
-        async with self._seat():
+        async with self._slot():
             await self._episode(place)
 
     async def _episode(self, place: Place) -> None:

@@ -91,7 +91,7 @@ async def missing_modules(backend: Backend, image: Image, modules: Sequence[str]
     return lost
 
 
-def module_lack(lost: dict[str, str], who: str, sandbox: str, python: str, image: str) -> MissingRequirement:
+def describe_missing(lost: dict[str, str], who: str, sandbox: str, python: str, image: str) -> MissingRequirement:
     """One sentence of all that is missing, and the line that installs it where agents will find it."""
     names = list(lost)
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -102,7 +102,7 @@ def module_lack(lost: dict[str, str], who: str, sandbox: str, python: str, image
     return MissingRequirement(what, shlex.join([python or sys.executable, "-m", "pip", "install", *packages]))
 
 
-def sandbox_lacks(sandbox: str, gpus: Sequence[str] = ()) -> list[MissingRequirement]:
+def missing_in_sandbox(sandbox: str, gpus: Sequence[str] = ()) -> list[MissingRequirement]:
     """Why no sandbox could be made here; quick. A container engine is asked by the doctor alone, which can wait."""
     if sandbox != "bubblewrap":
         return []

@@ -53,7 +53,7 @@ class Logged:
     note: Callable[..., None]  # adds to it, by keywords
 
 
-class Lack(NamedTuple):
+class MissingSetting(NamedTuple):
     """What a sink needs and this machine has not: how to get it, or what the section is to say instead."""
 
     seen: str
@@ -61,7 +61,7 @@ class Lack(NamedTuple):
     instead: Mapping[str, Any]
 
 
-def lacks_nothing(settings: Any) -> Lack | None:
+def nothing_missing(settings: Any) -> MissingSetting | None:
     return None
 
 
@@ -72,4 +72,4 @@ class SinkSpec:
     section: type[Section]
     make: Callable[[Any, Logged], Sink]  # from its section and the run
     package: str | None = None  # that it needs, and the extra that installs it
-    lack: Callable[[Any], Lack | None] = lacks_nothing  # asked before a run, such as for a key
+    missing: Callable[[Any], MissingSetting | None] = nothing_missing  # asked before a run, such as for a key

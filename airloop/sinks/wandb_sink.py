@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from airloop.section import Section
-from airloop.sinks.base import Lack, Logged, SinkSpec
+from airloop.sinks.base import Logged, MissingSetting, SinkSpec
 from airloop.sinks.samples import Sample, step_samples
 
 if TYPE_CHECKING:
@@ -155,15 +155,15 @@ def wandb_key() -> tuple[bool, str]:
     return False, f"WANDB_API_KEY is not set and {netrc} has no entry for {host}"
 
 
-def _lack(settings: WandbConfig) -> Lack | None:
+def _missing(settings: WandbConfig) -> MissingSetting | None:
     """Online logging without a key is refused before the run, not after the model has loaded (A7)."""
     if settings.offline is not False or (found := wandb_key())[0]:
         return None
-    return Lack(
+    return MissingSetting(
         f"[wandb] offline = false needs a Weights & Biases key, and there is none: {found[1]}.",
         "set the key (export WANDB_API_KEY=…), or log offline and run `wandb sync` later",
         {"offline": True},
     )
 
 
-WANDB = SinkSpec("wandb", "Weights & Biases", WandbConfig, WandbSink, package="wandb", lack=_lack)
+WANDB = SinkSpec("wandb", "Weights & Biases", WandbConfig, WandbSink, package="wandb", missing=_missing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airloop.sandbox.needs import sandbox_lacks
+from airloop.sandbox.needs import missing_in_sandbox
 from airloop_envs.mlgym import baselines
 from airloop_envs.mlgym.args import MlgymArgs
 from airloop_envs.mlgym.checkout import find_root, load_checkout
@@ -24,7 +24,7 @@ SUBMISSIONS = {
 def catalogue(mlgym_root: str | None = None) -> list[dict[str, Any]]:
     """A row per task: the checkout's, if one is named, then ours. Nothing of a task is run."""
     root = find_root(mlgym_root)
-    sandbox = [lack.what for lack in sandbox_lacks(MlgymArgs().sandbox)]
+    sandbox = [lack.what for lack in missing_in_sandbox(MlgymArgs().sandbox)]
     library = Library(MlgymArgs(source="builtin"))
     theirs = load_checkout(root) if root else []
     ours = [library.builtin(key) for key in builtin_keys()]

@@ -13,7 +13,7 @@ from airloop.envs.base import ActionFormat, Environment
 from airloop.errors import AirError, MissingRequirement, TaskProblem
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.interpreter import PACKAGES
-from airloop.sandbox.needs import looking, missing_modules, module_lack, packages_of, sandbox_lacks
+from airloop.sandbox.needs import describe_missing, looking, missing_in_sandbox, missing_modules, packages_of
 from airloop.sandbox.pool import Pool
 from airloop.types import Agent, Task, Trajectory
 from airloop_envs.mlgym import rewards
@@ -141,7 +141,7 @@ class MlgymEnv(Environment[MlgymArgs]):
         return tuple(dict.fromkeys((*PACKAGES, *(name for module in modules for name in packages_of(module)))))
 
     def lacks(self) -> Sequence[MissingRequirement]:
-        return sandbox_lacks(self.args.sandbox, self.args.sandboxes().gpus)
+        return missing_in_sandbox(self.args.sandbox, self.args.sandboxes().gpus)
 
     async def check_sandbox(self) -> Sequence[MissingRequirement]:
         """What each task's code imports, looked for in a sandbox of that task."""
@@ -154,7 +154,7 @@ class MlgymEnv(Environment[MlgymArgs]):
                 image, modules = agent_image(spec, args.sandboxes()), needed_modules(spec)
                 if modules and (lost := await missing_modules(backend, image, modules)):
                     who = f"The task {spec.key!r}"
-                    found.append(module_lack(lost, who, args.sandbox, args.python, args.container_image))
+                    found.append(describe_missing(lost, who, args.sandbox, args.python, args.container_image))
         return found
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:

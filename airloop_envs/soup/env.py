@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from airloop.envs.base import ActionFormat, Environment
 from airloop.errors import AirError, MissingRequirement
-from airloop.sandbox.needs import looking, missing_modules, module_lack, sandbox_lacks
+from airloop.sandbox.needs import describe_missing, looking, missing_in_sandbox, missing_modules
 from airloop.types import Agent, Task
 from airloop_envs.soup import generate as generator
 from airloop_envs.soup.agents import scripted_agent
@@ -135,7 +135,7 @@ class SoupEnv(Environment[SoupArgs]):
         return self._running.sandbox_pool
 
     def lacks(self) -> Sequence[MissingRequirement]:
-        return sandbox_lacks(self.args.sandbox)
+        return missing_in_sandbox(self.args.sandbox)
 
     async def check_sandbox(self) -> Sequence[MissingRequirement]:
         """BeautifulSoup and its parsers, imported as an agent's code would."""
@@ -143,7 +143,7 @@ class SoupEnv(Environment[SoupArgs]):
         async with looking(args.sandbox, args.python, PACKAGES, args.container_runtime, args.syscalls) as backend:
             start = image(args.memory_mb, args.timeout_s, args.container_image)
             lost = await missing_modules(backend, start, MODULES, load=True)
-        return [module_lack(lost, self.name, args.sandbox, args.python, args.container_image)] if lost else []
+        return [describe_missing(lost, self.name, args.sandbox, args.python, args.container_image)] if lost else []
 
     def scripted(self, name: str, task: Task, seed: int) -> Agent:
         return scripted_agent(name, self.soup_task(task), seed, self.args.demo_accuracy)

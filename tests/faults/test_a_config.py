@@ -177,14 +177,14 @@ def test_A7_wandb_without_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     online = WandbConfig(project="p", offline=False)
-    assert WANDB.lack(WandbConfig()) is None
-    lack = WANDB.lack(online)
+    assert WANDB.missing(WandbConfig()) is None
+    lack = WANDB.missing(online)
     assert lack is not None and lack.instead == {"offline": True}
     (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password k\n")
-    assert WANDB.lack(online) is None
+    assert WANDB.missing(online) is None
     (tmp_path / ".netrc").unlink()
     monkeypatch.setenv("WANDB_API_KEY", "k")
-    assert WANDB.lack(online) is None
+    assert WANDB.missing(online) is None
 
 
 def test_A8_paths_do_not_depend_on_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -395,7 +395,7 @@ class Two(Ranks):
     def __init__(self, other: Distances | None) -> None:
         self.other = other
 
-    async def gather(self, value: Any, what: str, deadline_s: float = 0.0) -> list[Any]:
+    async def all_gather(self, value: Any, what: str, deadline_s: float = 0.0) -> list[Any]:
         return [value, self.other]
 
 

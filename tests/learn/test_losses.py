@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from airloop.learn.advantages import Batch, assign_advantages, token_advantages, trajectory_of
 from airloop.learn.batches import Row
 from airloop.learn.losses import LOSSES, POLICY_LOSSES, LossSettings, LossTerms, kl_estimate
-from airloop.learn.losses.sequence_mask import Cut, sequence_mask
+from airloop.learn.losses.sequence_mask import MaskedBy, sequence_mask
 from airloop.types import Branch, Group, Task, Trajectory
 
 TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo"]
@@ -187,7 +187,9 @@ def terms_of(
     )
     if mask := sequence_mask(vars(s or LossSettings())):
         cuts = {k: mask.cut(np.subtract(v["old"], v["sampler"]).tolist()) for k, v in values.items()}
-        whole = {f"cut_{name}": torch.tensor([getattr(cuts[key], name) for key, _ in places]) for name in Cut._fields}
+        whole = {
+            f"cut_{name}": torch.tensor([getattr(cuts[key], name) for key, _ in places]) for name in MaskedBy._fields
+        }
         terms = replace(terms, **whole)
     terms.logprobs.requires_grad_()
     return terms, places

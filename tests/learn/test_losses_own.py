@@ -122,6 +122,12 @@ def test_a_function_by_itself_has_the_clip_of_grpo(tmp_path: Path) -> None:
     assert (loss.clip_low, loss.clip_high, loss.scale_rewards, loss.scale_by) == (0.2, 0.2, True, "group")
 
 
+def test_the_former_name_of_what_a_loss_tells_is_understood(tmp_path: Path) -> None:
+    body = "from airloop.learn.losses import Parts\nfrom airloop.learn.losses.base import Parts as Same\n\n"
+    body += f"def loss(terms, settings) -> tuple:\n    told: Parts | Same = {{}}\n    return {TOKEN}, told\n"
+    assert load_config(["--trainer.loss.type", written(tmp_path, body) + ":loss"]).trainer.loss.type.endswith(":loss")
+
+
 def test_a_loss_with_a_kl_term_has_a_reference_in_every_pass(tmp_path: Path) -> None:
     """Groups that are not trained on are looked at, too, and a budget rehearses: there it was None."""
     body = "def loss(terms, settings):\n    loss = -terms.advantage * terms.logprobs\n"

@@ -228,7 +228,7 @@ def test_full_fine_tuning_keeps_masters_and_moments_in_shards(tmp_path: Path) ->
 
 async def sample(ranks: Ranks, learner: Learner, replies: int) -> list[Any]:
     engine = EmbeddedEngine(learner.policy, context=64, max_batch=4)
-    await ranks.meet("the engines are there")
+    await ranks.barrier("the engines are there")
     prompts = [[5 + i, 6, 7, 8] for i in range(replies)]
     done = await asyncio.gather(*(engine.generate(p, Sampling(8, seed=i)) for i, p in enumerate(prompts)))
     await engine.close()
@@ -331,13 +331,13 @@ def test_a_checkpoint_goes_on_with_and_without_offload(tmp_path: Path) -> None:
 
 def too_late(ranks: Ranks) -> str:
     async def go() -> str:
-        await ranks.meet("everybody is here")
+        await ranks.barrier("everybody is here")
         if ranks.rank == 1:
             await asyncio.sleep(5)
             return ""
         began = time.monotonic()
         with pytest.raises(RankLost) as lost:
-            await ranks.meet("the test's second meeting", 0.3)
+            await ranks.barrier("the test's second meeting", 0.3)
         assert time.monotonic() - began < 4
         return str(lost.value)
 
@@ -348,7 +348,7 @@ def gone(ranks: Ranks) -> str:
     if ranks.rank == 1:
         return ""  # and its process ends
     with pytest.raises(RankLost) as lost:
-        ranks.gather_now("x", "the test's figures")
+        ranks.all_gather_now("x", "the test's figures")
     return str(lost.value)
 
 
@@ -361,8 +361,8 @@ def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
 
 def sums(ranks: Ranks) -> tuple[list[float], list[int], list[int]]:
     tensors = [torch.full((3,), 1.0 + ranks.rank), torch.full((2, 2), 0.5, dtype=torch.float64)]
-    ranks.add(tensors, "a test")
-    return [t.sum().item() for t in tensors], ranks.my_share(range(7)), ranks.gather_now(ranks.rank, "a test")
+    ranks.all_reduce(tensors, "a test")
+    return [t.sum().item() for t in tensors], ranks.my_share(range(7)), ranks.all_gather_now(ranks.rank, "a test")
 
 
 @pytest.mark.slow
@@ -376,12 +376,12 @@ def test_sums_shares_and_gathers(tmp_path: Path) -> None:
 def leave_at_once(ranks: Ranks) -> list[int]:
     """The last of them has not seen yet that all have come when the first one, which keeps the store, would go."""
     total = torch.ones(3)
-    ranks.add([total], "a sum")
+    ranks.all_reduce([total], "a sum")
     if ranks.rank == 0:
         time.sleep(0.5)
     else:
         airloop.ranks.PAUSES_S = (1.5, 1.5)
-    asyncio.run(ranks.meet("the end"))
+    asyncio.run(ranks.barrier("the end"))
     ranks.close()
     return total.int().tolist()
 

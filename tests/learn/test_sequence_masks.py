@@ -16,7 +16,7 @@ from airloop.learn.base_shards import shard
 from airloop.learn.batches import Row
 from airloop.learn.learner import Learner, LearnerSettings
 from airloop.learn.losses import LossSettings
-from airloop.learn.losses.sequence_mask import Cut, SequenceMask, sequence_mask
+from airloop.learn.losses.sequence_mask import MaskedBy, SequenceMask, sequence_mask
 from airloop.ranks import Ranks
 
 # Of each trajectory, by how many nats its rows' tokens are less probable by the sampler than by the trainer; of the
@@ -106,7 +106,9 @@ def test_the_bounds() -> None:
     assert sequence_mask({"geo_mask_low": 0.0, "sequence_mask_low": 0.0, "geo_mask_high": None}) is None
     mask = sequence_mask({"geo_mask_low": 0.5, "sequence_mask_high": 4.0})
     assert mask == SequenceMask((0.5, math.inf), (0.0, 4.0))
-    assert mask.cut([math.log(0.49)]) == Cut(True, False) and mask.cut([]) == Cut()
-    assert mask.cut([math.log(0.3), math.log(0.9)]) == Cut() and mask.cut([-9.0, math.log(4.1)]) == Cut(True, True)
-    assert mask.cut([0.0, math.log(3.9)]) == Cut() and mask.cut([math.nan, 0.0]) == Cut()
-    assert mask.cut([math.inf, -math.inf]) == Cut(False, True)
+    assert mask.cut([math.log(0.49)]) == MaskedBy(True, False) and mask.cut([]) == MaskedBy()
+    assert mask.cut([math.log(0.3), math.log(0.9)]) == MaskedBy() and mask.cut([-9.0, math.log(4.1)]) == MaskedBy(
+        True, True
+    )
+    assert mask.cut([0.0, math.log(3.9)]) == MaskedBy() and mask.cut([math.nan, 0.0]) == MaskedBy()
+    assert mask.cut([math.inf, -math.inf]) == MaskedBy(False, True)

@@ -33,7 +33,7 @@ class Fleet:
     trained: list[list[int]] = field(default_factory=list)
     ages: list[int] = field(default_factory=list)
     begun: list[tuple[float, int]] = field(default_factory=list)
-    most_seated: int = 0
+    most_in_slots: int = 0
     clock: SimulatedClock = field(init=False)
 
     async def sample(self, producer: Producer, admitted: Admitted) -> Collected:
@@ -44,7 +44,7 @@ class Fleet:
         await producer.play(admitted.number, lengths)
         if admitted.number == self.fails:
             raise ZeroDivisionError("an environment's defect")
-        self.most_seated = max(self.most_seated, producer._seated)
+        self.most_in_slots = max(self.most_in_slots, producer._taken)
         kept = dice.random() >= self.dropped
         return Collected((Group(Task("stub", "1", "train"), 0, ()),) if kept else (), (), {})
 
@@ -52,7 +52,7 @@ class Fleet:
         self.clock = SimulatedClock()
         queue = AdmissionQueue(self.groups, self.most, self.staleness)
         producer = Producer(
-            queue, self.sample, self.clock, seats=self.seats, rollouts=ROLLOUTS, steps=lambda: self.steps
+            queue, self.sample, self.clock, slots=self.seats, rollouts=ROLLOUTS, steps=lambda: self.steps
         )
         producer.start()
         try:
@@ -78,7 +78,7 @@ def test_H15_the_bound_is_kept_and_groups_are_trained_once_in_order(staleness: i
     fleet = run(staleness=staleness, seed=seed, dropped=dropped, most=8 if dropped else 4)
     numbers = [number for step in fleet.trained for number in step]
     assert numbers == list(range(len(numbers)))
-    assert max(fleet.ages) <= staleness and fleet.most_seated <= fleet.seats
+    assert max(fleet.ages) <= staleness and fleet.most_in_slots <= fleet.seats
     assert (max(fleet.ages) == staleness) or staleness == 0
 
 
@@ -114,12 +114,12 @@ def test_by_the_time_of_day_sampling_goes_on_while_the_learner_works() -> None:
         ended: list[int] = []
 
         async def sample(producer: Producer, admitted: Admitted) -> Collected:
-            async with producer.seat(admitted.number):
+            async with producer.episode_slot(admitted.number):
                 await asyncio.sleep(0.001)
             ended.append(admitted.number)
             return Collected((Group(Task("stub", "1", "train"), 0, ()),), (), {})
 
-        producer = Producer(AdmissionQueue(1, 1, 2), sample, WallClock(), seats=4, rollouts=1, steps=lambda: 8)
+        producer = Producer(AdmissionQueue(1, 1, 2), sample, WallClock(), slots=4, rollouts=1, steps=lambda: 8)
         producer.start()
         await producer.take()
         await asyncio.sleep(0.05)  # the update

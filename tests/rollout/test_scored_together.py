@@ -263,7 +263,7 @@ class Pair(Ranks):
     def __init__(self, rank: int, values: list[Any], both: asyncio.Barrier) -> None:
         self.rank, self._values, self._both = rank, values, both
 
-    async def gather(self, value: Any, what: str, deadline_s: float = 0.0) -> list[Any]:
+    async def all_gather(self, value: Any, what: str, deadline_s: float = 0.0) -> list[Any]:
         self._values[self.rank] = value
         await self._both.wait()
         return [*self._values]

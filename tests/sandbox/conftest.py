@@ -1,4 +1,4 @@
-"""Backends to test with. Each test says what it expects of any of them (contract.py)."""
+"""Backends to test with. Each test says what it expects of any of them (support/sandbox_contract.py)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 
-import engine as engines
 import pytest
+from support import container_engine as engines
 
 from airloop.errors import AirError
 from airloop.sandbox.backends import make_backend
 from airloop.sandbox.base import Backend, Image, Sandbox
 
-pytest.register_assert_rewrite("contract")
+pytest.register_assert_rewrite("support.sandbox_contract")
 Check = Callable[[Sandbox, "Playground"], Awaitable[None]]
 
 

@@ -16,10 +16,10 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import engine as engines
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import container_engine as engines
 
 from airloop.errors import AirError, InfraError
 from airloop.sandbox.backends import make_backend

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from contract import *  # noqa: F403
-from contract import PLAIN, output
+from support.sandbox_contract import *  # noqa: F403
+from support.sandbox_contract import PLAIN, output
 
 from airloop.sandbox.base import Sandbox
 from airloop.sandbox.shell import INTERRUPT_S

@@ -8,8 +8,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from contract import PLAIN
 from support.busy import busy_processes
+from support.sandbox_contract import PLAIN
 
 from airloop.sandbox.base import LATEST, Image, Sandbox
 from airloop.sandbox.container import signaller

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from asking import ask
-from made_runs import episode, save, start_run
+from support.made_runs import episode, save, start_run
+from support.viewer_client import ask
 
 from airloop.serve import connections as server_connections
 from airloop_view.server import Options, Viewer, serving

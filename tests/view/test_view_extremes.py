@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import ask, get, rows
-from made_runs import episode, record, save, start_run
+from support.made_runs import episode, record, save, start_run
+from support.viewer_client import ask, get, rows
 
 from airloop.types import Action
 from airloop_view.diffs import Workspace

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indexed import close, everything, index_of
-from made_runs import WORDS, episode, mixed_runs, save, start_run
+from support.indexed_runs import close, everything, index_of
+from support.made_runs import WORDS, episode, mixed_runs, save, start_run
 
 from airloop.errors import AirError
 from airloop_view.hits import search_terms

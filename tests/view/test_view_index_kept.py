@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indexed import close, everything, index_of
-from made_runs import SCRIPT, alarm, episode, mixed_runs, record, save, start_run
+from support.indexed_runs import close, everything, index_of
+from support.made_runs import SCRIPT, alarm, episode, mixed_runs, record, save, start_run
 from support.tiny_runs import tiny_run
 
 from airloop_view.entry import read_entry

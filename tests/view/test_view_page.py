@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import Seen, Tab, chromium, needs_chromium, tab
-from viewed_runs import CHILD, HARM, MANY_TOKENS, RUN, make_runs
+from support.browser import Seen, Tab, chromium, needs_chromium, tab
+from support.viewed_runs import CHILD, HARM, MANY_TOKENS, RUN, make_runs
 
 from airloop_view.server import Options, serving
 

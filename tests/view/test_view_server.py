@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from asking import ask, check_export, get, rows
-from made_runs import alarm, episode, record, save, start_run
+from support.made_runs import alarm, episode, record, save, start_run
 from support.tiny_runs import tiny_run
+from support.viewer_client import ask, check_export, get, rows
 
 from airloop_view.server import Options, Viewer, serving
 

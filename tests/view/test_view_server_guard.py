@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from asking import ask, rows
-from made_runs import episode, save, start_run
+from support.made_runs import episode, save, start_run
+from support.viewer_client import ask, rows
 
 from airloop_view.server import Options, Viewer, serving
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from asking import ask, check_export, get, rows
-from made_runs import HOSTILE, SCRIPT, episode, save, start_run
+from support.made_runs import HOSTILE, SCRIPT, episode, save, start_run
+from support.viewer_client import ask, check_export, get, rows
 
 from airloop.types import Action
 from airloop_view.server import Options, Viewer, serving

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import HOSTILE, alarm, episode, record, save, start_run
+from support.made_runs import HOSTILE, alarm, episode, record, save, start_run
 from support.tiny_runs import tiny_run
 
 from airloop.errors import AirError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import episode, start_run
+from support.made_runs import episode, start_run
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from airloop.models.tiny import tiny_tokenizer

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_runs import episode, save, start_run
+from support.made_runs import episode, save, start_run
 
 from airloop.runs.trajectory_file import to_json
 from airloop_view.episode import Unreadable, load, load_head

@@ -52,12 +52,12 @@ def test_what_samplers_wait_is_measured(episode: float, update: float, least: fl
     """Of the time: nearly all of it with a slow learner, little with a quick one."""
 
     async def sample(producer: Producer, admitted: Admitted) -> Collected:
-        async with producer.seat(admitted.number):
+        async with producer.episode_slot(admitted.number):
             await asyncio.sleep(episode)
         return KEPT
 
     async def share() -> float:
-        producer = Producer(AdmissionQueue(1, 1, 1), sample, WallClock(), seats=1, rollouts=1, steps=lambda: 100)
+        producer = Producer(AdmissionQueue(1, 1, 1), sample, WallClock(), slots=1, rollouts=1, steps=lambda: 100)
         producer.start()
         began, before = asyncio.get_running_loop().time(), producer.held_s()
         for _ in range(6):

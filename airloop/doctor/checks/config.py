@@ -59,9 +59,9 @@ def credentials_are_there(case: Case) -> Finding:
     except AirError as error:
         return Finding("fail", error.problem, why, error.fix)
     for name, asked in config.sinks.items():
-        if (lack := SINKS[name].lack(asked)) is not None:
-            lines = {f"{name}.{key}": value for key, value in lack.instead.items()}
-            return Finding("fail", lack.seen, why, lack.fix, lines)
+        if (missing := SINKS[name].missing(asked)) is not None:
+            lines = {f"{name}.{key}": value for key, value in missing.instead.items()}
+            return Finding("fail", missing.seen, why, missing.fix, lines)
     titles = ", ".join(SINKS[name].title for name in config.sinks)
     return passed(f"for {titles}" if titles else "none needed")
 

@@ -39,7 +39,7 @@ class SharedEngine(VllmEngine):
     async def _start(self) -> None:
         if self._ranks.first:
             await super()._start()
-        served = await self._ranks.gather(self._served(), "the servers of vLLM, which the first rank starts")
+        served = await self._ranks.all_gather(self._served(), "the servers of vLLM, which the first rank starts")
         if not self._ranks.first:
             self._adopt(served[0])
             await super()._start()
@@ -49,7 +49,7 @@ class SharedEngine(VllmEngine):
         await self.start()
         if self._ranks.first:
             await super().publish(version)
-        served = await self._ranks.gather(self._served(), "the new adapter, which the first rank publishes")
+        served = await self._ranks.all_gather(self._served(), "the new adapter, which the first rank publishes")
         self._name, self._version = served[0].name, version
 
     def _served(self) -> SharedServers:

@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from airloop.learn.losses.base import (
     LossSettings,
     LossSpec,
+    LossStats,
     LossTerms,
     Parts,
     clip_ratio,
@@ -23,6 +24,7 @@ __all__ = [
     "POLICY_LOSSES",
     "LossSettings",
     "LossSpec",
+    "LossStats",
     "LossTerms",
     "Parts",
     "clip_ratio",

@@ -59,7 +59,8 @@ class LossSettings:
     sequence_mask_high: float = math.inf
 
 
-Parts = dict[str, "Tensor"]
+LossStats = dict[str, "Tensor"]
+Parts = LossStats  # its name in losses by path that were written before
 # Of each token its loss; and what is to be known of it, [tokens] by name: the learner reports the means.
 TokenLoss = Callable[[LossTerms, LossSettings], "tuple[Tensor, Mapping[str, Tensor]]"]
 
@@ -98,15 +99,15 @@ class LossSpec:
         found = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         return {key: value for key, value in found.items() if value is not None}
 
-    def __call__(self, terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
+    def __call__(self, terms: LossTerms, settings: LossSettings) -> tuple[Tensor, LossStats]:
         """The weighted sum over the tokens, and statistics, each a mean over them."""
         if self.supervised:
             return (self._tokens(terms, settings)[0] * terms.weight).sum(), {}
         return self._corrected(terms, settings)
 
-    def _corrected(self, terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
+    def _corrected(self, terms: LossTerms, settings: LossSettings) -> tuple[Tensor, LossStats]:
         """What all policy losses share around their own formula: the sampler's correction, the KL term."""
-        parts: Parts = {}
+        parts: LossStats = {}
         kl = None
         if terms.reference is not None and settings.kl_beta > 0:
             kl = kl_estimate(terms, settings.kl_estimator)
@@ -176,7 +177,7 @@ def surprise(terms: LossTerms) -> Tensor:
     return -terms.logprobs.detach() - terms.entropy
 
 
-def clip_ratio(ratio: Tensor, advantage: Tensor, settings: LossSettings) -> tuple[Tensor, Parts]:
+def clip_ratio(ratio: Tensor, advantage: Tensor, settings: LossSettings) -> tuple[Tensor, LossStats]:
     """PPO's pessimistic minimum: a token that has gone far enough in the direction it is pushed has no gradient."""
     free = ratio * advantage
     held = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * advantage

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airloop.learn.losses.base import LossSettings, LossSpec, LossTerms, Parts
+from airloop.learn.losses.base import LossSettings, LossSpec, LossStats, LossTerms
 from airloop.learn.losses.weights import TOKEN_MEAN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def weighted_loss(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
+def weighted_loss(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, LossStats]:
     ratio = (terms.logprobs.detach() - terms.old).exp()
     cap = 1 + settings.clip_high
     return -ratio.clamp_max(cap) * terms.advantage * terms.logprobs, {"clipped": ratio > cap}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airloop.learn.losses.base import LossSettings, LossSpec, LossTerms, Parts, clip_ratio
+from airloop.learn.losses.base import LossSettings, LossSpec, LossStats, LossTerms, clip_ratio
 from airloop.learn.losses.weights import CONSTANT_LENGTH, TOKEN_MEAN
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def clipped_loss(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
+def clipped_loss(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, LossStats]:
     """On the first pass old == logprobs, so the ratio is 1 and clipping cannot act: it matters from the second
     pass over a batch on (trainer.loss.passes > 1)."""
     return clip_ratio((terms.logprobs - terms.old).exp(), terms.advantage, settings)

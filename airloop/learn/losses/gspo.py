@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airloop.learn.losses.base import LossSettings, LossSpec, LossTerms, Parts, clip_ratio
+from airloop.learn.losses.base import LossSettings, LossSpec, LossStats, LossTerms, clip_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def sequence_loss(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
+def sequence_loss(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, LossStats]:
     """Written per token, as GSPO-token in the paper: the ratio's value comes from outside, its gradient from the
     token. Summed with equal weights this is the gradient of the sequence's ratio, wherever its rows are."""
     share = (terms.logprobs - terms.logprobs.detach()).exp()  # 1, with the token's gradient

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airloop.learn.losses.base import LossSettings, LossSpec, LossTerms, Parts
+from airloop.learn.losses.base import LossSettings, LossSpec, LossStats, LossTerms
 from airloop.learn.losses.weights import TOKEN_SUM
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def reinforce_loss(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
+def reinforce_loss(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, LossStats]:
     return -terms.advantage * terms.logprobs, {}
 
 

@@ -12,7 +12,7 @@ Bounds = tuple[float, float]  # the lowest and the highest p_trainer/p_sampler t
 KEYS = ("geo_mask_low", "geo_mask_high", "sequence_mask_low", "sequence_mask_high")  # of [trainer.loss]
 
 
-class Cut(NamedTuple):
+class MaskedBy(NamedTuple):
     """By which mask a trajectory is left out."""
 
     geo: bool = False
@@ -24,14 +24,14 @@ class SequenceMask:
     geo: Bounds  # of the geometric mean of a trajectory's ratios
     sequence: Bounds  # of each of them: one outside is enough
 
-    def cut(self, logs: Sequence[float]) -> Cut:
+    def cut(self, logs: Sequence[float]) -> MaskedBy:
         """`logs`: log-ratios of all the trained tokens of a trajectory, whatever its branches. One that is not a number
         is beyond no bound: the update itself refuses it."""
         if not logs:
-            return Cut()
+            return MaskedBy()
         mean = sum(logs) / len(logs)
         (low, high), (least, most) = (tuple(map(_log, bounds)) for bounds in (self.geo, self.sequence))
-        return Cut(mean < low or mean > high, any(log < least or log > most for log in logs))
+        return MaskedBy(mean < low or mean > high, any(log < least or log > most for log in logs))
 
 
 def sequence_mask(loss: Mapping[str, Any]) -> SequenceMask | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airloop.learn.losses.base import LossSettings, LossSpec, LossTerms, Parts
+from airloop.learn.losses.base import LossSettings, LossSpec, LossStats, LossTerms
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def cross_entropy(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, Parts]:
+def cross_entropy(terms: LossTerms, settings: LossSettings) -> tuple[Tensor, LossStats]:
     return -terms.logprobs, {}
 
 

@@ -41,7 +41,7 @@ async def judge_gap(parts: Components, rows: Sequence[Row], report: Report, gap:
                 own = await _measured(parts, rows)
     except (TimeoutError, RuntimeError, AirError) as error:  # out of memory is a RuntimeError
         log.warning("the gap between engine and trainer could not be judged: %s", error)
-    found = await parts.ranks.gather(own, "how far engine and trainer are from the truth", 2 * MEASURE_S)
+    found = await parts.ranks.all_gather(own, "how far engine and trainer are from the truth", 2 * MEASURE_S)
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         return {}

@@ -110,7 +110,7 @@ class Alarms:
                 raised.append(Alarm(rule.id, rule.name, rule.severity, at, sign.seen, sign.why, sign.fix))
         ending = [alarm for alarm in raised if alarm.severity != "note"]
         worst = next((alarm for alarm in reversed(ending) if alarm.severity == "stop"), next(iter(ending), None))
-        worst = (await ranks.gather(worst, "whether an alarm ends the run"))[0]
+        worst = (await ranks.all_gather(worst, "whether an alarm ends the run"))[0]
         return Found(raised, cleared, worst)
 
     def tell(self, found: Found) -> None:

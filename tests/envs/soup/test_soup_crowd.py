@@ -6,7 +6,7 @@ import asyncio
 import shutil
 
 import pytest
-from soup_samples import sample_env
+from support.soup_samples import sample_env
 
 from airloop.errors import InfraError
 from airloop.rollout.episode import run_episode

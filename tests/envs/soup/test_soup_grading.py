@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from soup_samples import CANVAS, CARD, COUNT, EVIDENCE, LOGIN, NAMES, RATING, TWO_PAGES
+from support.soup_samples import CANVAS, CARD, COUNT, EVIDENCE, LOGIN, NAMES, RATING, TWO_PAGES
 
 from airloop_envs.soup.code_facts import code_facts
 from airloop_envs.soup.grading import Answer, Attempt, efficiency, grade, judge, part, same

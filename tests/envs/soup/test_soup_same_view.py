@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 import pytest
-from soup_samples import RATING, sample_env
+from support.soup_samples import RATING, sample_env
 
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
 from airloop.sandbox.bubblewrap.seccomp import (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from soup_samples import SAMPLES, SampleEnv, reply, sample_env
+from support.soup_samples import SAMPLES, SampleEnv, reply, sample_env
 
 from airloop.chat.actions import parse
 from airloop.rollout.episode import run_episode

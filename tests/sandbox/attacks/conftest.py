@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from arena import Arena, Episodes
+from support.attack_arena import Arena, Episodes
 
 
 @pytest.fixture(scope="session", params=["bubblewrap", pytest.param("container", marks=pytest.mark.soak)])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from arena import IMAGE, LIMITS, LOOKS, Arena
+from support.attack_arena import IMAGE, LIMITS, LOOKS, Arena
 
 from airloop.sandbox.base import SandboxLost
 from airloop.sandbox.bubblewrap import cgroups

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from arena import IMAGE, Arena, Episodes, write
+from support.attack_arena import IMAGE, Arena, Episodes, write
 
 from airloop.sandbox import processes
 from airloop.sandbox.bubblewrap import cgroups

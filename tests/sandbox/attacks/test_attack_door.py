@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from arena import Arena
+from support.attack_arena import Arena
 
 pytestmark = pytest.mark.bubblewrap
 

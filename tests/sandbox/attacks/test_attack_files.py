@@ -8,7 +8,7 @@ import contextlib
 import time
 
 import pytest
-from arena import Arena
+from support.attack_arena import Arena
 
 from airloop.errors import InfraError
 from airloop.sandbox.base import SandboxLost

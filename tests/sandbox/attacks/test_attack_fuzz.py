@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from arena import Arena, Episodes, Script, write
+from support.attack_arena import Arena, Episodes, Script, write
 from test_attack_neighbours import host
 
 from airloop.rollout.episode import run_episode

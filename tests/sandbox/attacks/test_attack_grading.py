@@ -8,7 +8,7 @@ import re
 import time
 
 import pytest
-from arena import HONEST, Episodes, write
+from support.attack_arena import HONEST, Episodes, write
 
 from airloop.rollout.episode import run_episode
 

@@ -9,7 +9,7 @@ import resource
 import threading
 
 import pytest
-from arena import IMAGE, Arena
+from support.attack_arena import IMAGE, Arena
 
 from airloop.errors import InfraError
 from airloop.sandbox.base import SandboxLost

@@ -9,7 +9,7 @@ import socket
 from dataclasses import replace
 
 import pytest
-from arena import IMAGE, Arena
+from support.attack_arena import IMAGE, Arena
 
 TRY = """
 import os, socket

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from arena import HONEST, IMAGE, LIMITS, Arena, Episodes, write
+from support.attack_arena import HONEST, IMAGE, LIMITS, Arena, Episodes, write
 from test_attack_grading import HIDDEN_TIME, IGNORE
 
 from airloop.errors import AirError

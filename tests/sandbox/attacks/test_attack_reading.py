@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from arena import IMAGE, SECRET, Arena
+from support.attack_arena import IMAGE, SECRET, Arena
 
 import airloop
 

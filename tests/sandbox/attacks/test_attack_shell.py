@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from arena import Arena
+from support.attack_arena import Arena
 
 from airloop.sandbox import processes
 from airloop.sandbox.base import SandboxLost

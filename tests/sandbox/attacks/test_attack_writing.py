@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from arena import IMAGE, LIMITS, Arena
+from support.attack_arena import IMAGE, LIMITS, Arena
 
 from airloop.sandbox.base import Image
 

@@ -1,4 +1,4 @@
-"""What every backend has to do, whatever it is made of. `from contract import *` runs it (test_contract.py)."""
+"""What every backend has to do, whatever it is made of. Whoever imports it all, runs it (sandbox/test_contract.py)."""
 
 from __future__ import annotations
 
@@ -594,19 +594,15 @@ async def test_sandboxes_do_not_see_each_other(sandbox, backend):
 
 @contract()
 async def test_binds_are_read_only(sandbox, backend):
-    folder = Path(__file__).parent
+    own = Path(__file__)
     image = Image(
-        binds=((str(folder), f"{WORKSPACE}/data/tests"), (__file__, f"{HOME}/one.py")),
+        binds=((str(own.parent), f"{WORKSPACE}/data/tests"), (__file__, f"{HOME}/one.py")),
         files=(("data/own", b"1", 0o644),),
     )
     bound = await backend.start(image)
     try:
-        assert (
-            await bound.get("data/tests/contract.py")
-            == Path(__file__).read_bytes()
-            == await bound.get(f"{HOME}/one.py")
-        )
-        for command in ("echo >> data/tests/contract.py", "touch data/tests/new", "rm ~/one.py", "chmod 777 ~/one.py"):
+        assert await bound.get(f"data/tests/{own.name}") == own.read_bytes() == await bound.get(f"{HOME}/one.py")
+        for command in (f"echo >> data/tests/{own.name}", "touch data/tests/new", "rm ~/one.py", "chmod 777 ~/one.py"):
             assert (await bound.run(f"{command} 2>/dev/null", 10)).exit_code != 0, command
         assert await output(bound, "touch new data/new && mkdir ~/d && echo ok") == "ok\n"
         saved = await bound.snapshot()

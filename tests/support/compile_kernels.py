@@ -1,6 +1,6 @@
 """Compiles every kernel for a Hopper GPU, which needs none: the interpreter takes programs that the compiler refuses.
 
-Run as a script, by test_kernels.py: TRITON_INTERPRET must not be set.
+Run as a script, by test_engine_kernels.py: TRITON_INTERPRET must not be set.
 """
 
 from __future__ import annotations
