@@ -255,8 +255,10 @@ class Forest:
         if last not in own:
             return None  # the last reply was left out or put in other words, which may begin like its own
         said = self.replies[own[last]]
+        # Of replies of one text, the one told may be another's: an empty one to this very prompt, with nothing behind it.
+        first = [said] if said.place in (last, -1) else []
         others = (r for r in reversed(self.replies) if r.text == said.text and r.place == last and r is not said)
-        for reply in itertools.chain([said], others):
+        for reply in itertools.chain(first, others):
             line = self._lines[reply.line]
             end = _end_of_reply(reply, line.text[: reply.characters], rendered)
             if end is not None:

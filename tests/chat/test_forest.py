@@ -92,6 +92,16 @@ def test_replies_of_one_text_are_told_by_who_knows_them() -> None:
         assert tuple(found.token_ids[reply.start : reply.end]) == reply.token_ids
 
 
+def test_an_empty_reply_to_a_prompt_is_no_part_of_that_prompt_when_it_comes_again() -> None:
+    """Its text is the earlier reply's, too, and it was the last to say so."""
+    forest = Forest(tokenizer("chatml"))
+    first = forest.append(forest.prompt(OPENING), sampled([STOP]))
+    conversation = [*OPENING, said(first), user("")]
+    prompt = forest.prompt(conversation)
+    forest.append(prompt, sampled([STOP]))
+    assert forest.prompt(conversation).token_ids == prompt.token_ids
+
+
 def test_a_reply_that_came_back_changed_is_text_like_any_other() -> None:
     forest = Forest(tokenizer("chatml"))
     reply = forest.append(forest.prompt(OPENING), sampled(ODD))
