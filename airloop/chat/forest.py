@@ -255,7 +255,7 @@ class Forest:
         if last not in own:
             return None  # the last reply was left out or put in other words, which may begin like its own
         said = self.replies[own[last]]
-        # Of replies of one text, the one told may be another's: an empty one to this very prompt, with nothing behind it.
+        # Of replies of one text, the one told may be another: an empty one to this very prompt, with nothing behind.
         first = [said] if said.place in (last, -1) else []
         others = (r for r in reversed(self.replies) if r.text == said.text and r.place == last and r is not said)
         for reply in itertools.chain(first, others):
