@@ -82,6 +82,8 @@ class ForkServer:
     def __init__(self, modules: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Raises CannotFork, or ChildProcessError if it dies before it can say. A process that is as clean as the
         server has to be, and has imported all, forks it; `env` is for one that is started."""
+        if not hasattr(os, "fork"):  # Windows, which could not hand the server its end of the connection either
+            raise CannotFork("this system forks no processes")
         self._socket, theirs = socket.socketpair()
         self._running: dict[int, Forked] = {}  # by process id; none whose end was told
         if is_clean() and all(module in sys.modules for module in modules):

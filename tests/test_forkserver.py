@@ -83,6 +83,14 @@ def test_a_process_with_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch) -
         ForkServer(["support.with_a_thread"])
 
 
+def test_where_nothing_can_be_forked_it_is_said_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows, where a process is given no open socket either."""
+    monkeypatch.delattr(os, "fork")
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(CannotFork, match="forks no processes"):
+        ForkServer(["json"])
+
+
 def test_what_was_forked_ends_with_who_asked_for_it() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

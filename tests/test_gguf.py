@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from airloop.errors import AirError
 from airloop.models.gguf import conversion, convert
 from airloop.models.gguf_rope import LLAMA3, frequency_factors, scaled_positions
 from airloop.models.tiny import _byte_characters, tiny_config
+from airloop.watch.display.phase import Phase
 
 LAYER = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -100,6 +103,23 @@ def test_a_gguf_is_read_once_and_has_the_models_weights(tmp_path: Path, monkeypa
     loaded = AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.bfloat16)
     wanted = {name: w.bfloat16() for name, w in model.named_parameters()}
     assert all(torch.equal(w, wanted[name]) for name, w in loaded.named_parameters())
+
+
+def test_a_conversion_says_how_far_it_is_and_how_long_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G11: gigabytes take minutes, in one call of another library."""
+    monkeypatch.setattr("airloop.models.gguf.GLANCE_S", 0.05)
+    said, dequantize = [], gguf.dequantize
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.02)
+        said.append(Phase("loading the model").line())
+        return dequantize(*args)
+
+    monkeypatch.setattr(gguf, "dequantize", slow)
+    write_gguf(tmp_path / "small.gguf", a_model())
+    convert(tmp_path / "small.gguf", conversion(tmp_path, "small"), name="small", say=lambda _: None)
+    assert "waiting for small.gguf in safetensors" in said[0]  # nothing is promised of what has not begun
+    assert re.search(r"small.gguf in safetensors: \d+ of \d+ MB of weights read, \d+ s left for them", said[-1]), said
 
 
 @pytest.mark.parametrize("precise", ["input", "output", "untied"])

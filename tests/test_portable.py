@@ -20,7 +20,7 @@ from airloop.sandbox.bubblewrap import backend as bubblewrap
 # Runs first in every Python started with this folder on its path: to our modules, what only Unix or Linux has is not
 # there, whether or not somebody else has imported it; locks are Windows' (made here of what Unix has).
 ELSEWHERE = """
-import builtins, os, sys, types
+import builtins, os, subprocess, sys, types
 GONE = ("fcntl", "resource", "triton", "pwd", "grp", "termios", "tty", "pty")
 LACKS = {
     "os": "sysconf fork forkpty killpg getuid geteuid getgid getegid getpgid setsid sched_getaffinity "
@@ -28,12 +28,21 @@ LACKS = {
     "WNOHANG fchmod chown uname O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_CLOEXEC",
     "signal": "SIGKILL SIGHUP SIGCHLD SIGUSR1 SIGUSR2 SIGSTOP SIGCONT SIGALRM SIGPIPE SIGQUIT pthread_sigmask "
     "pthread_kill setitimer SIG_UNBLOCK pidfd_send_signal",
+    "select": "select poll epoll",
+    "socket": "AF_UNIX send_fds recv_fds",
+    "subprocess": "",
 }
+class Popen(subprocess.Popen):
+    def __init__(self, *words, pass_fds=(), **named):
+        assert not pass_fds, "pass_fds not supported on Windows."
+        super().__init__(*words, **named)
 class Lacking(types.ModuleType):
     def __init__(self, module, without):
         super().__init__(module.__name__)
         self.__dict__.update(_module=module, _without=frozenset(without.split()))
     def __getattr__(self, name):
+        if name == "Popen":
+            return Popen
         if name in self.__dict__["_without"]:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self.__dict__["_module"], name)
@@ -104,6 +113,17 @@ def test_arith_is_trained_and_looked_at_without_linux(elsewhere: dict[str, str],
     assert made["steps"] == 2
     done = run(elsewhere, "-c", LOOKED_AT, made["run"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.long
+def test_tune_is_played_without_linux(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    """Its models are fitted by processes that are started, not forked, and waited for without `select`."""
+    words = ["tune", "--play", "oracle", "--n", 1, "--arg", "workers=1", "--arg", "cache=false", "--json"]
+    done = run(elsewhere, "-m", "airloop.cli", "tasks", "show", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (played,) = json.loads(done.stdout)
+    found = {name: played["metrics"][name] for name in ("trained", "submitted", "commands_failed")}
+    assert (played["ending"], found) == ("done", {"trained": 1, "submitted": 1, "commands_failed": 0})
 
 
 def test_every_environment_is_imported_without_linux(elsewhere: dict[str, str], tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import io
 import json
 import shutil
 import tempfile
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,14 @@ from airloop.models.chat_forms import CHATML
 from airloop.models.checks import check_config
 from airloop.models.gguf_header import check_header, read_texts
 from airloop.models.gguf_rope import TENSOR, scaled_positions
+from airloop.text.figures import duration
 from airloop.waits import Wait, waiting
 
 MANIFEST = "air.json"
 # For one of its three parts; gigabytes take minutes.
 CONVERSION_S = 1800.0
+GLANCE_S = 0.5  # going through its tensors for their names takes less
+MB = 1_000_000
 FORM = 2  # of a conversion; a larger number makes old ones be done again
 # Two copies of one matrix, each quantised in its own way, are some hundredths of its size apart; two matrices are
 # farther apart than either is large.
@@ -121,7 +125,7 @@ def convert(
         try:
             with (
                 waiting(f"{gguf.name} in safetensors", "the conversion", CONVERSION_S, here=True) as wait,
-                _read_once(),
+                _read_once(wait),
             ):
                 note, licence = _write(gguf, scratch, name, wait, dtype)
             files = {file.name: _fingerprint(file) for file in sorted(scratch.iterdir())}
@@ -139,7 +143,7 @@ def convert(
 
 
 @contextlib.contextmanager
-def _read_once() -> Iterator[None]:
+def _read_once(wait: Wait) -> Iterator[None]:
     """transformers opens the file for the config, for the weights and for the tokenizer, and each time all words of the
     vocabulary are looked at one by one, which is most of a conversion. Slices of a memory map are so much slower than
     those of a plain array that they took a third of it."""
@@ -152,6 +156,10 @@ def _read_once() -> Iterator[None]:
     class PlainReader(gguf.GGUFReader):
         data: Any
 
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.tensors = _Followed(self.tensors, wait)
+
         def _get(self, *args: Any, **named: Any) -> Any:
             self.data = self.data.view(numpy.ndarray)
             return super()._get(*args, **named)
@@ -161,6 +169,26 @@ def _read_once() -> Iterator[None]:
         yield
     finally:
         names["GGUFReader"] = reader
+
+
+class _Followed(list[Any]):
+    """A file's tensors. Whoever goes through them to read them tells how far it is, by their bytes, and how long the
+    rest of them takes."""
+
+    def __init__(self, tensors: Iterable[Any], wait: Wait) -> None:
+        super().__init__(tensors)
+        self._wait = wait
+
+    def __iter__(self) -> Iterator[Any]:
+        began, done, total = time.monotonic(), 0, sum(int(tensor.n_bytes) for tensor in super().__iter__())
+        for tensor in super().__iter__():
+            yield tensor
+            done, spent = done + int(tensor.n_bytes), time.monotonic() - began
+            if spent > GLANCE_S and 0 < done < total:
+                left = duration(spent * (total - done) / done)
+                self._wait.progress(
+                    f"{done / MB:.0f} of {total / MB:.0f} MB of weights read, {left} left for them, 0 of 3"
+                )
 
 
 def _write(gguf: Path, scratch: Path, name: str, wait: Wait, dtype: str) -> tuple[str, str | None]:

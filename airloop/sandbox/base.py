@@ -98,6 +98,15 @@ class SandboxLost(Exception):
     """The sandbox has ended under the agent's own command (it killed or broke what carries it)."""
 
 
+# A sandbox starts in milliseconds to seconds, and what cannot start ends, which is seen at once. This is for what
+# hangs: many may start at once, on a slow machine, beside other work.
+START_S = 120.0
+
+
+class StartTimeout(InfraError):
+    """It had not started after START_S: whether it can on a less busy machine is not known."""
+
+
 # What has no core because others have them all is not done when its time is up, and gets so many times as long at most.
 LATEST = 20
 

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from airloop.errors import InfraError
-from airloop.sandbox.base import LATEST, Clock, Result, SandboxLost
+from airloop.sandbox.base import LATEST, START_S, Clock, Result, SandboxLost, StartTimeout
 
 # Runs as the first process of a sandbox and starts bash again whenever it ends. fd 8 keeps the channel for marks.
 # What an ended bash had not read is dropped up to the line that begins a new one.
@@ -30,7 +30,6 @@ PRELUDE = (
     '{ __air_status() { return "$1"; }; readonly -f __air_status; }'
 )
 
-START_S = 20.0
 AGAIN_S = 5.0
 MOST_MARKS = 100  # that may wait to be read: more are an agent's
 INTERRUPT_S = 1.0  # from SIGINT until it is SIGKILL
@@ -166,7 +165,7 @@ class Shell:
         self._send(line + self._report(b"$$"))
         mark = await self._wait(self._count, self._now() + timeout, starting=True)
         if mark is None:
-            raise InfraError(f"the sandbox's shell did not start within {timeout:g} s")
+            raise StartTimeout(f"the sandbox's shell did not start within {timeout:g} s")
         self.pid = int(mark[0])
         self.cwd = mark[1]
         self._last_code = 0

@@ -24,6 +24,7 @@ from support.tiny_runs import WARMSTART, write_config
 from airloop.config import load_config
 from airloop.engine.embedded.engine import EmbeddedEngine
 from airloop.learn.learner import Learner
+from airloop.logbook import logbook
 from airloop.models import download
 from airloop.training import start
 from airloop.waits import WAITS, waiting
@@ -123,11 +124,18 @@ def test_G11_every_long_phase_says_how_far_it_is(tmp_path: Path, monkeypatch: py
     assert "supervised start 1/4, loss" in log or "supervised start 2/4, loss" in log  # whoever looks later sees it too
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "doctor", "warmstart", "serve"])
+@pytest.mark.parametrize(
+    "command", ["train", "eval", "doctor", "warmstart", "serve", "lab run", "tasks check", "export"]
+)
 def test_G11_the_first_line_comes_before_the_libraries(command: str, tmp_path: Path) -> None:
     """Within 3 s of this process's own work: what other processes of a busy machine take of the time is not its doing.
     (The wall clock once said 4.4 s for half a second of work.)"""
-    program = [sys.executable, "-m", "airloop.cli", command, "@", str(write_config(tmp_path))]
+    words = {
+        "lab run": ["mask", "--out", str(tmp_path / "lab")],
+        "tasks check": ["prisonersDilemma"],
+        "export": [str(tmp_path / "no-run"), "--out", str(tmp_path / "out")],
+    }.get(command) or ["@", str(write_config(tmp_path))]
+    program = [sys.executable, "-m", "airloop.cli", *command.split(), *words]
     began = time.monotonic()
     process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -141,6 +149,39 @@ def test_G11_the_first_line_comes_before_the_libraries(command: str, tmp_path: P
     assert first.startswith(f"air {command}")
     worked = (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")  # user and system
     assert worked < 3.0 and took < 30.0  # nor does it wait for anything
+
+
+def test_G11_where_nothing_was_said_the_first_line_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "SOON_S", 0.1)
+    heard = Heard()
+    with Display(Console(file=heard, width=200)) as display:
+        display.phase("drawing the rows of titanic", 4)
+        display.advance()
+        until = time.monotonic() + 30
+        while not heard.lines and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.6)  # and once: after it, lines come as they do where one was said
+    assert [line for _, line in heard.lines if line.startswith("drawing the rows of titanic 1/4")] and len(
+        heard.lines
+    ) == 1
+
+
+def test_G11_a_long_logbook_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, air: Any) -> None:
+    """It begins with its table, which a second later is there, as a rule."""
+    monkeypatch.setattr(heartbeat, "SOON_S", 0.1)
+    for number in range(40):
+        (tmp_path / f"exp1.{number}-{number}-1119").mkdir()
+    results, line, told = logbook.run_results, Phase.line, threading.Event()
+
+    def slow(path: Path) -> Any:
+        assert "-20-" not in path.name or told.wait(60)
+        return results(path)
+
+    monkeypatch.setattr(logbook, "run_results", slow)
+    monkeypatch.setattr(Phase, "line", lambda phase: (line(phase), told.set())[0])
+    code, listed, said = air("log", "list", "--dir", tmp_path)
+    assert code == 0 and "40 runs" in listed
+    assert re.search(r"^reading the logbook, \d+ s so far, the runs in .*: \d+ of 40$", said, re.MULTILINE), said
 
 
 def test_G11_a_phase_forecasts_by_its_pace_and_by_the_last_of_its_kind() -> None:

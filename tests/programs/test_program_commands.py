@@ -422,6 +422,33 @@ def length(task, workspace):
 """
 
 
+@pytest.fixture
+def late_bwrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes longer than it is waited for, as beside many others it may."""
+    late = tmp_path / "bin" / "bwrap"
+    late.parent.mkdir()
+    late.write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("bwrap")} "$@"\n')
+    late.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{late.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits", ["bubblewrap.backend", "bubblewrap.sandbox"])
+def test_a_sandbox_that_starts_late_is_not_taken_for_one_that_cannot(
+    waits: str, late_bwrap: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G10: neither where one is tried nor where one is looked into; whatever else is wrong is a failure as before."""
+    (folder / "score.py").write_text(LENGTH)
+    (folder / "rows.jsonl").write_text(json.dumps({"word": "w"}))
+    (folder / "run.toml").write_text(CONFIG)
+    monkeypatch.setattr(f"airloop.sandbox.{waits}.START_S", 0.1)
+    with Case(load_config(["@", str(folder / "run.toml")])) as case:
+        results = examine(case, ("fast",), ["sandbox_works", "sandboxes_are_whole"])
+    found = [finding for result in results for finding in result.findings]
+    assert {finding.verdict for finding in found} <= {"pass", "not judged"}, found
+    assert any("did not start a sandbox within 0.1 s" in finding.seen for finding in found)
+
+
 @pytest.mark.long
 def test_a_run_of_commands_is_a_run_like_any_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths are relative to the TOML; the doctor looks; the ledger is whole; it can be resumed."""

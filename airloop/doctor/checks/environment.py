@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from airloop.doctor.base import Finding, check, passed
 from airloop.doctor.case import Broken, Case, NotJudged
 from airloop.errors import AirError, InfraError, MissingRequirement, TaskProblem
-from airloop.sandbox.base import SandboxLost
+from airloop.sandbox.base import SandboxLost, StartTimeout
 
 if TYPE_CHECKING:
     from airloop.envs.base import Environment
@@ -109,6 +109,8 @@ def sandbox_works(case: Case) -> Finding:
     for backend, name in wanted.items():
         try:
             _try(case, backend)
+        except NotJudged:
+            raise
         except (AirError, InfraError) as error:
             why = f"{name} runs its agents' commands in it, and would not open an episode"
             fix = getattr(error, "fix", "") or "start the container engine, or choose another sandbox in args"
@@ -125,6 +127,8 @@ def sandboxes_are_whole(case: Case) -> Iterator[Finding]:
         if backend:
             try:
                 _try(case, str(backend))
+            except NotJudged:
+                raise
             except (AirError, InfraError) as error:  # another check's finding, in the same words
                 problem, fix = getattr(error, "problem", str(error)), getattr(error, "fix", "")
                 raise Broken(problem, fix, ("D-sandbox",), f"{name} could not open an episode") from error
@@ -166,11 +170,9 @@ def _looked_inside(case: Case, env: Environment) -> Sequence[MissingRequirement]
     try:
         return case.wait(look())
     except TimeoutError:
-        raise NotJudged(
-            f"a sandbox of {env.name} did not say within {LOOK_S:.0f} s what it has",
-            "nothing need be changed: the probe's episodes will show what is missing",
-            ("D20",),
-        ) from None
+        raise _unknown(f"a sandbox of {env.name} did not say within {LOOK_S:.0f} s what it has") from None
+    except StartTimeout as late:
+        raise _unknown(f"{env.name}: {late}") from None
     except (InfraError, SandboxLost) as error:
         raise Broken(
             f"{env.name}: {error}",
@@ -180,11 +182,19 @@ def _looked_inside(case: Case, env: Environment) -> Sequence[MissingRequirement]
         ) from error
 
 
+def _unknown(seen: str) -> NotJudged:
+    """On a machine that is busy with others this says nothing of the sandbox."""
+    return NotJudged(seen, "nothing need be changed: the probe's episodes will show what is missing", ("D20",))
+
+
 def _try(case: Case, backend: str) -> None:
     if backend == "bubblewrap":
         from airloop.sandbox.bubblewrap.backend import check as try_bubblewrap
 
-        try_bubblewrap()
+        try:
+            try_bubblewrap()
+        except StartTimeout as late:
+            raise _unknown(str(late)) from None
     elif backend == "container":
         from airloop.sandbox.container.backend import Container
         from airloop.sandbox.container.docker_api import Engine

@@ -14,16 +14,14 @@ import json
 import logging
 import os
 import queue
-import select
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from airloop.cpu_progress import CpuTimeout
 from airloop.envs.tune.catalogue import PREPARATION
@@ -35,6 +33,8 @@ from airloop.waits import waiting
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0  # importing scikit-learn takes a second or two, on a loaded machine much longer
+LAST_WORDS = 2000  # bytes of what a worker has written to stderr that are kept
+ENDS_S = 5.0  # for the last of them to come, once it has ended
 ATTEMPTS = 2
 COMMAND = [sys.executable, "-c", "from airloop.envs.tune.worker import main; main()"]
 
@@ -73,18 +73,25 @@ def start_process(files: Sequence[int]) -> Started:
 
 
 class Worker:
-    """One child process. Used by one thread at a time."""
+    """One child process. Used by one thread at a time; what it writes is read by threads of its own, for on Windows
+    nobody can wait for a pipe with a deadline."""
 
     def __init__(self) -> None:
-        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        (takes, asks), (told, tells) = os.pipe(), os.pipe()
-        self.stdin, self.stdout = os.fdopen(asks, "wb"), os.fdopen(told, "rb")
-        try:
-            self.process = start_process([takes, tells, self.errors.fileno()])
-        finally:
-            os.close(takes)
-            os.close(tells)
+        (takes, asks), (told, tells), (heard, errors) = os.pipe(), os.pipe(), os.pipe()
+        self.stdin = os.fdopen(asks, "wb")
+        self.received: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # nothing, at the end
         self.pending = b""
+        self.words = b""
+        _read(told, self.received.put)
+        self._hears = _read(heard, self._hear)
+        try:
+            self.process = start_process([takes, tells, errors])
+        finally:
+            for theirs in (takes, tells, errors):
+                os.close(theirs)
+
+    def _hear(self, words: bytes) -> None:
+        self.words = (self.words + words)[-LAST_WORDS:]
 
     @property
     def pid(self) -> int:
@@ -100,20 +107,19 @@ class Worker:
             return self.reply(timeout)
 
     def said(self) -> str:
-        """The end of what it has written to stderr. Read by place: the worker shares the file's position."""
-        size = os.fstat(self.errors.fileno()).st_size
-        return os.pread(self.errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace").strip()
+        """The end of what it has written to stderr."""
+        return self.words.decode(errors="replace").strip()
 
     def reply(self, timeout: float) -> dict[str, Any]:
-        pipe = self.stdout.fileno()
         deadline = CpuTimeout(timeout, self.pid)
         while b"\n" not in self.pending:
             left = deadline.left()
             if not left:
                 raise self.lost(f"did not answer within {timeout:g} s of work")
-            if not select.select([pipe], [], [], left)[0]:
+            try:
+                received = self.received.get(timeout=left)
+            except queue.Empty:
                 continue
-            received = os.read(pipe, 65536)
             if not received:
                 raise self.lost("died")
             self.pending += received
@@ -123,17 +129,30 @@ class Worker:
 
     def lost(self, how: str) -> WorkerLost:
         self.kill()
+        self._hears.join(ENDS_S)
         last = self.said()
-        self.errors.close()
         said = f"; its last output lines:\n{last}" if last else ""
         return WorkerLost(f"fitting worker {self.pid} {how} (exit code {self.process.returncode}){said}")
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        for pipe in (self.stdin, self.stdout):
-            with contextlib.suppress(OSError):  # unsent bytes of a dead pipe
-                pipe.close()
+        with contextlib.suppress(OSError):  # unsent bytes of a dead pipe
+            self.stdin.close()
+
+
+def _read(pipe: int, give: Callable[[bytes], None]) -> threading.Thread:
+    """In a thread, to the pipe's end, which is given as nothing."""
+
+    def read() -> None:
+        with os.fdopen(pipe, "rb", buffering=0) as file:
+            while received := file.read(65536):
+                give(received)
+        give(b"")
+
+    thread = threading.Thread(target=read, name="air-fit-pipe", daemon=True)
+    thread.start()
+    return thread
 
 
 class FitPool:

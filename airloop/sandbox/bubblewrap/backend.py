@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 
 from airloop.errors import AirError
-from airloop.sandbox.base import Backend, Image, Sandbox, Snapshot
+from airloop.sandbox.base import START_S, Backend, Image, Sandbox, Snapshot, StartTimeout
 from airloop.sandbox.bubblewrap.command import check_gpus
 from airloop.sandbox.bubblewrap.host import Host
 from airloop.sandbox.bubblewrap.sandbox import BubblewrapSandbox
@@ -60,7 +60,10 @@ def check() -> str:
     if found is None:
         raise AirError("The bubblewrap sandbox needs the program `bwrap`, which is not installed.", NO_BWRAP)
     trial = [found, "--unshare-all", "--unshare-user", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
-    ran = subprocess.run(trial, capture_output=True, text=True, timeout=20)
+    try:
+        ran = subprocess.run(trial, capture_output=True, text=True, timeout=START_S)
+    except subprocess.TimeoutExpired as error:
+        raise StartTimeout(f"bubblewrap did not start a sandbox within {START_S:g} s") from error
     if ran.returncode != 0:
         raise AirError(f"bubblewrap cannot make a sandbox here: {ran.stderr.strip()}", NO_NAMESPACES)
     return found

@@ -17,7 +17,7 @@ from typing import Any
 
 from airloop.errors import InfraError
 from airloop.sandbox import processes
-from airloop.sandbox.base import WORKSPACE, Clock, Image, Result, SandboxLost, Snapshot, inside
+from airloop.sandbox.base import START_S, WORKSPACE, Clock, Image, Result, SandboxLost, Snapshot, StartTimeout, inside
 from airloop.sandbox.bubblewrap import cgroups
 from airloop.sandbox.bubblewrap.command import PROXY_PORT, environment
 from airloop.sandbox.bubblewrap.files import SandboxFiles
@@ -30,7 +30,6 @@ from airloop.sandbox.shell import KILLED, Shell
 
 log = logging.getLogger(__name__)
 
-START_S = 20.0
 CLOSE_S = 5.0
 FREEZE_S, FREEZE_LOOK_S = 10.0, 0.0005  # for everything to stand still, and between looks
 
@@ -73,7 +72,9 @@ class BubblewrapSandbox(SandboxFiles):
                 self.first = await child_pid(info)
             set_limits(self.first, self._rlimits)
             os.write(release, b"x")
-        except (TimeoutError, OSError, ValueError) as error:
+        except TimeoutError as error:
+            raise StartTimeout(f"bubblewrap did not start a sandbox within {START_S:g} s {self._said()}") from error
+        except (OSError, ValueError) as error:
             raise InfraError(f"bubblewrap did not start a sandbox: {self._said() or error}") from error
         finally:
             os.close(info)

@@ -8,7 +8,8 @@ import os
 import socket
 from pathlib import Path
 
-from airloop.errors import AirError, InfraError
+from airloop.errors import AirError
+from airloop.sandbox.base import START_S, StartTimeout
 from airloop.sandbox.bubblewrap.runtime import RuntimeDirectory
 from airloop.sandbox.container import request
 from airloop.sandbox.container.docker_api import STDOUT, Engine, Stream
@@ -18,7 +19,6 @@ PLACE = "/opt/air/door"  # inside
 FORWARDER = Path(__file__).with_name("forwarder.py")
 # -I: what the agent may have put beside it is not imported. 127 as of shells: there is no such program.
 START = 'for python in python3 python; do command -v $python >/dev/null && exec $python -I -c "$@"; done; exit 127'
-START_S = 60.0
 
 
 class Doorway:
@@ -48,7 +48,7 @@ class Doorway:
                         return self.passage
                     said += frame[1]
         except TimeoutError as error:
-            raise InfraError(f"the container's door did not open within {START_S:g} s") from error
+            raise StartTimeout(f"the container's door did not open within {START_S:g} s") from error
         words = said.decode(errors="replace").strip().splitlines()[-1:]
         raise AirError(
             f"In the image {image} nothing can lead agents to the policy: {words[0] if words else 'it has no Python'}.",

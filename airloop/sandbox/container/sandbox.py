@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from airloop.errors import AirError, InfraError
-from airloop.sandbox.base import HOME, WORKSPACE, Clock, Image, Result, Sandbox, SandboxLost, Snapshot, inside
+from airloop.sandbox.base import HOME, START_S, WORKSPACE, Clock, Image, Result, Sandbox, SandboxLost, Snapshot, inside
 from airloop.sandbox.container import request
 from airloop.sandbox.container.docker_api import STDOUT, Done, Engine, Refused, Stream
 from airloop.sandbox.container.doorway import Doorway
@@ -25,7 +25,6 @@ from airloop.sandbox.shell import Shell
 
 log = logging.getLogger(__name__)
 
-START_S = 120.0  # many may start at once
 IDLE_BYTES, IDLE_S = 1 << 16, 0.25  # so much of what is written when nobody waits for it is read at once
 LISTED_BYTES = 16 << 20
 LISTED = 10_000

@@ -11,7 +11,9 @@ from typing import Self
 from airloop.events import Say
 from airloop.watch.display.phase import Phase
 
-# A phase that lasts so long says how far it is …
+# Where nothing was said at all, the first line comes after this …
+SOON_S = 2.0
+# … a phase that lasts so long says how far it is …
 FIRST_S = 10.0
 # … and then somebody says something at least so often: 30 s are promised, and a busy machine wakes a thread late.
 EVERY_S = 25.0
@@ -22,7 +24,8 @@ class Heartbeat:
     def __init__(self, phase: Callable[[], Phase | None], say: Say) -> None:
         self._phase = phase
         self._say = say
-        self._spoke = time.monotonic()  # when anything was last said
+        self._spoke = time.monotonic()  # when anything was last said, or else when this began
+        self._began = self._spoke
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="air-heartbeat", daemon=True)
 
@@ -40,6 +43,8 @@ class Heartbeat:
 
     def _due(self, phase: Phase) -> bool:
         silent = time.monotonic() - self._spoke
+        if self._spoke == self._began and silent >= SOON_S:
+            return True
         return silent >= EVERY_S or (not phase.told and min(silent, phase.lasted()) >= FIRST_S)
 
     def _beat(self) -> None:
