@@ -228,8 +228,8 @@ DESIGN = {
         "test_H2_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere",
     ),
     "H3": (
-        "who waits for a server says so, for 15 min at most; then the run ends with every server's reason and its last "
-        "lines, and `air train --resume` goes on",
+        "who waits for a server says so, for 15 min at most; then the run ends with every server's reason, its last "
+        "lines and a checkpoint, and `air train --resume` goes on",
         "test_H3_without_any_server_left_whoever_waits_is_told",
     ),
     "H4": (
@@ -266,8 +266,9 @@ DESIGN = {
         "test_H10_a_lost_node_is_told_in_the_name_of_its_ranks",
     ),
     "H12": (
-        "SIGTERM finishes the update under way, saves what was sampled and ends with 143",
-        "test_H12_an_update_that_has_begun_is_finished",
+        "SIGTERM finishes the update under way, saves what was sampled and, where no update has begun, a checkpoint of "
+        "the last step, and ends with 143",
+        "test_H12_a_run_that_ends_early_has_a_checkpoint_of_its_last_step",
     ),
     "H13": (
         "admitted and trained groups are on disk: those under way are sampled to their end after a restart",
