@@ -118,6 +118,7 @@ class Training:
         """After the update is published. `left`: the ids of episodes that a killed run had left in this step. `held`:
         sampling went on beside training, so that tokens differ in age, and a step's time cannot be split by its
         episodes; instead, how long samplers waited for the learner."""
+        self.run.fence()
         ledger = step_ledger(self.parts, collected, batch, report)
         times = clock.times(collected.groups, left)
         facts = step_facts(self.parts, collected, report) | self.similarity.facts(collected)
@@ -322,6 +323,7 @@ async def _evaluate_base(parts: Components, run: Run, watcher: Watcher, split: s
 
 
 def checkpoint(parts: Components, run: Run, step: int, drawn: dict[str, Any] | None = None) -> None:
+    run.fence()
     directory = run.path / "checkpoints"
     save_checkpoint(directory, parts.learner, step, drawn)
     if parts.ranks.first:

@@ -265,6 +265,11 @@ DESIGN = {
         "--resume` goes on with the nodes that are left",
         "test_H10_a_lost_node_is_told_in_the_name_of_its_ranks",
     ),
+    "H11": (
+        "every start of a run has a number, which its processes have, too: whoever is of an earlier one stops before "
+        "saving an episode, a step or a checkpoint",
+        "test_H11_a_rank_of_an_earlier_session_writes_nothing",
+    ),
     "H12": (
         "SIGTERM finishes the update under way, saves what was sampled and, where no update has begun, a checkpoint of "
         "the last step, and ends with 143",
