@@ -102,13 +102,19 @@ def main() -> None:
         sys.exit(1)
 
 
+def open_run(spec: RankSpec) -> Run:
+    """As this rank has it."""
+    run = Run.open(Path(spec.run))
+    run.config = config_for_rank(run.config, spec.device)
+    run.writes, run.session = spec.rank == 0, spec.session
+    return run
+
+
 def _run(spec: RankSpec, reporter: Reporter, began: float) -> None:
     from airloop.ranks import DistributedRanks
     from airloop.training import send_logs_to, train_rank
 
-    run = Run.open(Path(spec.run))
-    run.config = config_for_rank(run.config, spec.device)
-    run.writes = spec.rank == 0
+    run = open_run(spec)
     if spec.spent is not None:
         run.spent_before(*spec.spent, since=began)
     send_logs_to(reporter.warn, run.config)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from airloop import interrupts
@@ -21,10 +21,11 @@ from airloop.errors import AirError
 from airloop.evaluation import evaluate_policy, wants_base
 from airloop.events import Watcher
 from airloop.learn.advantages import Batch, TurnWeights, assign_advantages
-from airloop.learn.checkpoints import prune, save_checkpoint
+from airloop.learn.checkpoints import prune, random_states, save_checkpoint
 from airloop.learn.memory import memory_told
 from airloop.learn.optimiser import NotFinite
 from airloop.learn.overlong import Overlong, shape_overlong
+from airloop.learn.parallel import Shards
 from airloop.learn.report import Report
 from airloop.learn.schedules import scheduled_lr
 from airloop.rollout.collected import Collected
@@ -56,6 +57,14 @@ class Outcome:
     after: list[Trajectory]
 
 
+@dataclass
+class Unsaved:
+    """The last step that is finished and has no checkpoint, while the learner still has its weights."""
+
+    step: int | None = None
+    drawn: dict[str, Any] = field(default_factory=dict)  # random states at its end
+
+
 def _nothing(*_: object) -> None:
     """For a loop that has nothing of its own to do at this point."""
 
@@ -70,6 +79,7 @@ class Training:
     budget: Budget | None
     alarms: Alarms
     similarity: ScriptSimilarity
+    unsaved: Unsaved = field(default_factory=Unsaved)
 
     def phase(self, step: int, text: str, total: int = 0) -> None:
         self.watcher.phase(f"step {step + 1}/{self.run.config.max_steps}: {text}", total)
@@ -87,6 +97,7 @@ class Training:
         """Around an update: it has a deadline, and memory that was not enough is told with what to change."""
         config = self.run.path / "config.toml"
         how = f"write it into {config}, then `air train --resume {self.run.path}`"
+        self.unsaved.step = None
         with (
             interrupts.finishing("the update"),
             waiting("the update", "the learner", UPDATE_S, here=True),
@@ -107,6 +118,7 @@ class Training:
         """After the update is published. `left`: the ids of episodes that a killed run had left in this step. `held`:
         sampling went on beside training, so that tokens differ in age, and a step's time cannot be split by its
         episodes; instead, how long samplers waited for the learner."""
+        self.run.fence()
         ledger = step_ledger(self.parts, collected, batch, report)
         times = clock.times(collected.groups, left)
         facts = step_facts(self.parts, collected, report) | self.similarity.facts(collected)
@@ -174,8 +186,24 @@ class Training:
         marked = finished in (run.config.max_steps, best_step(run))
         if found.worst or marked or finished % parts.config.ckpt.interval == 0:
             checkpoint(parts, run, finished)
+        else:
+            self.unsaved.step, self.unsaved.drawn = finished, random_states()
         if found.worst and finished < run.config.max_steps:
             raise Halted(found.worst, run.path)
+
+    def save_last(self) -> None:
+        """Where the run ends early: what would have to be computed again. Of shards it takes all ranks, which may not
+        be there any more."""
+        if (step := self.unsaved.step) is None or not self.parts.ranks.first:
+            return
+        if isinstance(self.parts.learner.shards, Shards):
+            return self.watcher.say(
+                f"note: weights in shards are not saved now: updates up to step {step} are made again when resumed"
+            )
+        try:
+            checkpoint(self.parts, self.run, step, self.unsaved.drawn)
+        except Exception as error:  # a full disk, say: the run ends for its own reason
+            self.watcher.say(f"warning: no checkpoint of step {step} could be written: {error}")
 
     async def outcome(self, before: list[Trajectory]) -> Outcome:
         """After the last step: the evaluation that the one before the first is compared with."""
@@ -193,6 +221,9 @@ async def monitored(
     with training.alarms.monitoring():
         try:
             yield training
+        except (asyncio.CancelledError, AirError):
+            training.save_last()
+            raise
         finally:
             await training.similarity.close()
 
@@ -291,9 +322,10 @@ async def _evaluate_base(parts: Components, run: Run, watcher: Watcher, split: s
         await parts.engine.publish(version)
 
 
-def checkpoint(parts: Components, run: Run, step: int) -> None:
+def checkpoint(parts: Components, run: Run, step: int, drawn: dict[str, Any] | None = None) -> None:
+    run.fence()
     directory = run.path / "checkpoints"
-    save_checkpoint(directory, parts.learner, step)
+    save_checkpoint(directory, parts.learner, step, drawn)
     if parts.ranks.first:
         prune(directory, parts.config.ckpt.keep_last, best_step(run))
 

@@ -54,8 +54,12 @@ class Supply:
             slots=o.max_concurrent,
             rollouts=o.rollouts_per_example,
             steps=lambda: run.config.max_steps,
-            note=lambda admitted: self._admissions.admitted(admitted.number, admitted.version),
+            note=self._note_admitted,
         )
+
+    def _note_admitted(self, admitted: Admitted) -> None:
+        self._run.fence()
+        self._admissions.admitted(admitted.number, admitted.version)
 
     async def start(self) -> None:
         """Where the run was when its checkpoint was made. On the simulated clock all that has happened is passed over

@@ -229,7 +229,7 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
             await _check_and_open(parts, display)
         await ranks.barrier("the first prompts are measured by the first rank")
         with open_sinks(config, run, display) as watchers:
-            if never := never_run(config, parts.policy.device.type, parts.policy.hold is not None):
+            if never := never_run(config, parts.policy.device.type, parts.policy.hold is not None, ranks.size):
                 display.say(never)
             if config.orchestrator.max_staleness:
                 outcome = await stream.train(parts, run, watchers, budget)
@@ -241,9 +241,11 @@ async def train_rank(run: Run, display: Watcher, resuming: bool, ranks: Ranks) -
         await parts.close()
 
 
-def never_run(config: Config, device: str, base_shards: bool = False) -> str:
-    """What this run takes that was never tried on such a device; empty where there is nothing."""
+def never_run(config: Config, device: str, base_shards: bool = False, ranks: int = 1) -> str:
+    """What this run takes that was never tried on such a device; empty where there is nothing. `ranks`: of the whole
+    run, of which each has a config of its own."""
     taken = {
+        f"{ranks} GPUs that train together, over NCCL (trainer_gpu_ids)": ranks > 1,
         "sampling beside training (orchestrator.max_staleness)": config.orchestrator.max_staleness > 0,
         'servers of vLLM (inference.backend = "vllm")': config.inference.backend == "vllm",
         "a base in shards (trainer.model.shard)": base_shards,

@@ -18,6 +18,7 @@ from airloop import stream
 from airloop.config import load_config
 from airloop.config.mistakes import Refused
 from airloop.files import read_lines
+from airloop.launch.monitor import config_for_rank
 from airloop.runs.run import Run
 from airloop.training import never_run
 
@@ -160,3 +161,5 @@ def test_what_was_never_run_on_such_a_device_is_said() -> None:
     assert "max_staleness" in never_run(beside, "cuda") and not never_run(beside, "cpu")
     assert not never_run(load_config(["arith"]), "cuda")
     assert "trainer.model.shard" in never_run(load_config(["arith"]), "cuda", base_shards=True)
+    one = config_for_rank(load_config(["arith", "--trainer_gpu_ids", "[0, 1]"]), "cuda")
+    assert "2 GPUs that train together" in never_run(one, "cuda", ranks=2) and not never_run(one, "cpu", ranks=2)

@@ -228,8 +228,8 @@ DESIGN = {
         "test_H2_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere",
     ),
     "H3": (
-        "who waits for a server says so, for 15 min at most; then the run ends with every server's reason and its last "
-        "lines, and `air train --resume` goes on",
+        "who waits for a server says so, for 15 min at most; then the run ends with every server's reason, its last "
+        "lines and a checkpoint, and `air train --resume` goes on",
         "test_H3_without_any_server_left_whoever_waits_is_told",
     ),
     "H4": (
@@ -238,11 +238,13 @@ DESIGN = {
         "test_H4_an_update_that_fails_half_way_is_made_again_before_anything_is_asked",
     ),
     "H5": (
-        "a server gets requests when its log-probs agree with the trainer's; one that does not agree is started anew",
+        "with every version a server's log-probs are held against the trainer's; one that does not agree gets no "
+        "requests and is started anew",
         "test_H5_a_server_that_stays_one_version_behind_serves_nothing",
     ),
     "H6": (
-        "an update clears caches, and the version is in every cache's key",
+        "an update clears caches, and the version is in every cache's key; the probe of a new version has a long "
+        "prompt, the same each time",
         "test_H6_what_a_cache_kept_of_the_weights_before_is_not_found_under_the_new_label",
     ),
     "H7": (
@@ -265,9 +267,15 @@ DESIGN = {
         "--resume` goes on with the nodes that are left",
         "test_H10_a_lost_node_is_told_in_the_name_of_its_ranks",
     ),
+    "H11": (
+        "every start of a run has a number, which its processes have, too: whoever is of an earlier one stops before "
+        "saving an episode, a step or a checkpoint",
+        "test_H11_a_rank_of_an_earlier_session_writes_nothing",
+    ),
     "H12": (
-        "SIGTERM finishes the update under way, saves what was sampled and ends with 143",
-        "test_H12_an_update_that_has_begun_is_finished",
+        "SIGTERM finishes the update under way, saves what was sampled and, where no update has begun, a checkpoint of "
+        "the last step, and ends with 143",
+        "test_H12_a_run_that_ends_early_has_a_checkpoint_of_its_last_step",
     ),
     "H13": (
         "admitted and trained groups are on disk: those under way are sampled to their end after a restart",

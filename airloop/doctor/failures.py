@@ -117,6 +117,7 @@ WHAT = {
     "H8": "a collective hangs until the job's time is over, without a line in a log",
     "H9": "an adapter's file is cut or altered on its way, or read again with every step",
     "H10": "a node is lost, with what samples or trains on it",
+    "H11": "a node that was paused and taken for lost comes back, and writes into the run that was resumed",
     "H12": "the machine is taken back with notice: SIGTERM",
     "H13": "an asynchronous run that is resumed skips tasks or trains some twice, the long ones above all",
     "H14": "importance weights without a bound collapse as soon as tokens are a few updates old",

@@ -31,6 +31,7 @@ class RankSpec:
     environment: dict[str, str] = field(default_factory=dict)
     # Seconds of the run by now, and of those this session's: a rank's machine may have another time of day.
     spent: tuple[float, float] | None = None
+    session: int = 0  # of the run: a rank that comes back after another has begun writes nothing (runs/fence.py)
     events: int = 3  # the file descriptor that it writes its events to
 
 

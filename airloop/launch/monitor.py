@@ -79,7 +79,8 @@ def run_ranks(run: Run, display: Display, resuming: bool, launcher: Launcher) ->
     try:
         display.phase("starting the processes")
         for spec in launcher.rank_specs(run, resuming):
-            monitor.start(launcher, replace(spec, spent=(run.spent_s(), run.spent_s(this_session_only=True))))
+            spent = run.spent_s(), run.spent_s(this_session_only=True)
+            monitor.start(launcher, replace(spec, spent=spent, session=run.session))
         monitor.until_done()
     except KeyboardInterrupt:
         display.phase("stopping: an update that has begun is finished (Ctrl-C again ends it at once)")

@@ -20,8 +20,9 @@ from airloop.learn.learner import Learner
 from airloop.learn.lora import save_adapter
 
 
-def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
-    """State after `step` updates. The step is the data position too: tasks are a function of seed and step.
+def save_checkpoint(directory: Path, learner: Learner, step: int, drawn: dict[str, Any] | None = None) -> Path:
+    """State after `step` updates. The step is the data position too: tasks are a function of seed and step. `drawn`:
+    the random states of then, where something may have been drawn since.
 
     Every rank calls it and the first one writes: whole tensors, so any number of ranks can go on from them.
     """
@@ -31,7 +32,7 @@ def save_checkpoint(directory: Path, learner: Learner, step: int) -> Path:
         return path
     with whole_directory(path) as beside:
         _write_weights(learner, weights, beside)
-        torch.save({"learner": state, "random": random_states()}, beside / "state.pt")
+        torch.save({"learner": state, "random": drawn or random_states()}, beside / "state.pt")
         (beside / "position.json").write_text(json.dumps({"step": step, "version": learner.policy.version}))
     return path
 

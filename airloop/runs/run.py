@@ -28,7 +28,6 @@ sampled, the update is computed again, and sampling sets in where the run was ki
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -39,14 +38,15 @@ from typing import IO, Any
 
 from airloop import locks
 from airloop.config import Config, load_config, to_toml, with_changes
-from airloop.envs.files import content_digest
 from airloop.errors import AirError
 from airloop.files import GrowingLines, append_line, parse_json, read_lines, read_object, write_json, write_text
 from airloop.os_errors import reading
 from airloop.rollout.schedule import place_in_step
+from airloop.runs.config_digest import digest_of
 from airloop.runs.damaged import is_held
 from airloop.runs.entries import add_entry, locked
 from airloop.runs.env_names import names_by_id, with_run_name
+from airloop.runs.fence import Overtaken, is_overtaken
 from airloop.runs.lineage import as_noted, given_parent, run_before
 from airloop.runs.new_directory import NAME, new_directory
 from airloop.runs.results import last_sign
@@ -74,6 +74,7 @@ class Run:
         self.config = config
         self.first_step = 0  # the first that is not in the checkpoint we start from
         self._accepted = -1  # the last step that was, in this session
+        self.session = 0  # that this process is of, by its number; 0: it only reads
         self.writes = True  # of several ranks, only the first keeps the books; all save their episodes
         self._lock: IO[str] | None = None
         self._spent: tuple[float, float, float] | None = None
@@ -107,7 +108,7 @@ class Run:
             hidden.note(asked=digest_of(config))
             hidden.set_status("planned" if planned else "running")
         run = cls(made.path, config)
-        run._lock = hidden._lock
+        run._lock, run.session = hidden._lock, hidden.session
         if not planned and not MOVES_LOCKED:
             run.lock(since)
         return run
@@ -188,7 +189,14 @@ class Run:
         """What its sessions had taken by `since` of our monotonic clock: another machine knows when they began."""
         self._spent = whole, this_session, since
 
+    def fence(self) -> None:
+        """Before anything is written that counts: Overtaken where the run was resumed without this process."""
+        if is_overtaken(self.session, self.status()):
+            raise Overtaken(self.name, self.session)
+
     def set_status(self, status: str, why: str = "") -> None:
+        if is_overtaken(self.session, self.status()):  # the status is another session's
+            return
         now = time.time()
         sessions = self._sessions(ended=None if status == "running" else now)
         why = why.encode("utf-8", "backslashreplace").decode()  # an error may name a file whose name is no UTF-8
@@ -209,9 +217,11 @@ class Run:
         return read_object(path) if path.is_file() else {"status": "unknown", "why": ""}
 
     def save_trajectory(self, trajectory: Trajectory, step: int) -> None:
+        self.fence()
         write_json(self._episodes(step) / f"{trajectory.id}.json", to_json(trajectory))
 
     def save_evaluation(self, trajectory: Trajectory, name: str) -> None:
+        self.fence()
         write_json(self.path / "evaluations" / name / f"{trajectory.id}.json", to_json(trajectory))
 
     def finished(self, step: int, spoilt: bool = False) -> dict[tuple[int, int], Trajectory]:
@@ -276,6 +286,7 @@ class Run:
 
     def accept(self, step: int, made: StepRecord) -> None:
         """The step counts: what training made of its episodes is written down, and a resumed run repeats its update."""
+        self.fence()
         if self.writes:
             write_text(self._tokens(step), made.text())
             append_line(self.path / "metrics.jsonl", made.metrics)
@@ -285,6 +296,7 @@ class Run:
         """The step does not count: it comes again, with other seeds. What was sampled, and what training made of it if
         it came so far, is kept beside the steps. `later`: so are episodes of later steps, which a policy may have
         sampled that will not be again."""
+        self.fence()
         if not self.writes:
             return
         if later:
@@ -357,19 +369,15 @@ class Run:
             )
         self._lock = handle
         now = time.time()
-        self.note(sessions=[*self._sessions(ended=last_sign(self.path) or now), [since or now, None]])
+        sessions = [*self._sessions(ended=last_sign(self.path) or now), [since or now, None]]
+        self.note(sessions=sessions)
+        self.session = len(sessions)
 
 
 def _can_go_on(status: Mapping[str, Any]) -> bool:
     """Killed, interrupted, paused or failed. One that an alarm stopped waits for somebody who has read it."""
     interrupted = status.get("status") == "stopped" and status.get("why") == "interrupted"
     return interrupted or status.get("status") in ("running", "paused", "failed")
-
-
-def digest_of(config: Config) -> str:
-    """Of a config as it was asked for, before a budget of time or a supervised start changed anything in it."""
-    files = [content_digest(name) for name in config.own_code]
-    return hashlib.sha256("\n".join([to_toml(config), *filter(None, files)]).encode()).hexdigest()[:16]
 
 
 def _number(path: Path) -> tuple[int, int]:

@@ -19,7 +19,8 @@ from airloop.envs.files import content_digest
 from airloop.envs.script import Script
 from airloop.errors import AirError
 from airloop.rollout.episode import run_episode
-from airloop.runs.run import Run, digest_of
+from airloop.runs.config_digest import digest_of
+from airloop.runs.run import Run
 from airloop.training import start
 from airloop.warmstart import warmstart_directory
 from airloop.watch.display.display import Display

@@ -155,7 +155,7 @@ def test_what_is_trained_is_chosen_by_how_a_conversation_opens(folder: Path) -> 
 
 
 def test_paths_are_relative_to_the_toml_and_the_file_is_part_of_the_run(folder: Path, monkeypatch: Any) -> None:
-    from airloop.runs.run import digest_of
+    from airloop.runs.config_digest import digest_of
 
     monkeypatch.chdir(folder.parent)
     config = load_config(["@", str(folder / "run.toml")])
