@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from airloop.config import with_changes
@@ -222,12 +222,23 @@ class Budget:
 
     def facts(self) -> Mapping[str, Any]:
         """What a resumed run needs to know of the sessions before it."""
-        return {"asked": self.asked, "steps_s": self._steps[-RECENT - 1 :], "evaluation_s": self._evaluation_s}
+        facts = {"asked": self.asked, "steps_s": self._steps[-RECENT - 1 :], "evaluation_s": self._evaluation_s}
+        if self._planned is None:
+            return facts
+        amounts, costs = self._planned
+        return {**facts, "planned": {"asked": asdict(amounts), "costs": costs.as_json(), "pace": self._pace}}
 
     def recall(self, facts: Mapping[str, Any]) -> None:
         self.asked = int(facts["asked"])
         self._steps = [float(s) for s in facts.get("steps_s", ())]
         self._evaluation_s = float(facts.get("evaluation_s", 0.0))
+        if planned := facts.get("planned"):
+            self._planned = Amounts(**planned["asked"]), Costs.from_json(planned["costs"])
+            self._pace = float(planned["pace"])
+
+    def settle(self) -> None:
+        """The plan is put right; from here on the number of steps follows the clock, in later sessions, too."""
+        self._planned = None
 
 
 async def plan_steps(budget: Budget | None, parts: Components, run: Run, watcher: Watcher) -> None:
@@ -235,6 +246,7 @@ async def plan_steps(budget: Budget | None, parts: Components, run: Run, watcher
     if budget is None:
         return
     planned = (await parts.ranks.all_gather(budget.plan_steps(parts.config), "the steps that fit the budget"))[0]
+    budget.settle()
     if run.writes:  # how long the evaluation took, for a session that finds it made
         run.note(budget=budget.facts())
     before = parts.config.max_steps, parts.config.orchestrator.batch_size

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airloop.config import Config
@@ -71,6 +71,18 @@ class Costs:
     evaluates_base: bool = False  # and another one, before the supervised start's
     sampling: Overhead = Overhead()  # of a step
     evaluating: Overhead = Overhead()
+
+    def as_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        for name in ("sampling", "evaluating"):
+            if math.isinf(found[name]["at_once"]):  # the default, which JSON has no word for
+                del found[name]["at_once"]
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Costs:
+        parts = {name: Overhead(**found[name]) for name in ("sampling", "evaluating")}
+        return cls(**{**found, **parts})
 
     def times(self, factor: float) -> Costs:
         """On a machine that has become slower by this factor, or quicker."""

@@ -35,7 +35,9 @@ from airloop.rewards import record_rewards, with_run_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.lineage import check_parent
 from airloop.runs.run import Run
+from airloop.start_checkpoint import KEPT
 from airloop.step import Outcome
+from airloop.text.figures import duration
 from airloop.text.keys import without_keys
 from airloop.types import Trajectory
 from airloop.warmstart import (
@@ -262,26 +264,31 @@ async def _start_supervised(
 
     async def plan(parts: Components, rows: list[Trajectory]) -> dict[str, Any]:
         assert budget is not None
+        if before := run.status().get("budget"):  # by a session that was killed in the supervised start
+            display.say(f"budget: {duration(max(0.0, budget.left_s))} left of {budget.minutes:g} min, planned before")
+            return dict(before["changes"])
         tokens = computed_tokens(parts.config, rows)
         size, proofs = size_of_demonstrations(rows), preflight.wanted(run)
-        return await budget.plan(parts, display, size, tokens, proofs, ranks.size)
+        changes = await budget.plan(parts, display, size, tokens, proofs, ranks.size)
+        run.note(budget={**budget.facts(), "changes": changes})  # not in the config yet: the start is named by it
+        return changes
 
     made: tuple[str, dict[str, Any]] = ("", {})
     if ranks.first:
         kept = starts_in(run.config) / str(run.status().get("start") or "none")
         if resuming and "start" not in run.status():  # by an earlier version
             kept = warmstart_directory(run.config, files=False)
-        # A resumed run keeps to the plan it has.
-        planned = budget is None or "budget" in run.status()
+        # A resumed run keeps to the plan that its config has.
+        planned = _is_planned(run, budget)
         if (kept / "done.json").is_file():
             display.say(f"supervised start: reusing {kept}")
             made = (kept.name, {})
         elif planned:
-            directory, changes = await warmstart(run.config, display)
+            directory, changes = await warmstart(run.config, display, keep=run.path / KEPT)
             made = (directory.name, changes)
         else:
             assert budget is not None
-            directory, changes = await warmstart(run.config, display, plan, budget.plan_again)
+            directory, changes = await warmstart(run.config, display, plan, budget.plan_again, run.path / KEPT)
             made = (directory.name, changes)
     name, changes = (await ranks.all_gather(made, "the supervised start, which the first rank makes", WARMSTART_S))[0]
     config = run.change(changes)
@@ -290,9 +297,16 @@ async def _start_supervised(
     return config, starts_in(config) / name
 
 
+def _is_planned(run: Run, budget: Budget | None) -> bool:
+    """Whether the config has what a budget asks for, if there is one. Until the supervised start is made, its plan is
+    only noted."""
+    noted = run.status().get("budget")
+    return budget is None or (noted is not None and "changes" not in noted)
+
+
 async def _plan_time(parts: Components, run: Run, display: Watcher, budget: Budget | None) -> None:
     """With a budget that the supervised start has not been planned with: there is none to make, or it was found."""
-    if budget is None or "budget" in run.status():
+    if budget is None or _is_planned(run, budget):
         return
     schedule = training_schedule(parts.config, parts.envs)
     prompt = await check_prompts(parts, schedule.batch(0, min(PROMPTS_FOR_PLAN, len(schedule))), display)

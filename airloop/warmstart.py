@@ -28,7 +28,7 @@ from airloop.assemble import (
     training_schedule,
 )
 from airloop.chat.transcript import Transcript
-from airloop.config import Config, WarmstartConfig, with_changes
+from airloop.config import Config, with_changes
 from airloop.config.orchestrator import EnvConfig
 from airloop.envs.files import content_digest
 from airloop.errors import AirError
@@ -40,6 +40,7 @@ from airloop.own_code import is_file_id, split_id
 from airloop.rollout.sampler import Sampler
 from airloop.runs.run import read_trajectories
 from airloop.runs.trajectory_file import to_json
+from airloop.start_checkpoint import UNKEPT, Progress, StartCheckpoint
 from airloop.success import METRIC
 from airloop.types import Sampled, Task, Trajectory
 from airloop.waits import waiting
@@ -161,16 +162,23 @@ def found_demonstrations(config: Config) -> list[Trajectory]:
 
 
 async def warmstart(
-    config: Config, watcher: Watcher, plan: Planner | None = None, plan_again: Replanner = lambda *_: {}
+    config: Config,
+    watcher: Watcher,
+    plan: Planner | None = None,
+    plan_again: Replanner = lambda *_: {},
+    keep: Path | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """The directory of the warm-started weights (`adapter/`, or `model/` for full fine-tuning), and what `plan`, before
-    it was made, and `plan_again`, meanwhile, changed in the config."""
+    it was made, and `plan_again`, meanwhile, changed in the config. `keep`: a folder of this process alone for what is
+    made of it so far, by which the next one goes on if this one is killed."""
     assert config.warmstart is not None
+    asked = warmstart_directory(config).name  # made from other files, it would be another start
+    kept = StartCheckpoint(keep, asked)
     if (found := find_warmstart(config)) is not None:
         watcher.say(f"supervised start: reusing {found[0]}")
+        kept.remove()
         return found
-    asked = warmstart_directory(config).name
-    demonstrations = await collect_demonstrations(config, watcher)
+    demonstrations = await collect_demonstrations(config, watcher, kept)
     watcher.say(f"supervised start: {describe(demonstrations)}")
     watcher.phase("loading the model")
     parts = assemble(config, watcher.say)
@@ -178,19 +186,20 @@ async def warmstart(
         rows = [as_transcript(t, parts.loaded.tokenizer) for t in demonstrations]
         changes = await plan(parts, rows) if plan else {}
         parts.config = with_changes(config, changes)
-        metrics, again = await fit_demonstrations(parts, rows, watcher, plan_again)
-        changes |= again
+        made = await fit_demonstrations(parts, rows, watcher, plan_again, kept)
+        changes |= made.changes
         config = with_changes(config, changes)
         directory = warmstart_directory(config)
-        losses = [line["loss"] for line in metrics]
+        losses = [line["loss"] for line in made.metrics]
         report = {"steps": len(losses), "first_loss": losses[0], "last_loss": losses[-1], "demonstrations": len(rows)}
         with whole_directory(directory) as beside:
             for trajectory in demonstrations:
                 write_json(beside / "demonstrations" / f"{trajectory.id}.json", to_json(trajectory))
-            for line in metrics:
+            for line in made.metrics:
                 append_line(beside / "metrics.jsonl", line)
             _save(parts, beside)
             write_json(beside / "done.json", {**report, "asked": asked, "minutes": config.budget.minutes})
+        kept.remove()
     finally:
         await parts.close()
         del parts
@@ -201,21 +210,21 @@ async def warmstart(
     return directory, changes
 
 
-async def collect_demonstrations(config: Config, watcher: Watcher) -> list[Trajectory]:
+async def collect_demonstrations(config: Config, watcher: Watcher, kept: StartCheckpoint = UNKEPT) -> list[Trajectory]:
     """Episodes of a scripted policy, or the trajectories of a directory, best first."""
     settings = config.warmstart
     assert settings is not None
     source = Path(settings.source).expanduser()
-    found = best_first(_on_disk(source)) if source.is_dir() else await _scripted(config, settings, watcher)
-    kept = [t for t in found if t.ending != "infra_error"]
-    kept = [t for t in kept if settings.min_reward is None or t.reward >= settings.min_reward][: settings.episodes]
-    if not kept:
+    found = best_first(_on_disk(source)) if source.is_dir() else await _scripted(config, watcher, kept)
+    good = [t for t in found if t.ending != "infra_error"]
+    good = [t for t in good if settings.min_reward is None or t.reward >= settings.min_reward][: settings.episodes]
+    if not good:
         raise AirError(
             f"No demonstration from {settings.source!r} is left: {len(found)} were found, none of them scored "
             f"warmstart.min_reward = {settings.min_reward}.",
             "lower warmstart.min_reward, or name a scripted policy or a run directory in warmstart.source.",
         )
-    return kept
+    return good
 
 
 def describe(demonstrations: Sequence[Trajectory]) -> str:
@@ -244,19 +253,26 @@ def best_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for _, _, t in sorted(ranked, key=lambda r: r[:2])]
 
 
-async def _scripted(config: Config, settings: WarmstartConfig, watcher: Watcher) -> list[Trajectory]:
-    envs = load_environments(config)
+async def _scripted(config: Config, watcher: Watcher, kept: StartCheckpoint) -> list[Trajectory]:
+    settings, envs = config.warmstart, load_environments(config)
+    assert settings is not None
     schedule = training_schedule(config, envs)
     tasks = -(-settings.episodes // SAME_TASK)
-    watcher.phase(f"demonstrations by {settings.source!r}", tasks * SAME_TASK)
-    sampler = Sampler(None, None, envs, rollout_settings(config), lambda *_: watcher.advance())
+    finished = kept.demonstrations()
+    watcher.phase(f"demonstrations by {settings.source!r}", tasks * SAME_TASK - len(finished))
+
+    def save(trajectory: Trajectory, _: int) -> None:
+        kept.keep(trajectory)
+        watcher.advance()
+
+    sampler = Sampler(None, None, envs, rollout_settings(config), save)
 
     def agent(env: Any, task: Task, seed: int) -> Any:
         return env.scripted(settings.source, task, seed)
 
     try:
         plan = schedule.batch(0, tasks)
-        result = await sampler.evaluate(plan, agent, rollouts=SAME_TASK, seed=config.seed)
+        result = await sampler.evaluate(plan, agent, rollouts=SAME_TASK, seed=config.seed, finished=finished)
     finally:
         for env in envs.values():
             await env.close()
@@ -329,44 +345,50 @@ def demonstration_order(trajectories: Sequence[Trajectory], batch: int, seed: in
 
 
 async def fit_demonstrations(
-    parts: Components, rows: list[Trajectory], watcher: Watcher, plan_again: Replanner
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The metrics of each step, and the changes of the config that `plan_again` made meanwhile."""
+    parts: Components, rows: list[Trajectory], watcher: Watcher, plan_again: Replanner, kept: StartCheckpoint
+) -> Progress:
+    """All the steps, of which earlier sessions may have made and `kept` some."""
     from airloop.learn.learner import Learner
 
     settings = parts.config.warmstart
     assert settings is not None
     base = learner_settings(parts.config)
     warmup = max(1, settings.steps // 10)
-    parts.learner = Learner(
+    learner = parts.learner = Learner(
         parts.policy,
         replace(base, loss="sft", lr=settings.lr, warmup_steps=warmup, passes=1, temperature=1.0),
     )
-    metrics: list[dict[str, Any]] = []
-    seconds: list[float] = []
-    steps, changes = settings.steps, {}
-    order = demonstration_order(rows, settings.batch_size, parts.config.seed)  # the same, however many steps there are
-    watcher.phase("supervised start", steps)
+    made = kept.load(learner, watcher.say)
+    steps = made.changes.get("warmstart.steps", settings.steps)
+    # The same, however many steps there are and in however many sessions.
+    order = itertools.islice(demonstration_order(rows, settings.batch_size, parts.config.seed), len(made.metrics), None)
+    _tell_steps(watcher, len(made.metrics), steps)
     async with parts.engine.paused():
-        while len(metrics) < steps:
-            began, step = time.monotonic(), len(metrics)
+        while len(made.metrics) < steps:
+            began, step = time.monotonic(), len(made.metrics)
             batch = next(order)
             with (
                 interrupts.finishing("a supervised update"),
                 waiting("a supervised update", "the learner", UPDATE_S, here=True),
             ):
                 lr = scheduled_lr(settings.schedule, settings.lr, step, steps, warmup_steps=warmup)
-                report = parts.learner.update(demonstration_batch(batch), lr)
-            metrics.append({"kind": "sft", "step": step, **report.metrics})
-            seconds.append(time.monotonic() - began)
+                report = learner.update(demonstration_batch(batch), lr)
+            made.metrics.append({"kind": "sft", "step": step, **report.metrics})
+            made.seconds.append(time.monotonic() - began)
             watcher.advance(f"loss {report.metrics['loss']:.2f}")
-            changes = plan_again(parts.config, seconds)
-            if (fitting := changes.get("warmstart.steps", steps)) != steps:
-                watcher.say(f"  supervised steps take {seconds[-1]:.2g} s here: {fitting} of them, not {steps}")
-                watcher.phase(f"supervised start, after step {len(metrics)}", fitting - len(metrics))
+            made.changes = plan_again(parts.config, made.seconds) or made.changes
+            if (fitting := made.changes.get("warmstart.steps", steps)) != steps:
+                watcher.say(f"  supervised steps take {made.seconds[-1]:.2g} s here: {fitting} of them, not {steps}")
                 steps = fitting
+                _tell_steps(watcher, len(made.metrics), steps)
+            if len(made.metrics) < steps and kept.is_due():
+                kept.save(learner, made)
             await asyncio.sleep(0)  # so that Ctrl-C is heard between steps
-    return metrics, changes
+    return made
+
+
+def _tell_steps(watcher: Watcher, made: int, steps: int) -> None:
+    watcher.phase(f"supervised start, after step {made}" if made else "supervised start", steps - made)
 
 
 def _save(parts: Components, directory: Path) -> None:

@@ -62,12 +62,13 @@ def evaluated_fault_free(run: Path) -> bool:
 
 
 def _start_supervised(run: Run, display: Display) -> None:
+    from airloop.start_checkpoint import KEPT
     from airloop.warmstart import warmstart, warmstart_directory
 
     made = warmstart_directory(run.config)
     # Both sides of a seed have the same supervised start: the first makes it, the other waits and finds it.
     with locked(made.with_name(f".{made.name}.lock")):
-        asyncio.run(warmstart(run.config, display))
+        asyncio.run(warmstart(run.config, display, keep=run.path / KEPT))
 
 
 def _end_with_the_lab() -> None:

@@ -124,6 +124,31 @@ def test_what_was_measured_while_others_used_the_machine_is_put_right_before_the
     assert Budget(minutes=20, spent_s=0, asked=12).plan_steps(config) == {}  # one that goes on keeps its own
 
 
+def test_a_session_that_goes_on_before_the_first_step_has_the_plan_of_the_one_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(budgets.time, "monotonic", lambda: now[0])
+    config = load_config(["--warmstart.steps", "20"])
+    budget = Budget(minutes=20, spent_s=0, asked=12)
+    costs = Costs(15.0, 4.0, 0.5, 5.0, 8.0, 3, False, Overhead(1.0, 2.0, 3.0, 0.1, 8.0))
+    budget._planned = Amounts(20, 12, 32, 36), costs
+    now[0] = 100.0
+    slower = budget.plan_again(config, [25.0] * 4)
+    facts = json.loads(json.dumps(budget.facts(), allow_nan=False))  # as status.json holds them
+    assert slower["warmstart.steps"] < 20
+    resumed = Budget(minutes=20, spent_s=100, asked=3)
+    resumed.recall(facts)
+    assert resumed._planned == budget._planned and resumed.plan_again(config, [25.0] * 4) == slower
+    for session in (budget, resumed):
+        session.evaluated(24.0, 24)
+    assert resumed.plan_steps(config) == budget.plan_steps(config) != {}
+    resumed.settle()  # from here on the clock counts: whoever goes on later keeps what there is
+    third = Budget(minutes=20, spent_s=100, asked=3)
+    third.recall(resumed.facts())
+    assert third.plan_steps(config) == {} == third.plan_again(config, [25.0] * 4)
+
+
 def test_steps_that_are_read_back_after_a_restart_say_nothing_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(budgets.time, "monotonic", lambda: now[0])

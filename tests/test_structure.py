@@ -45,7 +45,7 @@ FLOORS = (
     ("programs",),
     ("verifiers",),
     ("runs",),
-    ("determinism", "frames", "packaged"),
+    ("determinism", "frames", "packaged", "start_checkpoint"),
     ("assemble",),
     ("watch",),
     ("evaluation", "launch", "rewards", "speed", "warmstart"),

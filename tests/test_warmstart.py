@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from support.tiny_runs import tiny_run
 
+from airloop import start_checkpoint
 from airloop import training as train
 from airloop.config import WarmstartConfig, load_config
 from airloop.errors import AirError
@@ -182,6 +184,71 @@ def test_a_resumed_run_keeps_the_start_that_it_began_with(tmp_path: Path) -> Non
     config = config.model_copy(update={"max_steps": 3})
     assert train.start(config, quiet, resume=run.path, skip_proofs=True).run.status()["start"] == started.name
     assert list((tmp_path / "runs").glob("warmstart-*")) == [started]
+
+
+class Dying(Display):
+    """Raises after so many supervised steps, as a machine that fails."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(Console(quiet=True), quiet=True)
+        self.said: list[str] = []
+        self._left = steps
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def advance(self, detail: str = "") -> None:
+        self._left -= detail.startswith("loss")
+        if self._left < 0:
+            raise MemoryError
+
+
+@pytest.mark.parametrize("train", ["lora", pytest.param("full", marks=pytest.mark.slow)])
+def test_G2_a_start_that_was_killed_goes_on_with_the_steps_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: str
+) -> None:
+    """No step is made twice, and what comes out has the same bits as one that was never killed."""
+    monkeypatch.setattr(start_checkpoint, "EVERY_S", 0.0)
+    monkeypatch.setattr(start_checkpoint, "SHARE", 0.0)
+    torch.backends.mkldnn.set_flags(False)  # the first bf16 product would, where a CPU has no instructions for it
+    changes = {"warmstart.steps": "7", "warmstart.schedule": "linear", "warmstart.episodes": "8"}
+    changes |= {"warmstart.batch_size": "4", "trainer.model.train": train, "model.dtype": "bfloat16"}
+    whole = start(tmp_path / "whole", **changes)
+    flags = {**FLAGS, **changes, "output_dir": str(tmp_path / "killed")}
+    config = load_config([word for key, value in flags.items() for word in (f"--{key}", value)])
+    keep = tmp_path / "keep"
+    for steps in (2, 3):
+        with pytest.raises(MemoryError):
+            asyncio.run(warmstart(config, Dying(steps), keep=keep))
+    (kept,) = keep.glob("*/step_*")
+    assert kept.name == "step_5" and {f.name for f in kept.iterdir()} == {"learner.safetensors", "progress.json"}
+    last = Dying(2)
+    made, _ = asyncio.run(warmstart(config, last, keep=keep))
+    assert not keep.exists() and not any("cannot be read" in text for text in last.said)
+    files = [*whole.glob("*/*.safetensors")]
+    assert files
+    for file in files:
+        assert file.read_bytes() == (made / file.relative_to(whole)).read_bytes()
+    lines = [[json.loads(line) for line in (d / "metrics.jsonl").read_text().splitlines()] for d in (whole, made)]
+    timeless = [[{k: v for k, v in m.items() if k not in ("seconds", "tokens_per_s")} for m in file] for file in lines]
+    assert timeless[0] == timeless[1] and len(timeless[0]) == 7
+
+
+def test_what_is_kept_of_a_start_and_cannot_be_read_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_checkpoint, "EVERY_S", 0.0)
+    monkeypatch.setattr(start_checkpoint, "SHARE", 0.0)
+    flags = {**FLAGS, "warmstart.steps": "3", "warmstart.episodes": "8", "output_dir": str(tmp_path / "out")}
+    config = load_config([word for key, value in flags.items() for word in (f"--{key}", value)])
+    with pytest.raises(MemoryError):
+        asyncio.run(warmstart(config, Dying(2), keep=tmp_path / "keep"))
+    (kept,) = (tmp_path / "keep").glob("*/step_2/learner.safetensors")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    last = Dying(3)
+    made, _ = asyncio.run(warmstart(config, last, keep=tmp_path / "keep"))
+    assert len((made / "metrics.jsonl").read_text().splitlines()) == 3
+    assert any("step_2 cannot be read" in text and "made again" in text for text in last.said)
 
 
 def short_run(directory: Path, started: bool = True, **changes: str) -> Run:

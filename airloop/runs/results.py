@@ -195,7 +195,8 @@ def _timing(path: Path, status: dict[str, Any], state: str | None) -> dict[str, 
 
 def last_sign(path: Path) -> float | None:
     """When a run last wrote something down."""
-    times = [t for name in ("metrics.jsonl", "log.txt") if (t := modified(path / name)) is not None]
+    files = [path / "metrics.jsonl", path / "log.txt", *path.glob("warmstart/*")]
+    times = [t for file in files if (t := modified(file)) is not None]
     return max(times, default=None)
 
 

@@ -11,6 +11,7 @@
       trajectories/step_0012/*.json   one file per episode, written at its end, never changed
       tokens/step_0012.jsonl          what training made of each episode: rewards (those it has only within its
                                       group included), advantage, trainer log-probs, entropies
+      warmstart/                      a supervised start while it is made, for whoever resumes (start_checkpoint.py)
       stream.jsonl                    with max_staleness: which groups were admitted and trained (runs/admissions.py)
       refused.jsonl                   steps that were sampled but not accepted, and why; their episodes are in
                                       trajectories/refused_0012_1/, what training made of them in tokens/

@@ -98,6 +98,16 @@ def test_running_then_killed_then_resumed_and_stopped(tmp_path: Path) -> None:
     assert stopped["seconds"] == pytest.approx(60)
 
 
+def test_a_run_that_was_killed_in_its_supervised_start_ran_until_it_was_last_kept(tmp_path: Path) -> None:
+    """On a terminal nothing is logged for minutes, and a budget counts them."""
+    run = new_run(tmp_path)
+    run.close()
+    began = run.status()["sessions"][0][0]
+    (run.path / "warmstart" / "warmstart-arith-0123456789").mkdir(parents=True)
+    os.utime(run.path / "warmstart" / "warmstart-arith-0123456789", (began + 80, began + 80))
+    assert run_results(run.path)["seconds"] == pytest.approx(80)
+
+
 def test_a_run_that_is_resumed_runs_before_it_says_so(tmp_path: Path) -> None:
     for said in ("stopped", "completed", "planned"):
         run = new_run(tmp_path)
