@@ -18,6 +18,7 @@ class Choice:
     finish: str  # stop, length, tool_calls
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    number: int  # of the reply in its episode
     stop_text: str = ""  # the stop text that ended it
 
     @property

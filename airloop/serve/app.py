@@ -190,7 +190,7 @@ class Endpoint:
         form = made(asked, episode)
         # A client that retries never got its answer: it gets that one. The same request as a new one is a second
         # sample.
-        made_before = episode.answers.pop(digest, None)
+        made_before = episode.take_answer(digest)
         kept = made_before if _again(request) else None
 
         def keep(answer: Answer) -> None:

@@ -66,6 +66,7 @@ class ServedEpisode:
         self.exchanges: list[Exchange] = []
         self.opening: tuple[Message, ...] = ()
         self._under_way: set[Stoppable] = set()
+        self.delivered: set[int] = set()  # replies that a later conversation had in it
         self._over = False
         self._prompt_tokens = self._cached_tokens = 0
         self._thoughts: dict[int, str] = {}
@@ -79,6 +80,7 @@ class ServedEpisode:
         asked, number = time.monotonic(), self.count_request()
         self._check_size(request)
         messages, known, before = self.recognise(request.messages)
+        self.delivered.update(known.values())
         self.opening = self.opening or tuple(messages)
         prompt = self.forest.prompt(messages, request.tools, known)
         on_tokens = self._listeners(listener, prompt, request) if listener else []
@@ -309,6 +311,13 @@ class ServedEpisode:
         own = turn_seed(self.seed, number)
         return own if i == 0 and seed is None else stable_hash("request", own, i, seed)
 
+    def take_answer(self, digest: bytes) -> Answer | None:
+        """What was made for a request, unless it is known to have come: what is asked again then is another sample.
+        That its bytes were written does not say so, for a client that gave up at that moment never saw them."""
+        answer = self.answers.pop(digest, None)
+        came = answer is not None and not self.delivered.isdisjoint(choice.number for choice in answer.choices)
+        return None if came else answer
+
     def keep_answer(self, digest: bytes, answer: Answer) -> None:
         """Keeps an answer for a client that does not receive it and retries."""
         self.answers[digest] = answer
@@ -340,7 +349,7 @@ class ServedEpisode:
             raise
         message = self.note(replace(exchange, actions=parsed.calls or exchange.actions), parsed, before)
         finish = "tool_calls" if parsed.calls else "length" if cut else "stop"
-        return Choice(message, finish, reply.token_ids, reply.logprobs, stop_text)
+        return Choice(message, finish, reply.token_ids, reply.logprobs, reply.number, stop_text)
 
     def note(self, exchange: Exchange, parsed: ParsedReply, before: bytes) -> dict[str, Any]:
         """Records a reply, so that it is recognised in later requests; returns it as the client gets it."""

@@ -26,7 +26,8 @@ class ServedAgent(ServedEpisode):
         self.count_request()
         if request.n > 1:
             raise BadRequest("Who answers here gives one reply.", param="n")
-        messages, _, before = self.recognise(request.messages)
+        messages, known, before = self.recognise(request.messages)
+        self.delivered.update(known.values())
         began = time.monotonic()
         with self.noting_its_end():
             reply = await self.agent.reply(messages, request.tools)
@@ -36,8 +37,8 @@ class ServedAgent(ServedEpisode):
         parsed = read_reply(text, tools=request.tools, parser=self.parser, cut=False, thinking=False)
         actions = parsed.calls or (Action("text", text),)
         exchange = Exchange(tuple(messages), request.tools, text, actions, None, times, began)
-        message = self.note(exchange, parsed, before)
-        return Answer((Choice(message, "tool_calls" if parsed.calls else "stop", (), ()),), 0, 0, 0)
+        message, number = self.note(exchange, parsed, before), len(self.exchanges) - 1
+        return Answer((Choice(message, "tool_calls" if parsed.calls else "stop", (), (), number),), 0, 0, 0)
 
     async def generate(self, request: TokensRequest) -> tuple[Reply, StopReason]:
         raise BadRequest("Who answers here takes messages, not tokens.", code="unsupported_endpoint")

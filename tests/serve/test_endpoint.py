@@ -257,6 +257,24 @@ def test_a_client_that_asks_again_gets_the_reply_that_never_came_and_else_a_seco
     assert len(engine.pairs) == 4 and trained_pairs(episode) == engine.pairs
 
 
+def test_an_answer_that_its_agent_has_gone_on_from_is_not_given_again() -> None:
+    """The same question anew, of which only the second attempt arrived."""
+    engine = Recorded()
+
+    async def work(client: Client) -> None:
+        body = {"model": "m", "messages": [user("a")]}
+        first = await client.say(user("a"))
+        other = await client.say(user("b"))
+        await client.say(user("a"), first, user("on"))
+        second = (await client.post(body, **{RETRIES: "1"})).json()["choices"][0]["message"]
+        assert second != first
+        assert (await client.post(body, **{RETRIES: "1"})).json()["choices"][0]["message"] == second
+        again = await client.post({"model": "m", "messages": [user("b")]}, **{RETRIES: "1"})
+        assert again.json()["choices"][0]["message"] == other, "nobody has gone on from that one"
+
+    assert len(play(work, engine).exchanges) == len(engine.pairs) == 4
+
+
 def test_only_the_latest_answers_are_kept() -> None:
     async def work(client: Client) -> None:
         for i in range(KEPT_ANSWERS + 5):
