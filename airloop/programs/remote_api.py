@@ -180,13 +180,18 @@ class RemoteServer:
                 request.method, url, headers=headers, content=await self._request_bodies.read(request)
             )
             response = await cancel_if_disconnected(request, client)
-        except BadRequest as error:
-            return JSONResponse(error.as_json(), error.status)
-        except httpx.HTTPError:
-            gone = BadRequest("The episode's endpoint is gone: its time is over.", code="episode_over", status=410)
-            return JSONResponse(gone.as_json(), gone.status)
+        except (BadRequest, httpx.HTTPError) as error:
+            refused = error if isinstance(error, BadRequest) else self._line_lost(request.path_params["id"])
+            again = {"Retry-After": str(RETRY_S)} if refused.status == 503 else {}
+            return JSONResponse(refused.as_json(), refused.status, again)
         headers = {name: response.headers[name] for name in ("content-type", "retry-after") if name in response.headers}
         return Response(response.content, response.status_code, headers)
+
+    def _line_lost(self, id: str) -> BadRequest:
+        """Of a request whose answer did not come from the run's own endpoint."""
+        if self._queue.address(id) is None:
+            return BadRequest("The episode's endpoint is gone: its time is over.", code="episode_over", status=410)
+        return BadRequest("The line to the policy was lost: ask again.", code="connection_lost", status=503)
 
 
 def _facts(episode: PendingEpisode, base: str) -> dict[str, Any]:

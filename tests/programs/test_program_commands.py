@@ -451,7 +451,7 @@ def test_a_sandbox_that_starts_late_is_not_taken_for_one_that_cannot(
 
 @pytest.mark.long
 def test_a_run_of_commands_is_a_run_like_any_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths are relative to the TOML; the doctor looks; the ledger is whole; it can be resumed."""
+    """Paths are relative to the TOML; the doctor looks; the ledger is whole."""
     (folder / "score.py").write_text(LENGTH)
     (folder / "rows.jsonl").write_text("\n".join(json.dumps({"word": f"w{i}"}) for i in range(40)))
     (folder / "run.toml").write_text(CONFIG)

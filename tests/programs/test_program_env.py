@@ -176,7 +176,7 @@ def test_rows_are_as_json_has_them_also_dates_of_parquet(folder: Path, monkeypat
 
 @pytest.mark.long
 def test_an_agent_of_ones_own_learns(folder: Path) -> None:
-    """Success is of held-out rows; the doctor has looked on before, and the run can be resumed."""
+    """Success is of held-out rows; the doctor has looked on before."""
     done = start(load_config(["@", str(folder / "run.toml"), "--output_dir", str(folder / "out")]), Display(quiet=True))
     lines = done.run.metrics("train")
     first, last = ([s for m in part for s in m["successes"]] for part in (lines[:3], lines[-3:]))

@@ -262,7 +262,7 @@ def test_an_answer_that_its_agent_has_gone_on_from_is_not_given_again() -> None:
     engine = Recorded()
 
     async def work(client: Client) -> None:
-        body = {"messages": [user("a")]}
+        body = {"model": "m", "messages": [user("a")]}
         first = await client.say(user("a"))
         other = await client.say(user("b"))
         await client.say(user("a"), first, user("on"))
