@@ -378,11 +378,8 @@ def toml_lines(changes: Mapping[str, Any]) -> list[str]:
         if path[-2:-1] == ("args",):  # an environment's settings are written on one line
             value, path = {str(path[-1]): value}, path[:-1]
         sections.setdefault(path[:-1], []).append(f"{toml_key(str(path[-1]))} = {toml_value(value)}")
-    found: list[str] = []
-    for section, lines in sections.items():
-        head = keys.header(keys.dotted(*section))
-        found += [*([head] if head else []), *lines]
-    return found
+    parts = ((keys.header(keys.dotted(*section)), lines) for section, lines in sections.items())
+    return [line for header, lines in parts for line in ([header] if header else []) + lines]
 
 
 def indented(lines: list[str]) -> str:

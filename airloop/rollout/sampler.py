@@ -271,7 +271,7 @@ class _Collection:
                     self.spoilt.setdefault(place, []).append(old)
                 self._end(place, replace(old, task=self._plan[index]))
             else:
-                self._episodes.add(lambda place=place: self._seated(place))  # type: ignore[misc]
+                self._episodes.add(lambda place=place: self._in_slot(place))  # type: ignore[misc]
 
     def _left(self, index: int) -> dict[Place, Trajectory]:
         """What can be used again of a group; of one whose members were scored together, all or nothing."""
@@ -288,7 +288,7 @@ class _Collection:
         same = (old.version, old.seed, old.task.id)
         return same == (self._version, self._seeds[place], self._plan[place[0]].id)
 
-    async def _seated(self, place: Place) -> None:
+    async def _in_slot(self, place: Place) -> None:
         async with self._slot():
             await self._episode(place)
 
@@ -318,8 +318,7 @@ class _Collection:
             return
         attempts = [t.id for place in places for t in (self.ended[place], *self.spoilt.get(place, ()))]
         try:
-            members = {place: self.ended[place] for place in places}
-            save = self._sampler._save
+            members, save = {place: self.ended[place] for place in places}, self._sampler._save
             scored = await end_group(env, members, self._settings, self.counts, lambda t: save(t, self._step))
         finally:
             env.forget(attempts)
