@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +41,10 @@ class Progress:
 
 class StartCheckpoint:
     """In a folder that only one process uses; without one, nothing is kept. `name`: of the start that is made, by all
-    that goes into it."""
+    that goes into it. `fence` raises where another process has taken the folder over (Run.fence)."""
 
-    def __init__(self, folder: Path | None, name: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, name: str, fence: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._fence = folder, fence
         self._directory = folder / name if folder else None
         self._saved, self._cost = time.monotonic(), 0.0
 
@@ -61,6 +61,7 @@ class StartCheckpoint:
 
     def keep(self, demonstration: Trajectory) -> None:
         if self._directory is not None:
+            self._fence()
             write_json(self._directory / "demonstrations" / f"{demonstration.id}.json", to_json(demonstration))
 
     def is_due(self) -> bool:
@@ -73,6 +74,7 @@ class StartCheckpoint:
         from airloop.learn.checkpoints import prune
 
         assert self._directory is not None
+        self._fence()
         began = time.monotonic()
         with whole_directory(self._directory / f"step_{len(progress.metrics)}") as beside:
             save_file(_tensors(learner), str(beside / "learner.safetensors"))
@@ -94,17 +96,20 @@ class StartCheckpoint:
                 updates, progress = int(facts.pop("updates")), Progress(**facts)
                 tensors = load_file(str(path / "learner.safetensors"))
                 weights = {name: tensors[f"weight.{name}"] for name in learner.optimiser.names}
+                state = _state(learner, tensors, updates)
             except Exception as error:  # safetensors and json each have their own
-                say(f"note: {path} cannot be read ({type(error).__name__}: {error}): these steps are made again")
+                say(f"note: {path} cannot be used ({type(error).__name__}: {error}): these steps are made again")
+                shutil.rmtree(path, ignore_errors=True)  # else it would be taken for the latest
                 continue
             learner.set_weights(weights)
-            learner.load_state(_state(learner, tensors, updates))
+            learner.load_state(state)
             return progress
         return Progress()
 
     def remove(self) -> None:
         """The start is made."""
         if self._folder is not None:
+            self._fence()
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -122,8 +127,11 @@ def _tensors(learner: Learner) -> dict[str, Tensor]:
 
 
 def _state(learner: Learner, tensors: Mapping[str, Tensor], updates: int) -> dict[str, Any]:
-    """As Learner.load_state takes it: the settings are a new optimiser's, its memory is the saved one's."""
+    """As Learner.load_state takes it: the settings are a new optimiser's, its memory is the saved one's. ValueError
+    where those were made in another dtype, as on another machine."""
     fresh = learner.state()
+    if (saved := sum(name.startswith("master.") for name in tensors)) != len(fresh["masters"]):
+        raise ValueError(f"{saved} master weights where there are {len(fresh['masters'])}")
     memory: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")

@@ -35,7 +35,7 @@ from airloop.rewards import record_rewards, with_run_rewards
 from airloop.rollout.schedule import TaskSchedule
 from airloop.runs.lineage import check_parent
 from airloop.runs.run import Run
-from airloop.start_checkpoint import KEPT
+from airloop.start_checkpoint import KEPT, StartCheckpoint
 from airloop.step import Outcome
 from airloop.text.figures import duration
 from airloop.text.keys import without_keys
@@ -282,13 +282,15 @@ async def _start_supervised(
         planned = _is_planned(run, budget)
         if (kept / "done.json").is_file():
             display.say(f"supervised start: reusing {kept}")
+            StartCheckpoint(run.path / KEPT, "", run.fence).remove()  # a kill may have come before that
             made = (kept.name, {})
         elif planned:
-            directory, changes = await warmstart(run.config, display, keep=run.path / KEPT)
+            directory, changes = await warmstart(run.config, display, keep=run.path / KEPT, fence=run.fence)
             made = (directory.name, changes)
         else:
             assert budget is not None
-            directory, changes = await warmstart(run.config, display, plan, budget.plan_again, run.path / KEPT)
+            replan, keep = budget.plan_again, run.path / KEPT
+            directory, changes = await warmstart(run.config, display, plan, replan, keep, run.fence)
             made = (directory.name, changes)
     name, changes = (await ranks.all_gather(made, "the supervised start, which the first rank makes", WARMSTART_S))[0]
     config = run.change(changes)

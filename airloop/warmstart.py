@@ -167,13 +167,14 @@ async def warmstart(
     plan: Planner | None = None,
     plan_again: Replanner = lambda *_: {},
     keep: Path | None = None,
+    fence: Callable[[], None] = lambda: None,
 ) -> tuple[Path, dict[str, Any]]:
     """The directory of the warm-started weights (`adapter/`, or `model/` for full fine-tuning), and what `plan`, before
     it was made, and `plan_again`, meanwhile, changed in the config. `keep`: a folder of this process alone for what is
-    made of it so far, by which the next one goes on if this one is killed."""
+    made of it so far, by which the next one goes on if this one is killed; `fence` is asked before it is changed."""
     assert config.warmstart is not None
     asked = warmstart_directory(config).name  # made from other files, it would be another start
-    kept = StartCheckpoint(keep, asked)
+    kept = StartCheckpoint(keep, asked, fence)
     if (found := find_warmstart(config)) is not None:
         watcher.say(f"supervised start: reusing {found[0]}")
         kept.remove()

@@ -68,7 +68,7 @@ def _start_supervised(run: Run, display: Display) -> None:
     made = warmstart_directory(run.config)
     # Both sides of a seed have the same supervised start: the first makes it, the other waits and finds it.
     with locked(made.with_name(f".{made.name}.lock")):
-        asyncio.run(warmstart(run.config, display, keep=run.path / KEPT))
+        asyncio.run(warmstart(run.config, display, keep=run.path / KEPT, fence=run.fence))
 
 
 def _end_with_the_lab() -> None:

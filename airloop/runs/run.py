@@ -171,6 +171,7 @@ class Run:
 
     def change(self, changes: Mapping[str, Any]) -> Config:
         """Replace some keys of the run's config, by their dotted names; the file follows. The new config."""
+        self.fence()
         if self.writes and changes:
             # A rank has a view of its own of the devices; what is on disk is the whole run's.
             write_text(self.path / "config.toml", to_toml(with_changes(Run.open(self.path).config, changes)))
@@ -210,6 +211,7 @@ class Run:
     def note(self, **facts: Any) -> None:
         """Facts that status.json keeps until they are noted anew, such as whether the doctor's proofs were run."""
         with locked(self.path):
+            self.fence()
             write_json(self.path / "status.json", {**self.status(), **facts})
 
     def status(self) -> dict[str, Any]:
@@ -343,8 +345,7 @@ class Run:
 
     def log(self, text: str) -> None:
         # A full disk is reported by whatever must not be lost; the log is not.
-        place = self.path / "log.txt"
-        with contextlib.suppress(OSError), place.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        with contextlib.suppress(OSError), open(self.path / "log.txt", "a", -1, "utf-8", "backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {without_keys(text)}\n")
 
     def close(self) -> None:
@@ -368,11 +369,10 @@ class Run:
                 f"{self.path} is in use by another process (pid {self.status().get('pid')}).",
                 "wait for it or stop it; a new run needs no name, it takes the next free one.",
             )
-        self._lock = handle
-        now = time.time()
+        self._lock, now = handle, time.time()
         sessions = [*self._sessions(ended=last_sign(self.path) or now), [since or now, None]]
-        self.note(sessions=sessions)
         self.session = len(sessions)
+        self.note(sessions=sessions)
 
 
 def _can_go_on(status: Mapping[str, Any]) -> bool:

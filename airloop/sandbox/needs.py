@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from airloop.errors import AirError, InfraError, MissingRequirement
 from airloop.sandbox.backends import make_backend
-from airloop.sandbox.base import Backend, Image
+from airloop.sandbox.base import Backend, Image, StartTimeout
 
 LOOK_S = 60.0
 # Isolated, and without the shell's variables: it is the interpreter alone that is asked, the one that agents' PATH
@@ -114,6 +114,6 @@ def missing_in_sandbox(sandbox: str, gpus: Sequence[str] = ()) -> list[MissingRe
         check_gpus(gpus)
     except AirError as error:
         return [MissingRequirement(error.problem, error.fix)]
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, StartTimeout) as error:
         return [MissingRequirement(f"The sandbox could not be tried: {error}.", "air doctor --only D20 says more.")]
     return []

@@ -125,7 +125,8 @@ def _visible(case: Case) -> tuple[float, Push | Finding]:
             return math.sqrt(STEP) * scale, between
         return scale, _too_long(case, scale, wrong[1])
     if wrong and not (push.trainer > 0 and shows):
-        return wrong[0], _either_way(case, *wrong) or wrong[1]
+        hidden = not shows  # what a shorter step does is
+        return wrong[0], (_either_way(case, *wrong) if hidden else None) or wrong[1]
     return scale, push
 
 

@@ -109,7 +109,7 @@ def test_a_sandbox_that_dies_is_replaced_and_a_pool_that_is_closed_is_the_machin
     async def deaths() -> str:
         pool = Pool(make_backend("bubblewrap", "", PACKAGES, PRELOAD), standby=1)
         sandbox_pool = SandboxPool(pool, image(256, 5), 2)
-        from soup_samples import RATING
+        from support.soup_samples import RATING
 
         page = RATING.pages["/"]
         await sandbox_pool.run("me", RATING, page, "print(1)", 5)

@@ -350,7 +350,7 @@ def test_an_error_does_not_carry_hidden_instances_out(episodes: Episodes) -> Non
 
 
 def test_two_sessions_of_one_task_do_not_meet(episodes: Episodes) -> None:
-    from arena import Script
+    from support.attack_arena import Script
 
     async def work() -> list[str]:
         async def one(name: str) -> str:
