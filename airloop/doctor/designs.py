@@ -238,13 +238,11 @@ DESIGN = {
         "test_H4_an_update_that_fails_half_way_is_made_again_before_anything_is_asked",
     ),
     "H5": (
-        "with every version a server's log-probs are held against the trainer's; one that does not agree gets no "
-        "requests and is started anew",
+        "a server gets requests when its log-probs agree with the trainer's; one that does not agree is started anew",
         "test_H5_a_server_that_stays_one_version_behind_serves_nothing",
     ),
     "H6": (
-        "an update clears caches, and the version is in every cache's key; the probe of a new version has a long "
-        "prompt, the same each time",
+        "an update clears caches, and the version is in every cache's key",
         "test_H6_what_a_cache_kept_of_the_weights_before_is_not_found_under_the_new_label",
     ),
     "H7": (

@@ -264,29 +264,6 @@ def test_H5_a_server_with_other_weights_is_not_admitted(tmp_path: Path, monkeypa
     served(tmp_path, work)
 
 
-def test_H5_a_server_that_has_a_new_adapter_by_its_name_only_serves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engines, "WATCH_S", 0.2)
-
-    async def work(engine: VllmEngine, policy: Policy) -> None:
-        victim, other = engine.servers
-        change(policy, 1)
-        await engine.publish(1)
-        assert not victim.lost and not other.lost
-        await broken(victim, stale=True)
-        change(policy, 2, size=0.5)
-        await engine.publish(2)
-        assert "its log-probs are not the trainer's, with air-" in victim.lost and not other.lost
-        replies = await asyncio.gather(*(engine.generate([i + 1], Sampling(8), order=f"{i}") for i in range(6)))
-        assert all(reply.version == 2 and agrees(policy, [i + 1], reply) for i, reply in enumerate(replies))
-        while victim.lost:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        assert victim.starts == 2, "it was started anew, and has them now"
-
-    served(tmp_path, work, count=2)
-
-
 def test_a_server_that_lives_is_not_ended_because_the_way_to_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -252,7 +252,8 @@ class VllmEngine(Engine):
         while True:
             name, ahead = self._name, self._ahead
             await server.load(name, self._store.root / name)
-            found = await self._logprob_distance(server, name)
+            async with self._weights:
+                found = await self._logprob_distance(server, name)
             if found <= tolerance(self.policy) and name == self._name:
                 break
             differed += name == self._name and not (ahead or self._ahead)
@@ -269,7 +270,7 @@ class VllmEngine(Engine):
         return self._publishing or self.policy.version > self._version
 
     async def _logprob_distance(self, server: VllmServer, name: str) -> float:
-        return await server_distance(self.policy, server, name, self.context, self._weights)
+        return await server_distance(self.policy, server, name, self.context)
 
     async def _watch(self) -> None:
         """Restarts servers that have ended, and checks those that send nothing."""
@@ -289,9 +290,10 @@ class VllmEngine(Engine):
         if not server.lost and (code := server.ended()) is not None:
             server.lost = f"it ended with exit code {code}"
         silent = self._expects_reply(server) and time.monotonic() - server.last_activity > IDLE_S
-        if silent and not (server.lost or server.returning or await self._is_alive(server)):
-            server.lost = f"no word for {IDLE_S:.0f} s"
-            await server.end()
+        if silent and not server.lost and not server.returning:
+            server.lost = "" if await self._is_alive(server) else f"no word for {IDLE_S:.0f} s"
+            if server.lost:
+                await server.end()
         if server.lost and not server.returning:
             self._restart(server)
 
@@ -328,8 +330,15 @@ class VllmEngine(Engine):
             server.returning = False
 
     async def _is_alive(self, server: VllmServer) -> bool:
-        """A server that is busy, or that has rejected a request, may still be."""
-        return server.ended() is None and await server.gives_token(ANSWER_S)
+        """Whether it gives one token in time; a server that is busy, or that has rejected a request, may still be
+        alive."""
+        if server.ended() is not None:
+            return False
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await server.gives_token()
+        except (ServerLost, RequestRejected, TimeoutError):
+            return False
 
     def _begin(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -344,21 +353,11 @@ class VllmEngine(Engine):
         self._publishing = True
         try:
             name = await asyncio.to_thread(self._store.put, self.policy, version)
-            await asyncio.gather(*(self._update(server, name) for server in self.servers if not server.lost))
+            await asyncio.gather(*(self._load_adapter(server, name) for server in self.servers if not server.lost))
             self._name, self._version = name, version
         finally:
             self._publishing = False
         await self._alive()
-
-    async def _update(self, server: VllmServer, name: str) -> None:
-        """One that has the newest by its name, and computes with other weights, is not asked for replies."""
-        await self._load_adapter(server, name)
-        try:
-            if not server.lost and await self._logprob_distance(server, name) > tolerance(self.policy):
-                server.lost = f"its log-probs are not the trainer's, with {name}"
-                await server.end()
-        except (ServerLost, RequestRejected) as error:  # the way to it, perhaps: it is tried again
-            server.lost = f"{type(error).__name__}: {error}"
 
     async def _load_adapter(self, server: VllmServer, name: str) -> None:
         """Loads an adapter; a second time where the connection broke: one that the server has is not loaded again."""

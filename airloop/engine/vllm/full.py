@@ -103,13 +103,13 @@ class FullEngine(VllmEngine):
         """Weights are replaced in place: there is only the newest."""
         yield self
 
-    async def _update(self, server: VllmServer, name: str) -> None:
+    async def _load_adapter(self, server: VllmServer, name: str) -> None:
         """Loads the weights and checks the result: a server may report a failed update as a success. One that cannot be
         repaired is ended, restarted with the model's own weights, and given these."""
         server.returning = True  # until this is done, nothing else restarts it
         try:
             for left in (1, 0):
-                await self._load_adapter(server, name)
+                await super()._load_adapter(server, name)
                 if server.lost or await self._agrees(server, name):
                     break
                 server.lost = "" if left else f"its log-probs are not the trainer's, with {name}"
@@ -121,6 +121,7 @@ class FullEngine(VllmEngine):
 
     async def _agrees(self, server: VllmServer, name: str) -> bool:
         try:
-            return await self._logprob_distance(server, name) <= tolerance(self.policy)
+            async with self._weights:
+                return await self._logprob_distance(server, name) <= tolerance(self.policy)
         except (ServerLost, RequestRejected):
             return False

@@ -24,29 +24,22 @@ from airloop.policy import Policy
 # wrong is for the doctor's proofs and the alarm of every step, which measure rounding and do not guess it.
 AGREE = {torch.float32: 1e-3}
 AGREE_ROUNDED = 0.25
-PROBE_TOKENS = 32
-# The same for every version, and longer than what caches keep as one piece (vLLM's blocks are 16 tokens): keys and
-# values of the weights before would be found here first.
-PROBE_PROMPT = 48
+PROBE_TOKENS = 32  # tokens
 # Temperature of the probe. At 1, log-probs before and after the temperature are the same; at 2 they are far apart even
 # where a policy is confident, and what rounding does is halved.
 PROBE_TEMPERATURE = HOTTEST
 
 
-async def server_distance(policy: Policy, server: VllmServer, name: str, context: int, weights: asyncio.Lock) -> float:
-    """Mean distance of a server's log-probs, with an adapter, from the trainer's, in nats a token. `weights` is held
-    while the trainer computes: servers sample at the same time."""
-    prompt = [1 + place % 3 for place in range(min(PROBE_PROMPT, context // 2))]
-    most = min(PROBE_TOKENS, context - len(prompt))
+async def server_distance(policy: Policy, server: VllmServer, name: str, context: int) -> float:
+    """Mean distance of a server's log-probs, with an adapter, from the trainer's, in nats a token."""
+    prompt, most = [1, 2, 3], min(PROBE_TOKENS, context - 3)
     reply = Reply(prompt, Sampling(most, PROBE_TEMPERATURE), most, name, None)
     async with contextlib.aclosing(server.stream(reply.request())) as pieces:
         async for piece in pieces:
             reply.take(piece)
     if len(reply.ids) != most:
         raise ServerLost(f"it gave {len(reply.ids)} tokens where {most} were asked for")
-    async with weights:
-        tokens = [*prompt, *reply.ids]
-        computed = await asyncio.to_thread(trainer_logprobs, policy, tokens, len(prompt), PROBE_TEMPERATURE)
+    computed = await asyncio.to_thread(trainer_logprobs, policy, [*prompt, *reply.ids], len(prompt), PROBE_TEMPERATURE)
     return logprob_distance(reply.logprobs, computed)
 
 
