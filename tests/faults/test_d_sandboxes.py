@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import venv
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from support.probe_cases import ARITH, ask, case_of
 from airloop.envs.arith import ArithSession
 from airloop.eval.audit import audit
 from airloop.eval.tasks import format_environments, list_environments
+from airloop.sandbox.needs import missing_in_sandbox
 from airloop.types import Action, Observation
 from airloop.watch.display.display import Display
 from airloop_envs.mlgym.catalogue import catalogue, format_catalogue
@@ -140,3 +142,13 @@ def test_D21_the_audit_holds_honest_research_above_every_other() -> None:
     found = audit(env, 1, None, Display(quiet=True))
     assert [c for c in found.comparisons if c.verdict != "holds"] == [] and found.exit_code == 0
     assert {c.weighting for c in found.comparisons} >= {"default", "code_quality", "tier", "delta", "percentile"}
+
+
+def test_a_bwrap_that_starts_late_ends_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*args: Any, timeout: float, **more: Any) -> Any:
+        raise subprocess.TimeoutExpired("bwrap", timeout)
+
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", late)
+    (missing,) = missing_in_sandbox("bubblewrap")
+    assert "could not be tried: bubblewrap did not start a sandbox within" in missing.what and "D20" in missing.fix

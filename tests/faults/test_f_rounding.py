@@ -109,6 +109,15 @@ def test_F8_a_step_that_shows_no_direction_is_no_wrong_sign(
     assert ("either way" in finding.why) == (verdict == "warn")
 
 
+def test_F5_an_update_that_lowers_whatever_it_is_told_is_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each length of its step, and clearly: it does not read the advantage."""
+    fallen = Distances(engine=0.0, trainer=0.0, rounding=0.0, tokens=8)
+    monkeypatch.setattr(proofs, "_push", lambda case, scale, advantage=1.0: proofs.Push(-1, 0, 1, 1, 8, 8, fallen))
+    with case_of(ARITH) as case:
+        (finding,) = ask(case, "update_moves")
+    assert finding.verdict == "fail" and "the wrong sign" not in finding.seen
+
+
 @pytest.mark.long
 def test_F8_nothing_is_refused_for_one_unlucky_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on an H200 with alpha = 4 times the rank: of 44 set-ups in health the trainer was once 4.4 times as far from

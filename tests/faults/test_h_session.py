@@ -20,6 +20,7 @@ from airloop.rank import open_run
 from airloop.runs.fence import Overtaken
 from airloop.runs.run import Run
 from airloop.runs.step_record import StepRecord
+from airloop.start_checkpoint import KEPT, Progress, StartCheckpoint
 from airloop.step import checkpoint
 from airloop.training import start
 from airloop.watch.display.display import Display
@@ -30,6 +31,10 @@ RECORD: Any = StepRecord({"kind": "train", "step": 0}, [])
 def files(run: Run) -> dict[str, bytes]:
     names = (path for path in run.path.rglob("*") if path.is_file() and path.name not in ("log.txt", ".lock"))
     return {str(path.relative_to(run.path)): path.read_bytes() for path in names}
+
+
+def kept_of(run: Run) -> StartCheckpoint:
+    return StartCheckpoint(run.path / KEPT, "start", run.fence)
 
 
 def resumed_elsewhere(path: Path) -> Run:
@@ -48,8 +53,24 @@ def resumed_elsewhere(path: Path) -> Run:
         lambda run: run.accept(0, RECORD),
         lambda run: run.refuse(0, "not finite", RECORD),
         lambda run: checkpoint(None, run, 1),
+        lambda run: run.change({"max_steps": 7}),
+        lambda run: run.note(start="another"),
+        lambda run: kept_of(run).keep(None),
+        lambda run: kept_of(run).save(None, Progress()),
+        lambda run: kept_of(run).remove(),
     ],
-    ids=["an episode", "an evaluation", "a step", "a refusal", "a checkpoint"],
+    ids=[
+        "an episode",
+        "an evaluation",
+        "a step",
+        "a refusal",
+        "a checkpoint",
+        "its config",
+        "its status",
+        "a demonstration",
+        "supervised steps",
+        "their end",
+    ],
 )
 def test_H11_a_rank_of_an_earlier_session_writes_nothing(tmp_path: Path, write: Callable[[Any], None]) -> None:
     first = new_run(tmp_path, nodes=1, ranks=2)
