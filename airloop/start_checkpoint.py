@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airloop.errors import AirError
 from airloop.events import Say
 from airloop.files import whole_directory, write_json
 from airloop.rollout.schedule import place_in_step
@@ -68,19 +69,19 @@ class StartCheckpoint:
         waited = time.monotonic() - self._saved
         return self._directory is not None and waited >= max(EVERY_S, SHARE * self._cost)
 
-    def save(self, learner: Learner, progress: Progress) -> None:
-        from safetensors.torch import save_file
-
+    def save(self, learner: Learner, progress: Progress, say: Say) -> None:
+        """Where the disk has no room the start goes on without."""
         from airloop.learn.checkpoints import prune
 
         assert self._directory is not None
         self._fence()
         began = time.monotonic()
-        with whole_directory(self._directory / f"step_{len(progress.metrics)}") as beside:
-            save_file(_tensors(learner), str(beside / "learner.safetensors"))
-            facts = {**asdict(progress), "updates": learner.updates}
-            (beside / "progress.json").write_text(json.dumps(facts), encoding="utf-8")
-        prune(self._directory, keep_last=1, best=None)
+        try:
+            _write(self._directory / f"step_{len(progress.metrics)}", learner, progress)
+            prune(self._directory, keep_last=1, best=None)
+        except (AirError, OSError) as error:
+            say(f"note: a supervised start that is killed from here on begins anew: {error}")
+            self._directory = None
         self._saved = time.monotonic()
         self._cost = self._saved - began
 
@@ -114,6 +115,15 @@ class StartCheckpoint:
 
 
 UNKEPT = StartCheckpoint(None, "")
+
+
+def _write(directory: Path, learner: Learner, progress: Progress) -> None:
+    from safetensors.torch import save_file
+
+    with whole_directory(directory) as beside:
+        save_file(_tensors(learner), str(beside / "learner.safetensors"))
+        facts = {**asdict(progress), "updates": learner.updates}
+        (beside / "progress.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def _tensors(learner: Learner) -> dict[str, Tensor]:

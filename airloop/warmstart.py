@@ -383,7 +383,7 @@ async def fit_demonstrations(
                 steps = fitting
                 _tell_steps(watcher, len(made.metrics), steps)
             if len(made.metrics) < steps and kept.is_due():
-                kept.save(learner, made)
+                kept.save(learner, made, watcher.say)
             await asyncio.sleep(0)  # so that Ctrl-C is heard between steps
     return made
 

@@ -44,7 +44,7 @@ def after(owner, name, what, which=lambda *_: ""):
     setattr(owner, name, wrapped)
 
 after(StartCheckpoint, "keep", "demonstration", lambda t: t.id.rpartition("_")[2])
-after(StartCheckpoint, "save", "kept", lambda learner, progress: len(progress.metrics))
+after(StartCheckpoint, "save", "kept", lambda learner, progress, say: len(progress.metrics))
 after(Run, "save_evaluation", "evaluated", lambda t, name: f"{name} {t.task.id} {t.seed}")
 start_checkpoint.EVERY_S = start_checkpoint.SHARE = 0.0
 graded(pytest.MonkeyPatch(), lambda text: {"correct": chance(text)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import re
 import shutil
@@ -266,6 +267,22 @@ def test_what_is_kept_of_a_start_and_cannot_be_used_is_made_again(
     made, _ = asyncio.run(warmstart(config, last, keep=tmp_path / "keep"))
     assert len((made / "metrics.jsonl").read_text().splitlines()) == 3
     assert not any("cannot be used" in text for text in last.said)
+
+
+def test_a_start_goes_on_where_the_disk_has_no_room_for_what_is_kept_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(start_checkpoint, "EVERY_S", 0.0)
+    monkeypatch.setattr(start_checkpoint, "_write", full)
+    flags = {**FLAGS, "warmstart.steps": "3", "warmstart.episodes": "8", "output_dir": str(tmp_path / "out")}
+    config = load_config([word for key, value in flags.items() for word in (f"--{key}", value)])
+    told = Dying(3)
+    made, _ = asyncio.run(warmstart(config, told, keep=tmp_path / "keep"))
+    assert len((made / "metrics.jsonl").read_text().splitlines()) == 3 and not (tmp_path / "keep").exists()
+    assert sum("begins anew: [Errno 28] No space left" in text for text in told.said) == 1
 
 
 def short_run(directory: Path, started: bool = True, **changes: str) -> Run:

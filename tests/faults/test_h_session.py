@@ -56,7 +56,7 @@ def resumed_elsewhere(path: Path) -> Run:
         lambda run: run.change({"max_steps": 7}),
         lambda run: run.note(start="another"),
         lambda run: kept_of(run).keep(None),
-        lambda run: kept_of(run).save(None, Progress()),
+        lambda run: kept_of(run).save(None, Progress(), print),
         lambda run: kept_of(run).remove(),
     ],
     ids=[
