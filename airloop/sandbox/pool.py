@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -30,7 +31,7 @@ PING_S = 2.0  # for a ready sandbox to show that it lives
 KINDS = 16  # images that ready sandboxes are kept of
 STARTS = max(4, os.cpu_count() or 1)  # sandboxes started at one time
 AHEAD = 4 * (os.cpu_count() or 1)  # ready sandboxes, of all images together, up to which some are started ahead
-QUIET_S = 0.5  # without a wish for a sandbox: the episodes have what they need
+QUIET_S = 0.5  # in which nobody waits for a sandbox: the episodes have what they need
 ATTEMPTS = 3  # to start a sandbox
 LEASE_S = 120.0  # a sandbox starts in milliseconds to seconds; many at once wait for one another
 
@@ -39,11 +40,15 @@ Start = Image | Snapshot
 
 class Pool:
     """`standby` sandboxes are kept ready for each of the images used last; with 0 of them none is ever started ahead.
-    Everything has a deadline: a lease that is held longer than `deadline_s` is closed under its holder."""
+    None is started ahead, either, where `most` are in use or ready: a bound that somebody has set for what the machine
+    can hold. Everything has a deadline: a lease that is held longer than `deadline_s` is closed under its holder."""
 
-    def __init__(self, backend: Backend, standby: int = 2, deadline_s: float = 4 * 3600.0) -> None:
+    def __init__(
+        self, backend: Backend, standby: int = 2, deadline_s: float = 4 * 3600.0, most: float = math.inf
+    ) -> None:
         self.backend = backend
         self.standby = standby
+        self.most = most
         self.deadline_s = deadline_s
         self.counts: Counter[str] = Counter()  # started, warm, cold, broken, closed, overdue
         self.leases: set[Lease] = set()
@@ -51,6 +56,7 @@ class Pool:
         self._coming: Counter[Start] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts = asyncio.Semaphore(STARTS)
+        self._asked = 0  # sandboxes that somebody waits for
         self._wishes: Counter[Start] = Counter()  # for sandboxes of an image, since it was last quiet
         self._wishes_before: Counter[Start] = Counter()
         self._quiet: asyncio.TimerHandle | None = None
@@ -67,21 +73,21 @@ class Pool:
         """A fresh sandbox: a ready one if it still lives, else one started now."""
         if self._closed:
             raise InfraError("the pool of sandboxes is closed")
-        self._note_wish(start)
-        ready = self._ready.setdefault(start, deque())
-        self._ready.move_to_end(start)
-        while ready:
-            sandbox = ready.popleft()
-            if await _lives(sandbox):
-                self.counts["warm"] += 1
-                self._refill(start)
-                return sandbox
-            self.counts["broken"] += 1
-            self.discard(sandbox)
-        self.counts["cold"] += 1
-        sandbox = await self._start(start)
-        self._refill(start)
-        return sandbox
+        with self._asking(start):
+            ready = self._ready.setdefault(start, deque())
+            self._ready.move_to_end(start)
+            while ready:
+                sandbox = ready.popleft()
+                if await _lives(sandbox):
+                    self.counts["warm"] += 1
+                    self._refill(start)
+                    return sandbox
+                self.counts["broken"] += 1
+                self.discard(sandbox)
+            self.counts["cold"] += 1
+            sandbox = await self._start(start)
+            self._refill(start)
+            return sandbox
 
     async def warm(self, start: Start, count: int | None = None) -> None:
         """Waits until sandboxes of this image stand ready."""
@@ -138,20 +144,28 @@ class Pool:
             for sandbox in old:
                 self.discard(sandbox)
 
-    def _note_wish(self, start: Start) -> None:
+    @contextlib.contextmanager
+    def _asking(self, start: Start) -> Iterator[None]:
         self._wishes[start] += 1
+        self._asked += 1
         if self._quiet is not None:
             self._quiet.cancel()
-        self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._start_ahead)
+        try:
+            yield
+        finally:
+            self._asked -= 1
+            if not self._asked and not self._closed:
+                self._quiet = asyncio.get_running_loop().call_later(QUIET_S, self._start_ahead)
 
     def _start_ahead(self) -> None:
         """As many of an image as were wanted this time and the time before: what is wanted once may never be again."""
         wished, before = self._wishes, self._wishes_before
         self._wishes, self._wishes_before = Counter(), wished
-        room = AHEAD - sum(map(len, self._ready.values())) - self._coming.total()
+        there = sum(map(len, self._ready.values())) + self._coming.total()
+        room = min(AHEAD, self.most - len(self.leases)) - there
         for start in wished if self.standby and not self._closed else ():
             missing = min(wished[start], before[start]) - len(self._ready.get(start, ())) - self._coming[start]
-            for _ in range(min(missing, room)):
+            for _ in range(int(min(missing, room))):
                 self._spawn(self._add(start))
                 self._coming[start] += 1
                 room -= 1

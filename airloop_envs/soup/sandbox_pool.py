@@ -60,6 +60,7 @@ except ValueError:
 # What no call may do. Run once, before any agent's code.
 TRIAL = "import os\ntry:\n    os.mkdir('trial')\nexcept PermissionError:\n    print('quiet')"
 TRIAL_S = 30.0
+STANDBY = 2  # sandboxes kept ready beside those in use
 ATTEMPTS = 3  # to run one call: it has no state, so another sandbox does as well
 LOST = "[the code ended the machine it ran on]"
 
@@ -90,7 +91,7 @@ class SandboxPool:
             runtime=args.container_runtime,
         )  # fmt: skip
         size = args.sandboxes
-        return cls(Pool(backend, standby=min(2, size)), start, size)
+        return cls(Pool(backend, standby=min(STANDBY, size), most=size), start, size)
 
     async def run(self, episode: object, task: SoupTask, page: str, code: str, timeout: float) -> Result:
         """The code on this page. What the agent breaks is told in the result; InfraError is the machine's."""

@@ -232,6 +232,24 @@ def test_what_is_wanted_again_is_started_ahead(monkeypatch: pytest.MonkeyPatch) 
     with_pool(work, standby=0)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("held", "there"), [(0, 4), (1, 4), (3, 5)])
+def test_none_is_started_ahead_beyond_the_bound(monkeypatch: pytest.MonkeyPatch, held: int, there: int) -> None:
+    """Six at once, twice: with a bound of four, four are there when it is quiet, those in use counted. Beside three in
+    use, the two that stand by are."""
+    monkeypatch.setattr(pools, "QUIET_S", 0.05)
+
+    async def work(pool: Pool) -> None:
+        for held_now in (0, held):
+            leases = await asyncio.gather(*(pool.lease(IMAGE) for _ in range(6)))
+            await asyncio.gather(*(lease.close() for lease in leases[held_now:]))
+            await asyncio.sleep(0.2)
+            await asyncio.gather(*pool._tasks)
+        assert len(pool._ready[IMAGE]) + len(pool.leases) == there
+
+    with_pool(work, standby=2, most=4)
+
+
 def test_abandon_needs_no_event_loop() -> None:
     async def leave() -> Bubblewrap:
         backend = Bubblewrap(warm_python=False)

@@ -11,7 +11,7 @@ from support.soup_samples import sample_env
 from airloop.errors import InfraError
 from airloop.rollout.episode import run_episode
 from airloop.sandbox.backends import make_backend
-from airloop.sandbox.pool import Pool
+from airloop.sandbox.pool import QUIET_S, Pool
 from airloop.types import Action, Trajectory
 from airloop_envs.soup.sandbox_pool import PACKAGES, PRELOAD, SandboxPool, image
 
@@ -23,23 +23,35 @@ KINDS = ("rating", "count", "names", "detail")
 @pytest.mark.long
 @pytest.mark.parametrize("episodes", [32, pytest.param(256, marks=pytest.mark.soak)])
 def test_many_episodes_at_once_share_four_sandboxes(episodes: int) -> None:
-    async def crowd() -> tuple[list[Trajectory], int, int]:
+    async def crowd() -> tuple[list[Trajectory], int, int, int]:
         env = sample_env(sandboxes=4)
         tasks = [env.named(KINDS[i % len(KINDS)]) for i in range(episodes)]
         try:
             sandbox_pool = env.sandbox_pool()
+            there: set[object] = sandbox_pool.pool.backend.sandboxes  # type: ignore[attr-defined]
+            counts = [0]
+            counting = asyncio.create_task(count_often(there, counts))
             played = await asyncio.gather(
                 *(run_episode(env, t, env.scripted("oracle", t, 0), id=str(i), seed=i) for i, t in enumerate(tasks))
             )
-            return played, sandbox_pool.most, len(sandbox_pool.pool.backend.sandboxes)  # type: ignore[attr-defined]
+            await asyncio.sleep(2 * QUIET_S)  # what is started ahead, has been
+            counting.cancel()
+            return played, sandbox_pool.most, max(counts), len(there)
         finally:
             await env.close()
 
-    played, most, left = asyncio.run(crowd())
+    played, most, most_there, left = asyncio.run(crowd())
     assert {t.ending for t in played} == {"done"}
     assert all(t.rewards["answer"] == 1.0 for t in played)
     assert most <= 4
-    assert left <= 2 + 1  # the pool's ready ones, and one that is being ended
+    assert most_there <= 4 + 2 + 1  # in use, ready, and one that is being ended
+    assert left <= 4  # what stands ready for the next step's episodes
+
+
+async def count_often(there: set[object], counts: list[int]) -> None:
+    while True:
+        counts.append(len(there))
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
