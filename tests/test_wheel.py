@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.installation import EXTRAS, REQUIRED, build_wheel, closure, make_environment, run_air, start_air
+from support.installation import (
+    EXTRAS,
+    REQUIRED,
+    build_wheel,
+    closure,
+    install_from_index,
+    make_environment,
+    run_air,
+    start_air,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -129,3 +138,21 @@ def test_with_its_extra_a_config_is_tried_whole(
     air = make_environment(tmp_path / extra, closure([*REQUIRED, *EXTRAS[extra]]), wheel, inside)
     tried = json.loads(run(air, "train", config, "--dry-run", "--json", cwd=here))
     assert tried["steps"] == 2 and not (here / "outputs").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+def test_a_wheel_that_pip_installs_with_all_it_needs_trains_the_quickstart(
+    wheel: Path, here: Path, tmp_path: Path
+) -> None:
+    """As its users have it: no package is a link to one of ours, the model comes from where it is published. A budget
+    of three minutes; on a slow machine the least that can show anything takes longer, and ends well all the same."""
+    air = install_from_index(tmp_path / "real", wheel, "tune")
+    words = ("train", "quickstart", "--minutes", 3)
+    code, text, problem = run_air(air, *words, cwd=here, timeout=3600, threads="")
+    assert code == 0, problem[-4000:]
+    (made,) = (here / "outputs").glob("exp*")
+    assert json.loads((made / "status.json").read_text())["status"] == "completed"
+    assert json.loads((made / "status.json").read_text())["proofs"] == "passed"
+    compared = json.loads(run(air, "compare", made, "--json", cwd=here))
+    assert compared["overall"]["improved"]["difference"]["low"] is not None and "improved" in text

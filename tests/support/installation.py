@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.packages import PACKAGES
@@ -79,6 +80,19 @@ def make_environment(folder: Path, packages: set[str], wheel: Path, whole: froze
     return folder / "bin" / "air"
 
 
+def install_from_index(folder: Path, wheel: Path, extra: str) -> Path:
+    """A fresh virtual environment into which pip installs the wheel as anybody would, with all it needs from the
+    index that pip uses; the path of its `air`."""
+    venv.create(folder, symlinks=True, with_pip=True)
+    python = folder / "bin" / "python"
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", f"{wheel}[{extra}]"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=_outside(), check=False)
+    if "No matching distribution" in done.stderr or "Could not find a version" in done.stderr:
+        pytest.skip(f"needs an index with the required packages: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "bin" / "air"
+
+
 def _same_file(source: str, target: str) -> str:
     try:
         os.link(source, target)
@@ -109,10 +123,13 @@ def _outside() -> dict[str, str]:
     return {**kept, "PYTHONNOUSERSITE": "1"}
 
 
-def run_air(air: Path, *words: object, cwd: Path, timeout: float = 300) -> tuple[int, str, str]:
-    """The installed command, to its end."""
+def run_air(air: Path, *words: object, cwd: Path, timeout: float = 300, threads: str = "1") -> tuple[int, str, str]:
+    """The installed command, to its end; with no `threads`, it takes the whole machine."""
+    env = {**_alone(cwd), "OMP_NUM_THREADS": threads}
+    if not threads:
+        del env["OMP_NUM_THREADS"]
     done = subprocess.run(
-        _command(air, words), capture_output=True, text=True, timeout=timeout, cwd=cwd, env=_alone(cwd), check=False
+        _command(air, words), capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env, check=False
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.attack_arena import HONEST, IMAGE, LIMITS, Arena, Episodes, write
@@ -19,6 +20,7 @@ from test_attack_grading import HIDDEN_TIME, IGNORE
 
 from airloop.errors import AirError
 from airloop.sandbox.backends import make_backend
+from airloop.sandbox.base import Sandbox
 from airloop.sandbox.bubblewrap import cgroups
 from airloop.sandbox.bubblewrap.backend import Bubblewrap
 
@@ -26,19 +28,11 @@ pytestmark = pytest.mark.bubblewrap
 
 # --- processors ---------------------------------------------------------------------------------------------------
 
+# What is judged is how processors' time was divided, not how long anything took: tests beside these take their part of
+# both sides alike.
 JOB = "python -c 'for i in range(6_000_000): pass'"
 SPIN = "for i in $(seq 40); do setsid sh -c 'while :; do :; done' & done; sleep 0.5"
-SLOWER = 4.0  # times, at most
-
-
-async def timed_job(arena: Arena) -> float:
-    sandbox = await arena.sandbox()
-    started = time.monotonic()
-    result = await sandbox.run(JOB, 60)
-    seconds = time.monotonic() - started
-    await sandbox.close()
-    assert result.exit_code == 0
-    return seconds
+MOST = 8.0  # times the neighbour's time; of forty processes that are equal to its own one it would be forty
 
 
 @pytest.mark.slow
@@ -47,40 +41,66 @@ def test_D25_forty_spinners_leave_a_neighbour_its_share(arena: Arena) -> None:
         pytest.skip(arena.backend.protections()["cpu"])
 
     async def work() -> tuple[float, float]:
-        alone = min([await timed_job(arena) for _ in range(3)])
-        attacker = await arena.sandbox()
+        attacker, neighbour = await arena.sandbox(), await arena.sandbox()
         await attacker.run(SPIN, 10)
-        beside = await timed_job(arena)
+        before = attacker.cpu_seconds() or 0.0, neighbour.cpu_seconds() or 0.0
+        result = await neighbour.run(JOB, 60)
+        after = attacker.cpu_seconds() or 0.0, neighbour.cpu_seconds() or 0.0
+        assert result.exit_code == 0
         await attacker.close()
-        return alone, beside
+        await neighbour.close()
+        return after[0] - before[0], after[1] - before[1]
 
-    alone, beside = arena.do(work())
-    assert beside < SLOWER * alone + 0.3, f"{alone:.2f} s alone, {beside:.2f} s beside them"
+    theirs, own = arena.do(work())
+    assert own > 0.05 and theirs < MOST * own, f"{own:.2f} s, and {theirs:.2f} s for the spinners"
 
 
 @pytest.mark.long
 def test_many_busy_sandboxes_leave_the_host_its_share(arena: Arena) -> None:
-    """Each by itself would weigh as much as the host's process: four for each core would make it five times as slow."""
+    """On each core a process of the host's, and four busy sandboxes: all of them together have as much as it. Each by
+    itself would weigh as much, and they would have four times as much."""
     if "weaker" in arena.backend.protections()["cpu"]:
         pytest.skip(arena.backend.protections()["cpu"])
+    cores = sorted(os.sched_getaffinity(0))
+    spin = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
-    def job() -> float:
-        began = time.monotonic()
-        subprocess.run([sys.executable, "-ISc", "for i in range(12_000_000): pass"], check=True)
-        return time.monotonic() - began
+    def divided(sandboxes: list[Sandbox]) -> tuple[float, float]:
+        # In sessions of their own: what is in one session weighs as one process where the kernel groups by them.
+        jobs = [subprocess.Popen([sys.executable, "-ISc", spin, str(core)], start_new_session=True) for core in cores]
+
+        def used() -> tuple[float, float]:
+            return sum(sandbox.cpu_seconds() or 0.0 for sandbox in sandboxes), sum(seconds_of(job.pid) for job in jobs)
+
+        try:
+            while used()[1] < 0.2 * len(jobs):  # they are on their cores
+                time.sleep(0.05)
+            before = after = used()
+            while after[1] - before[1] < 1.0 * len(jobs):
+                time.sleep(0.05)
+                after = used()
+        finally:
+            for job in jobs:
+                job.kill()
+                job.wait()
+        return after[0] - before[0], after[1] - before[1]
 
     async def work() -> tuple[float, float]:
-        alone = min([job() for _ in range(3)])
-        sandboxes = [await arena.sandbox() for _ in range(4 * (os.cpu_count() or 1))]
+        sandboxes = [await arena.sandbox() for _ in range(4 * len(cores))]
         for sandbox in sandboxes:
             await sandbox.run("(while :; do :; done) &", 10)
-        beside = min([job() for _ in range(2)])
+        found = await asyncio.to_thread(divided, sandboxes)
         for sandbox in sandboxes:
             await sandbox.close()
-        return alone, beside
+        return found
 
-    alone, beside = arena.do(work())
-    assert beside < 3.5 * alone, f"{alone:.2f} s alone, {beside:.2f} s beside them"
+    theirs, own = arena.do(work())
+    assert theirs < 2.0 * own, f"the host's {own:.2f} s, and {theirs:.2f} s of the sandboxes"
+
+
+def seconds_of(pid: int) -> float:
+    """Of a processor, that this process has had."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_sandbox_has_no_more_cores_than_it_may_have(arena: Arena) -> None:
