@@ -116,9 +116,11 @@ class NodeAgent:
                     server_spec, self._folder, self._model_lock, on_output
                 )
 
-    def replace_server(self, url: str, starts: int) -> None:
+    def replace_server(self, url: str, request: dict[str, Any]) -> None:
+        from airloop.engine.vllm.remote_servers import EndRequest
+
         with self._lock:
-            self._servers[url].replace(starts)
+            self._servers[url].replace(EndRequest(**request))
 
     def signal(self, number: int, rank: int, signal: int) -> None:
         """`number`: of this call, so that a repeated call sends no second signal."""

@@ -131,8 +131,8 @@ class SamplerNodes:
         """Ends servers that the first rank wants to be replaced, because they do not answer as they should. False:
         polling goes on."""
         for number, one in enumerate([*self._statuses.values()]):
-            if one.node == node.name and (starts := self._status_file.take_end_request(number)) is not None:
-                node.call("replace_server", one.url, starts)
+            if one.node == node.name and (request := self._status_file.take_end_request(number)) is not None:
+                node.call("replace_server", one.url, asdict(request))
         return False
 
     def _handle_event(self, url: int | str, kind: str, text: str) -> None:

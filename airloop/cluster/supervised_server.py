@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from airloop.config import Config
 from airloop.engine.vllm.engine import STARTS
+from airloop.engine.vllm.remote_servers import EndRequest
 from airloop.engine.vllm.server import VllmServer
 from airloop.engine.vllm.start import Location, base_model_here, enable_adapter_pull, own_server
 from airloop.errors import AirError
 
 OnEvent = Callable[[str, str], None]  # kind (event, line, exit), text
 PIECE = 1 << 20  # bytes of its output that are read at once
+SILENT_S = 30.0  # without an answer to its own node: it hangs
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,19 @@ class SupervisedServer:
         self._server.start()
         self._on_event("event", json.dumps(["started", self._server.starts, code]))
 
-    def replace(self, starts: int) -> None:
+    def replace(self, request: EndRequest) -> None:
         """End the process of that start, to be started again; another one is left alone."""
-        if self._server is not None and self._server.starts == starts:
+        if request.silent:
+            threading.Thread(target=self._replace_if_silent, args=(request,), daemon=True).start()
+        elif self._server is not None and self._server.starts == request.starts:
             self._server.close_stdin()
+
+    def _replace_if_silent(self, request: EndRequest) -> None:
+        """A process that stands still keeps its port open: it takes connections, and answers none."""
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.get(f"{self._spec.url}/health", timeout=SILENT_S, trust_env=False)
+            return
+        self.replace(EndRequest(request.starts))
 
     def end(self) -> None:
         """Tells its process guard to end it; `wait` waits for that."""

@@ -45,6 +45,7 @@ LONGEST_ERROR = 2000  # characters
 # Headers and paths of requests that are forwarded to the policy.
 FORWARDED_HEADERS = ("authorization", "x-api-key", "content-type", "x-stainless-retry-count", "anthropic-version")
 POLICY_PATHS = ("v1/chat/completions", "v1/responses", "v1/messages", "v1/models", "inference/v1/generate")
+MODEL_PATH = "v1/models/"  # and a name
 
 
 class RemoteServer:
@@ -172,7 +173,7 @@ class RemoteServer:
 
         address, rest = self._queue.address(request.path_params["id"]), request.path_params["rest"]
         try:
-            if address is None or rest not in POLICY_PATHS:
+            if address is None or not (rest in POLICY_PATHS or rest.startswith(MODEL_PATH)):
                 raise BadRequest("Incorrect API key provided, or there is no such episode.", status=401)
             url = f"{address.base_url.removesuffix('/v1')}/{rest}"
             headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}

@@ -1,161 +1,45 @@
-"""Parts of samplers on nodes of their own: what they are started with, how they are kept, what the board says, and when
-one that is gone is hung up on."""
+"""Parts of samplers on nodes of their own: what the board says, and when one that is gone is hung up on."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-import threading
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.launcher_contract import Told, ended
-from support.rank_runs import FLAGS, words
+from support.sampler_configs import CPUS, WAIT_S, config_of, until
 from support.scripted_nodes import ScriptedNodes
 from support.warm_ranks import WarmServer
 
-from airloop.cluster.agent import NodeAgent
 from airloop.cluster.launcher import ClusterLauncher
 from airloop.cluster.node import NodeLost
 from airloop.cluster.samplers import SamplerNode, SamplerNodes, share_out
-from airloop.cluster.supervised_server import ServerSpec, SupervisedServer
-from airloop.config import Config, load_config
-from airloop.engine.vllm.engine import STARTS
-from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
-from airloop.engine.vllm.remote_servers import API_KEY, STATUS_FILE_VARIABLE, NodeServer, ServerStatus, ServerStatusFile
+from airloop.cluster.supervised_server import ServerSpec
+from airloop.engine.vllm.plugin.adapters import KEY
+from airloop.engine.vllm.remote_servers import (
+    API_KEY,
+    STATUS_FILE_VARIABLE,
+    EndRequest,
+    NodeServer,
+    ServerStatus,
+    ServerStatusFile,
+)
 from airloop.engine.vllm.server import ServerLost
 from airloop.errors import AirError
 from airloop.launch import local
 from airloop.launch.base import RankSpec
 from airloop.launch.local import LocalLauncher
-from airloop.models.tiny import save_tiny
 from airloop.runs.run import Run
 
-WAIT_S = 60.0
-CPUS = {"model.device": "cpu", "cluster.nodes": "3", "cluster.roles.learner": "1", "cluster.roles.sampler": "2"}
 GPUS = {**CPUS, "model.device": "auto", "cluster.gpus_per_node": "2"}
-
-
-def config_of(**more: str) -> Config:
-    return load_config(words({**FLAGS, "deterministic": "false", **more}))
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("AIR_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vllm"
-
-
-def until(there: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def order_of(folder: Path, script: str) -> ServerSpec:
-    """Of a server whose interpreter is a script of ours."""
-    program = folder / "python"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    named = {"inference.vllm.python": str(program), "model.name": str(save_tiny(folder / "tiny"))}
-    config = config_of(**CPUS, **named).model_dump(mode="json", exclude_none=True)
-    return ServerSpec(config, "float32", 0, "127.0.0.3", 8123, None, "the key", "the other key")
-
-
-def kept_by(agent: NodeAgent, spec: ServerSpec) -> Iterator[tuple[str, str]]:
-    """What an agent tells of a server, in the end its exit."""
-    agent.serve(vars(spec))
-    seen, deadline = 0, time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        for number, who, kind, text in agent.events(seen, 0.2):
-            assert who == spec.url
-            seen = number
-            yield kind, text
-            if kind == "exit" or (kind == "event" and json.loads(text)[0] == "failed"):
-                return
-    raise AssertionError("it has told of no end")
-
-
-def test_a_server_is_started_with_keys_in_its_environment_on_the_address_of_its_node(tmp_path: Path) -> None:
-    spec = order_of(tmp_path, f'env > {tmp_path}/env; echo "$@" > {tmp_path}/words; exec sleep 60')
-    agent = NodeAgent({}, ".")
-    agent.serve(vars(spec))
-    agent.serve(vars(spec))  # a call may come twice
-    until((tmp_path / "words").exists)
-    until(lambda: (tmp_path / "words").read_text())
-    given = (tmp_path / "words").read_text().split()
-    options = dict(itertools.pairwise(given))
-    assert (options["--host"], options["--port"]) == ("127.0.0.3", "8123")
-    assert options["--model"] == str(tmp_path / "tiny") and options["--dtype"] == "float32"
-    env = dict(line.partition("=")[::2] for line in (tmp_path / "env").read_text().splitlines())
-    assert (env["VLLM_API_KEY"], env[KEY]) == ("the key", "the other key")
-    assert not {"the", "key", "other"} & {*given}, "a command can be read by everybody"
-    plugin = Path(env["PYTHONPATH"].split(":")[0])
-    assert (plugin / "airloop_vllm" / "adapters.py").is_file() and plugin.is_relative_to(env[FOLDER])
-    assert "VLLM_SERVER_DEV_MODE" not in env, "routes that ask for no key are not there"
-    assert len(agent._servers) == 1
-    agent.close()
-    assert not plugin.exists()
-
-
-def test_a_server_that_ends_is_started_again_a_few_times(tmp_path: Path) -> None:
-    spec = order_of(tmp_path, f"echo $PPID >> {tmp_path}/starts; echo no GPU here; printf half; exit 7")
-    agent = NodeAgent({}, ".")
-    told = list(kept_by(agent, spec))
-    agent.close()
-    assert [json.loads(text) for kind, text in told if kind == "event"] == [["started", 2, 7], ["started", 3, 7]]
-    assert told[-1] == ("exit", "7") and len((tmp_path / "starts").read_text().split()) == STARTS
-    lines = [text for kind, text in told if kind == "line"]
-    assert "".join(lines) == "no GPU herehalf" * STARTS and lines[0] == "no GPU here"
-
-
-def test_H2_one_that_hangs_is_ended_and_started_again_and_only_that_one(tmp_path: Path) -> None:
-    spec = order_of(tmp_path, f"echo up >> {tmp_path}/starts; exec sleep 60")
-    agent = NodeAgent({}, ".")
-    agent.serve(vars(spec))
-    until((tmp_path / "starts").exists)
-    agent.replace_server(spec.url, 1)
-    until(lambda: [text for _, _, kind, text in agent.events(0, 0.1) if kind == "event" and '"started", 2' in text])
-    agent.replace_server(spec.url, 1)  # the same call again, or one that comes late
-    time.sleep(0.5)
-    agent.events(0, 0.1)
-    assert len((tmp_path / "starts").read_text().split()) == 2
-    agent.close()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        (
-            {"inference": {"backend": "vllm", "vllm": {"python": "nowhere/python"}}},
-            "is no program. (name an interpreter",
-        ),
-        ({"model": {"name": "./nothing", "device": "cpu"}}, "there is no model at './nothing'"),
-    ],
-)
-def test_what_a_node_lacks_is_told(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
-    spec = order_of(tmp_path, "exit 1")
-    agent = NodeAgent({}, ".")
-    ((kind, text),) = kept_by(agent, replace(spec, config={**spec.config, **wrong}))
-    assert kind == "event" and told in json.loads(text)[1]
-    agent.close()
-
-
-def test_one_that_is_ended_before_it_is_started_does_not_stay(tmp_path: Path) -> None:
-    spec, model_lock = order_of(tmp_path, f"touch {tmp_path}/up; exec sleep 60"), threading.Lock()
-    model_lock.acquire()
-    server = SupervisedServer(spec, tmp_path, model_lock, lambda kind, text: None)
-    server.end()
-    model_lock.release()
-    until(lambda: server._server is not None)
-    assert server._server is not None
-    until(lambda: server._server.ended() is not None)
 
 
 def status_file_of(folder: Path, *servers: ServerStatus) -> ServerStatusFile:
@@ -174,10 +58,10 @@ def test_the_board_says_how_servers_are_and_which_is_to_be_ended(
     monkeypatch.setenv(STATUS_FILE_VARIABLE, str(status_file.path))
     given = ServerStatusFile.from_environment()
     assert given is not None and given.host == "10.0.0.5" and given.servers == status_file.servers
-    given.request_end("http://127.0.0.1:10", 3)
+    given.request_end("http://127.0.0.1:10", EndRequest(3))
     assert [status_file.take_end_request(0), status_file.take_end_request(1), status_file.take_end_request(1)] == [
         None,
-        3,
+        EndRequest(3),
         None,
     ]
     status_file.path.unlink()
@@ -197,15 +81,18 @@ def test_what_has_replaced_a_server_is_not_ended_for_what_was_found_of_the_one_b
         server = NodeServer(here.url, status_file=status_file)
         server.start()
         await server.end()
-        assert status_file.take_end_request(0) == 1
+        assert status_file.take_end_request(0) == EndRequest(1)
         status_file.write("", [replace(here, starts=2, code=9)])
         await server.end()
         assert status_file.take_end_request(0) is None
         server.start()
         await server.end()
-        assert status_file.take_end_request(0) == 2
-        await server.close()
+        assert status_file.take_end_request(0) == EndRequest(2)
         there.close()
+        await there.wait_closed()
+        await server.end()
+        assert status_file.take_end_request(0) == EndRequest(2, silent=True)
+        await server.close()
 
     asyncio.run(asyncio.wait_for(main(), WAIT_S))
 

@@ -78,6 +78,10 @@ class RemoteClient:
         body = {"messages": [{"role": "user", "content": text}]}
         return httpx.post(f"{episode['url']}/chat/completions", json=body, headers=head, timeout=30)
 
+    def model(self, episode: dict[str, Any], name: str, key: str = "") -> httpx.Response:
+        head = {"Authorization": f"Bearer {key or episode['api_key']}"}
+        return httpx.get(f"{episode['url']}/models/{name}", headers=head, timeout=30)
+
     def end(self, episode: dict[str, Any], how: str = "finish", key: str = KEY, **body: Any) -> httpx.Response:
         head = {"Authorization": f"Bearer {key}"}
         return self.http.post(f"/episodes/{episode['id']}/{how}", json=body, headers=head)
@@ -141,6 +145,8 @@ def test_an_agent_asks_for_an_episode_plays_it_and_finishes_it(env: Any) -> None
         assert set(episode["task"]) == {"word"} and episode["seconds"] == 20.0 and isinstance(episode["seed"], int)
         first = client.say(episode).json()["choices"][0]["message"]
         assert first["content"].startswith("yes")
+        assert client.model(episode, "org/mine").json()["id"] == "org/mine"
+        assert client.model(episode, "mine", key="another").status_code == 401
         assert client.end(episode, rewards=0.5).status_code == 200
         assert client.end(episode, rewards=0.5).status_code == 200  # it may not have heard the answer
         assert client.end(episode, rewards=0.6).status_code in (409, 410)

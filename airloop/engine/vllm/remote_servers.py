@@ -31,6 +31,15 @@ class ServerStatus:
     with_node: bool = False  # its node was lost: the end of its log does not say why
 
 
+@dataclass(frozen=True)
+class EndRequest:
+    """For the process of that start, not for one that is started later. `silent`: it does not answer the first rank,
+    whose network may be at fault; so it is ended only where it does not answer its own node, either."""
+
+    starts: int
+    silent: bool = False
+
+
 class ServerStatusFile:
     """Written as a whole, by one process; read by all ranks. In files beside it the first rank requests that a server
     be ended."""
@@ -47,16 +56,14 @@ class ServerStatusFile:
         """`host`: the address of the first rank's machine by which servers reach it."""
         write_json(self.path, {"host": host, "servers": [asdict(server) for server in servers]})
 
-    def request_end(self, url: str, starts: int) -> None:
-        """Requests the end of the process of that start, not of one that is started later."""
+    def request_end(self, url: str, request: EndRequest) -> None:
         for number, one in enumerate(self.servers):
             if one.url == url:
-                write_json(self._end_request(number), starts)
+                write_json(self._end_request(number), asdict(request))
 
-    def take_end_request(self, number: int) -> int | None:
-        """Which process of a server is to be ended, by the number of its start; None where none was requested."""
+    def take_end_request(self, number: int) -> EndRequest | None:
         with contextlib.suppress(FileNotFoundError):
-            asked = int(self._end_request(number).read_text(encoding="utf-8"))
+            asked = EndRequest(**json.loads(self._end_request(number).read_text(encoding="utf-8")))
             self._end_request(number).unlink()
             return asked
         return None
@@ -116,11 +123,13 @@ class NodeServer(VllmServer):
         )
 
     async def end(self) -> None:
-        """Asks its node to end it. One that cannot be reached has ended, or the network is down: its node knows
-        which. What has replaced the process that we know is another one, which nobody has found fault with."""
-        here = self.status_file and not self.shared and not self.lost_for_good() and self.ended() is None
-        if here and await self.is_healthy(ANSWER_S) and self.status_file:
-            self.status_file.request_end(self.url, self.starts)
+        """Asks its node to end it. What has replaced the process that we know is another one, which nobody has found
+        fault with."""
+        here = not self.shared and not self.lost_for_good() and self.ended() is None
+        if here and self.status_file:
+            silent = not await self.is_healthy(ANSWER_S)
+            if self.status_file:  # the run has not ended meanwhile
+                self.status_file.request_end(self.url, EndRequest(self.starts, silent))
 
     async def close(self) -> None:
         self.status_file = None  # it ends with the run
