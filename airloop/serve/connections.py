@@ -8,10 +8,12 @@ others out."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import struct
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -58,12 +60,14 @@ class BufferedTransport:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._buffer: list[bytes] = []
+        self._written = 0  # bytes
 
     def write(self, data: bytes) -> None:
         if data and not self._buffer:
             self._loop.call_soon(self.flush)  # of a stream, whose end comes later
         if data:
             self._buffer.append(data)
+            self._written += len(data)
 
     def flush(self) -> None:
         if self._buffer:
@@ -81,8 +85,26 @@ class BufferedTransport:
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size() + sum(map(len, self._buffer))
 
+    def sent(self) -> int:
+        """Bytes that have left this machine, or its process where the system does not say what it holds."""
+        return self._written - self.get_write_buffer_size() - _held_by_system(self._transport)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+def _held_by_system(transport: asyncio.Transport) -> int:
+    """Bytes that the client has not acknowledged. Without them a slow client would seem to take nothing for as long as
+    it needs for a third of the system's buffer: only then is there room for more."""
+    if sys.platform != "linux":
+        return 0
+    import fcntl  # not on Windows
+    import termios
+
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        asked = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        return int(struct.unpack("i", asked)[0])
+    return 0
 
 
 class LimitedConnection(Connection):
@@ -92,6 +114,7 @@ class LimitedConnection(Connection):
 
     _began = 0.0
     _unsent = 0  # bytes of an answer that were not sent yet at the last check
+    _sent = 0  # bytes of all answers that were sent by then, if some were not
     _check_timer: asyncio.TimerHandle | None = None
     _check_at = 0.0  # time of the next check
     _refused = False
@@ -212,19 +235,21 @@ class LimitedConnection(Connection):
     def _schedule_check(self) -> None:
         """One timer for all answers of a connection: it is postponed when it fires, not made anew for each."""
         self._unsent = self.transport.get_write_buffer_size()
+        self._sent = self.transport.sent() if self._unsent else 0
         self._check_at = self.loop.time() + TIMEOUT_S
         if self._check_timer is None:
             self._check_timer = self.loop.call_at(self._check_at, self._check)
 
     def _check(self) -> None:
         """Closes the connection after half a request, or when the client reads nothing of its answer; an answer that is
-        being made, or read slowly, goes on."""
+        being made, or read slowly, goes on. What is read slowly is made as slowly: so it is what was sent that tells, as
+        the size of what is unsent stays the same."""
         self._check_timer = None
         if self.loop.time() < self._check_at:
             self._check_timer = self.loop.call_at(self._check_at, self._check)
             return
-        unsent = self.transport.get_write_buffer_size()
-        if (self.is_idle and not self._rests) or (unsent and unsent >= self._unsent > 0):
+        unread = self._unsent and self.transport.get_write_buffer_size() and self.transport.sent() == self._sent
+        if (self.is_idle and not self._rests) or unread:
             self.drop()
         else:
             self._schedule_check()
@@ -272,7 +297,7 @@ class RateLimitedLog(logging.Filter):
 rate_limited_log = RateLimitedLog()
 
 
-@contextmanager
+@contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
     """Limits the logs while a server runs: asyncio logs each connection that it could not accept."""
     loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
