@@ -253,6 +253,12 @@ class Terminal:
             except OSError:  # the other side is closed
                 return
 
+    def until(self, words: str) -> None:
+        deadline = time.monotonic() + 60
+        while words.encode() not in self._seen:
+            assert time.monotonic() < deadline, self._seen
+            time.sleep(0.02)
+
     def close(self) -> str:
         self.file.close()
         self._reader.join(5)
@@ -307,7 +313,7 @@ def test_a_command_without_steps_leaves_nothing_of_the_block() -> None:
     terminal = Terminal(80, 24)
     with Display(Console(file=terminal.file, highlight=False)) as display:
         display.phase("loading the model")
-        time.sleep(0.3)
+        terminal.until("loading the model")
     seen = terminal.close()
     assert "loading the model" in seen and seen.rindex("\x1b[2K") > seen.rindex("loading the model")
 
@@ -342,6 +348,21 @@ def until(socket: str, words: str, seconds: float = 30) -> list[str]:
     return shown
 
 
+def whole_block(socket: str, which: str, seconds: float = 30) -> list[str]:
+    """The screen, once its last lines are the whole block, and nothing but it. It may be caught while it is drawn."""
+    deadline = time.monotonic() + seconds
+    while True:
+        shown = screen(socket)
+        words = [line.split() for line in shown[-len(BLOCK) : -1]]
+        labels = [
+            w[0 if line[0] == " " else 1] for w, line in zip(words, shown[-len(BLOCK) : -1], strict=True) if len(w) > 1
+        ]
+        if labels == BLOCK[:-1] and "step 6/30: sampling" in shown[-1]:
+            return shown
+        assert time.monotonic() < deadline, which + "\n" + "\n".join(shown)
+        time.sleep(0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 @pytest.mark.usefixtures("plain_terminal")
@@ -354,14 +375,11 @@ def test_a_window_made_narrower_and_ctrl_c_leave_a_clean_screen(tmp_path: Path) 
     # The environment as Python knows it: readline, which pytest imports, puts COLUMNS behind its back.
     subprocess.run(start, check=True, env=dict(os.environ))
     try:
-        wide = until(socket, "step 6/30: sampling")
+        wide = whole_block(socket, "wide")
         subprocess.run([*tmux, "resize-window", "-t", "a", "-x", "56", "-y", "20"], check=True)
         time.sleep(1)
-        narrow = screen(socket)
+        whole_block(socket, "narrow")  # what a narrower window broke may be left above, never within or below
         assert wide[:1] == ["first words"] and len(wide) == 1 + len(BLOCK)
-        for shown in (wide, narrow):  # what a narrower window broke may be left above, never within or below
-            assert [line.split()[0 if line[0] == " " else 1] for line in shown[-len(BLOCK) : -1]] == BLOCK[:-1]
-            assert "step 6/30: sampling" in shown[-1]
         found = subprocess.run(
             [*tmux, "list-panes", "-F", "#{pane_pid}"], capture_output=True, text=True, check=True
         ).stdout.strip()

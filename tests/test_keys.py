@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import os
@@ -233,8 +234,9 @@ def test_a_key_in_the_command_line_is_told_and_not_repeated(air: Any) -> None:
 
 
 def test_looking_for_keys_costs_little_beside_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an episode with thousands of tokens."""
-    from time import process_time
+    """Of an episode with thousands of tokens. The least of five, of this thread: what else a process does, and what
+    another one does to its caches, is no cost of ours."""
+    from time import thread_time
 
     for number in range(20):
         monkeypatch.setenv(f"PLANTED_{number}_API_KEY", f"sk-{number}-{os.urandom(20).hex()}")
@@ -243,12 +245,17 @@ def test_looking_for_keys_costs_little_beside_writing(monkeypatch: pytest.Monkey
         "logprobs": [-i / 7 for i in range(30000)],
         "turns": ["some words " * 50] * 20,
     }
-    took = [0.0, 0.0]
-    for _ in range(5):
-        began = process_time()
-        without_keys_in(episode)
-        took[0] += process_time() - began
-        began = process_time()
-        json.dumps(episode)
-        took[1] += process_time() - began
-    assert took[0] < took[1] / 4, took
+    looking, writing = [], []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            began = thread_time()
+            without_keys_in(episode)
+            looking.append(thread_time() - began)
+            began = thread_time()
+            json.dumps(episode)
+            writing.append(thread_time() - began)
+    finally:
+        gc.enable()
+    assert min(looking) < min(writing) / 4, (looking, writing)

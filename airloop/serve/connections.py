@@ -242,8 +242,8 @@ class LimitedConnection(Connection):
 
     def _check(self) -> None:
         """Closes the connection after half a request, or when the client reads nothing of its answer; an answer that is
-        being made, or read slowly, goes on. What is read slowly is made as slowly: so it is what was sent that tells, as
-        the size of what is unsent stays the same."""
+        being made, or read slowly, goes on. What was sent tells: the size of what is unsent stays the same where an
+        answer is made as slowly as it is read."""
         self._check_timer = None
         if self.loop.time() < self._check_at:
             self._check_timer = self.loop.call_at(self._check_at, self._check)

@@ -169,8 +169,11 @@ def test_cancelling_frees_everything_and_disturbs_nobody() -> None:
         wanted = await engine.generate([9, 8, 7], Sampling(30, seed=1))
         await engine.publish(1)
         tasks = [asyncio.create_task(engine.generate(p, Sampling(100, seed=2))) for p in prompts(6, seed=9)]
-        kept = asyncio.create_task(engine.generate([9, 8, 7], Sampling(30, seed=1)))
-        await asyncio.sleep(0.05)
+        begun = asyncio.Event()
+        asked = engine.generate([9, 8, 7], Sampling(30, seed=1), on_tokens=lambda _: begun.set())
+        kept = asyncio.create_task(asked)
+        await asyncio.wait({kept, asyncio.create_task(begun.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        assert not any(task.done() for task in (*tasks, kept))  # all are in the middle of their replies
         for task in tasks:
             task.cancel()
         assert (await kept).token_ids == wanted.token_ids

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.engine_conformance import AGREES, PROMPT, agrees, change
 from support.fault_proxy import Fault, FaultProxy
+from support.ports import free_port
 from support.vllm_served import make_policy
 from support.vllm_standin import StandInServer, stand_in
 
@@ -24,7 +25,7 @@ from airloop.engine.vllm import server as servers
 from airloop.engine.vllm.adapters import AdapterStore
 from airloop.engine.vllm.engine import VllmEngine
 from airloop.engine.vllm.reply import Reply
-from airloop.engine.vllm.server import ServerLost, free_port
+from airloop.engine.vllm.server import ServerLost
 from airloop.policy import Policy
 
 LENGTH = 8

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from support.endpoint_world import CHAT, Recorded, trained_is_sampled
+from support.ports import free_port
 from support.program_runs import program_run
 
 from airloop.config import load_config
@@ -35,11 +36,6 @@ from airloop.watch.display.display import Display
 
 KEY = "an-admin-key-that-nobody-else-has"
 Agent = Callable[["RemoteClient"], None]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class RemoteClient:

@@ -19,13 +19,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from support.ports import free_port
 from support.vllm_standin import StandIn, StandInServer
 from support.warm_process import Process
 
 from airloop.engine.embedded import EmbeddedEngine
 from airloop.engine.vllm.full import STEPS, FullServer
 from airloop.engine.vllm.plugin.weights import file_digest
-from airloop.engine.vllm.server import free_port
 from airloop.models.head import logits_head
 from airloop.models.tiny import tiny_model
 from airloop.policy import Policy

@@ -23,11 +23,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from support.plain_llama import PlainLlama
+from support.ports import free_port
 from support.warm_process import Process
 
 from airloop.engine.base import Sampling
 from airloop.engine.vllm.plugin.adapters import KEY, Adapters
-from airloop.engine.vllm.server import BASE, ROUTES, VllmServer, free_port
+from airloop.engine.vllm.server import BASE, ROUTES, VllmServer
 from airloop.engine.vllm.version import MINOR
 
 

@@ -57,6 +57,14 @@ def first_episode(view: Tab) -> dict[str, Any]:
     return view.episodes(run=RUN, source="step_0001")[0]
 
 
+def noted(view: Tab, where: list[str]) -> None:
+    """Waits for an entry of the browser's log, which comes when it comes; and for one more that may be under way."""
+    deadline = time.monotonic() + 10
+    while not where and time.monotonic() < deadline:
+        view.page.wait_for_timeout(30)
+    view.page.wait_for_timeout(100)
+
+
 # --- finding one's way ------------------------------------------------------------------------------------------
 
 
@@ -164,7 +172,7 @@ def test_what_is_wrong_is_said_with_what_to_do(browser: Any, base: str) -> None:
         assert "There is no page" in view.text() and "What to do" in view.text()
         view.open("run", run="../../etc")
         assert "There is no run" in view.text() and "What to do" in view.text()
-        view.page.wait_for_timeout(100)
+        noted(view, view.seen.refused)
         assert len(view.seen.refused) == 1  # the browser's own note of the 404
         view.seen.refused.clear()
 
@@ -280,7 +288,9 @@ def test_thousands_of_tokens_stay_fast(view: Tab) -> None:
     walk = f"({timed})(async () => {{ for (let i = 0; i < 100; i++) {key} }})"
     assert min(page.evaluate(walk) for _ in range(3)) < 2000  # 20 ms a key; others use the machine too
     assert page.evaluate("document.activeElement.dataset.i") == "300"
-    assert page.evaluate(f"({timed})(async () => document.querySelector('[value=logprob]').click())") < 1000
+    click = f"({timed})(async () => document.querySelector('[value=%s]').click())"
+    tries = [page.evaluate(click % colouring) for colouring in ("logprob", "mask", "logprob")]  # each colours anew
+    assert min(tries) < 1000, tries
 
 
 def test_the_exported_file_opens_alone(browser: Any, view: Tab, tmp_path: Path) -> None:
@@ -338,6 +348,8 @@ def test_markup_of_the_highlighter_is_kept_to_spans(view: Tab) -> None:
     )
     assert markup.startswith('<span class="k">if</span>') and markup.endswith("<span>z</span>")
     assert not re.search(r"<(?!/?span)|onerror=|onclick|style=", markup) and view.harmed() is None
+    page.wait_for_timeout(100)
+    page.evaluate("new Promise(requestAnimationFrame)")  # behind what was noted, on the same way
     page.wait_for_timeout(100)
     view.seen.blocked.clear()  # some versions note at parsing that the policy would not let the handlers run
 
