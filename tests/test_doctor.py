@@ -274,7 +274,22 @@ def phase(self, text, *more):
     show(self, text, *more)
 
 Display.phase = phase
+{more}
 main()
+"""
+# From that mark on replies are made and not handed over: what waits for them is not over before it is stopped.
+HELD = """
+import asyncio
+from airloop.engine.embedded.engine import EmbeddedEngine
+generate = EmbeddedEngine.generate
+
+async def held(self, *given, **named):
+    found = await generate(self, *given, **named)
+    if Path({mark!r}).exists():
+        await asyncio.sleep(200)
+    return found
+
+EmbeddedEngine.generate = held
 """
 
 
@@ -282,7 +297,8 @@ def interrupted(directory: Path, *, in_run: bool, after_s: float = 0.0) -> tuple
     argv = ["--orchestrator.env.0.id", "tune", "--orchestrator.sampling.max_tokens", "300", "--max_steps", "1"]
     argv = ["train", "--model.name", "tiny:llama", *argv, "--output_dir", str(directory)]
     begun = directory / "begun"
-    process = warm_process.Process(argv, stderr=True, code=MARKED.format(mark=str(begun), in_run=in_run))
+    more = HELD.format(mark=str(begun)) if in_run else ""
+    process = warm_process.Process(argv, stderr=True, code=MARKED.format(mark=str(begun), in_run=in_run, more=more))
     deadline = time.monotonic() + 300
     while not begun.exists():
         assert time.monotonic() < deadline and process.poll() is None
@@ -302,7 +318,7 @@ def test_ctrl_c_before_there_is_a_run_is_said_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_a_probe_ends_the_run_at_once(tmp_path: Path) -> None:
-    code, said = interrupted(tmp_path, in_run=True, after_s=1)  # the probe plays episodes for longer
+    code, said = interrupted(tmp_path, in_run=True, after_s=1)  # it plays episodes by then
     assert code == 130 and "go on with `air train --resume" in said
     (status,) = [json.loads(path.read_text()) for path in tmp_path.glob("exp*/status.json")]
     assert status["status"] == "stopped" and "proofs" not in status

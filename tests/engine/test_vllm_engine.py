@@ -65,7 +65,13 @@ def test_old_adapters_go(tmp_path: Path) -> None:
     )
 
 
-def test_H1_a_server_killed_in_the_middle_of_replies_loses_no_token(tmp_path: Path) -> None:
+def test_H1_a_server_killed_in_the_middle_of_replies_loses_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        engines, "WATCH_S", 600
+    )  # the other one takes its replies on; it is not started again meanwhile
+
     async def work(engine: VllmEngine, policy: Policy) -> None:
         victim, other = engine.servers
         await broken(victim, after=40)
@@ -86,7 +92,7 @@ def test_a_server_that_ended_is_started_again_and_serves_what_is_trained(
         victim, _ = engine.servers
         await broken(victim, after=1)
         await asyncio.gather(*(engine.generate(PROMPT, Sampling(4, seed=i), order=f"{i}") for i in range(4)))
-        assert victim.lost
+        assert victim.lost or victim.starts == 2
         change(policy, 1)
         await engine.publish(1)
         while victim.lost:  # noqa: ASYNC110
@@ -118,18 +124,25 @@ def test_H3_without_any_server_left_whoever_waits_is_told(tmp_path: Path, monkey
 def test_H2_a_server_that_hangs_is_left_and_its_replies_go_on_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 1.0), ("ANSWER_S", 1.0), ("STARTS", 1)):
+    for name, seconds in (("WATCH_S", 0.2), ("IDLE_S", 3.0), ("ANSWER_S", 3.0), ("STARTS", 1)):
         monkeypatch.setattr(engines, name, seconds)
 
     async def work(engine: VllmEngine, policy: Policy) -> None:
         victim = engine.servers[0]
         assert isinstance(victim, StandInServer) and victim.process
-        asked = [asyncio.ensure_future(engine.generate([i], Sampling(120, seed=i), order=f"{i}")) for i in range(1, 5)]
-        await asyncio.sleep(0.3)
+        begun = [asyncio.Event() for _ in range(4)]
+
+        def ask(i: int) -> Any:
+            said = begun[i - 1]
+            return engine.generate([i], Sampling(240, seed=i), order=f"{i}", on_tokens=lambda _: said.set())
+
+        asked = [asyncio.ensure_future(ask(i)) for i in range(1, 5)]
+        for each in begun:
+            await each.wait()
         os.kill(victim.process.pid, signal.SIGSTOP)
         replies = await asyncio.gather(*asked)
         assert victim.lost
-        assert all(len(r.token_ids) == 120 and agrees(policy, [i], r) for i, r in enumerate(replies, 1))
+        assert all(len(r.token_ids) == 240 and agrees(policy, [i], r) for i, r in enumerate(replies, 1))
 
     served(tmp_path, work, count=2)
 
@@ -187,21 +200,26 @@ def test_H2_a_server_that_hangs_while_nothing_is_sampled_is_started_again(
 
 def test_a_version_that_cannot_be_loaded_takes_its_server_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(engine: VllmEngine, policy: Policy) -> None:
-        change(policy, 1)
-        await broken(engine.servers[0], refuse=True)
-        await engine.publish(1)
-        assert "could not load" in engine.servers[0].lost
-        assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
-        change(policy, 2)
-        for server in engine.servers:
-            if not server.lost:
-                await broken(server, refuse=True)
-        monkeypatch.setattr(engines, "WATCH_S", 0.1)
-        await engine.publish(2)
+        async def nobody_looks(server: VllmServer) -> None:
+            """Nothing is started again until both have refused: one that was, and refused again, would be a third."""
+
+        with monkeypatch.context() as held:
+            held.setattr(engine, "_check", nobody_looks)
+            change(policy, 1)
+            await broken(engine.servers[0], refuse=True)
+            await engine.publish(1)
+            assert "could not load" in engine.servers[0].lost
+            assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
+            change(policy, 2)
+            await broken(engine.servers[1], refuse=True)
+            published = asyncio.ensure_future(engine.publish(2))
+            while not engine.servers[1].lost:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await published
         assert max(server.starts for server in engine.servers) == 2, "all refused: one was started anew"
         assert agrees(policy, PROMPT, await engine.generate(PROMPT, Sampling(8)))
 
-    monkeypatch.setattr(engines, "WATCH_S", 1.0)
+    monkeypatch.setattr(engines, "WATCH_S", 0.1)
     served(tmp_path, work, count=2)
 
 
