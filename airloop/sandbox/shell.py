@@ -248,6 +248,7 @@ class Shell:
 
     async def _wait(self, number: int, deadline: float, starting: bool = False) -> tuple[str, str] | None:
         """The mark of command `number`; None at the deadline. _Ended when bash has ended, unless it is starting."""
+        looked = False
         while True:
             if self.over and self._marks.empty():
                 raise SandboxLost("the sandbox ended under the command")
@@ -256,9 +257,12 @@ class Shell:
                 async with asyncio.timeout(max(left, 0.0)):
                     raw = await self._marks.get()
             except TimeoutError:
-                if deadline - self._now() < CLOCK_S:
+                if deadline - self._now() >= CLOCK_S:
+                    await asyncio.sleep(FROZEN_S)  # the sandbox was frozen for a while, or still is
+                elif looked or self._marks.empty():
                     return None
-                await asyncio.sleep(FROZEN_S)  # the sandbox was frozen for a while, or still is
+                else:  # what came while this process itself had no core; once, as an agent's marks may come for ever
+                    looked = True
                 continue
             if raw is None:
                 raise SandboxLost("the sandbox ended under the command")

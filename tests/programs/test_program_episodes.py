@@ -194,7 +194,7 @@ async def _sleeps_without_asking(client: Client) -> float:
     ],
 )
 def test_every_ending_is_told(program: Program, ending: str, error: str, crashed: float | None) -> None:
-    played, _ = play(program, deadline_s=1.0 if "sleeps" in program.__name__ else 60.0)
+    played, _ = play(program, deadline_s=5.0 if "sleeps" in program.__name__ else 60.0)
     assert played.ending == ending and error in played.error and played.reward == 0.0
     assert played.metrics.get("crashed") == crashed
 
@@ -330,9 +330,13 @@ def test_trouble_of_the_machinery_is_never_a_score(swallowed: bool) -> None:
         play(program, Breaks(EngineFailed("the engine is gone", "look")))
 
 
-async def _gives_up_waiting(client: Client) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(client.ask(user("y")), 0.2)
+async def _gives_up_waiting(client: Client, heard: asyncio.Event) -> None:
+    """As soon as the policy has been asked."""
+    asking = asyncio.ensure_future(client.ask(user("y")))
+    await heard.wait()
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -340,13 +344,16 @@ def test_a_connection_that_is_lost_is_trouble_where_it_was_that_to_the_policy(se
     class Slow(Recorded):
         async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
             if self.pairs:
+                heard.set()
                 await asyncio.sleep(60)
             return await super().generate(token_ids, sampling, order)
+
+    heard = asyncio.Event()
 
     async def program(client: Client) -> float:
         await client.ask(user("x"))
         if seen:
-            await _gives_up_waiting(client)
+            await _gives_up_waiting(client, heard)
         raise LostConnection("ConnectionRefusedError: no such host")
 
     played, _ = play(program, Slow())
@@ -417,13 +424,17 @@ def test_the_main_conversation_is_the_one_that_was_asked_first_not_answered_firs
     class SlowChief(Recorded):
         async def generate(self, token_ids: Any, sampling: Any, order: str = "") -> Any:
             if "You plan" in CHAT.decode(token_ids):
-                await asyncio.sleep(0.2)
+                asked.set()
+                await answered.wait()
             return await super().generate(token_ids, sampling, order)
+
+    asked, answered = asyncio.Event(), asyncio.Event()
 
     async def program(client: Client) -> float:
         chief = asyncio.ensure_future(client.ask({"role": "system", "content": "You plan."}, user("go")))
-        await asyncio.sleep(0.05)
+        await asked.wait()
         await client.ask({"role": "system", "content": "You work."}, user("do"))
+        answered.set()
         await chief
         return 1.0
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Any
 
 import pytest
@@ -79,8 +80,8 @@ def test_context_full_is_scored_and_never_longer_than_the_context() -> None:
 def test_deadline_in_act_is_scored_on_what_it_has() -> None:  # D9
     env = StubEnv(act=lambda s: hang(s) if len(s.acted) == 2 else None)
     engine = ScriptedEngine(chat_tokenizer(), lambda p, s: command("look"))
-    t = play(env, policy(engine), deadline_s=0.2)
-    assert t.ending == "deadline" and t.seconds < 2
+    t = play(env, policy(engine), deadline_s=2.0)
+    assert t.ending == "deadline" and 1.9 < t.seconds < 50
     assert [len(turn.observations) for turn in t.turns] == [1, 0]
     assert t.sampled_tokens == sum(len(turn.sampled.token_ids) for turn in t.turns if turn.sampled)
     assert t.reward == pytest.approx(1.05) and env.sessions[0].closed
@@ -104,20 +105,22 @@ def test_time_in_which_the_engine_serves_nobody_is_no_episodes_own() -> None:
 
 
 def test_what_several_wait_for_is_the_same_time() -> None:
-    async def work() -> float:
+    async def work() -> tuple[float, float]:
         downtime = EngineDowntime()
 
         async def wait(seconds: float) -> None:
             with downtime.counted():
                 await asyncio.sleep(seconds)
 
+        started = time.monotonic()
         await asyncio.gather(wait(0.1), wait(0.2), wait(0.2))
-        first = downtime.seconds
+        first, passed = downtime.seconds, time.monotonic() - started
         await asyncio.sleep(0.1)
         assert downtime.seconds == first
-        return first
+        return first, passed
 
-    assert 0.19 < asyncio.run(work()) < 0.35
+    counted, passed = asyncio.run(work())
+    assert 0.19 < counted <= passed
 
 
 def test_deadline_while_the_model_speaks() -> None:
@@ -297,12 +300,18 @@ def test_a_session_whose_opening_fails_is_closed(how: str) -> None:
 
 
 def test_cancellation_gets_through_and_closes_the_session() -> None:
-    env = StubEnv(act=hang)
+    acting = asyncio.Event()
+
+    async def act(session: Any) -> None:
+        acting.set()
+        await hang(session)
+
+    env = StubEnv(act=act)
 
     async def main() -> None:
         run = run_episode(env, env.tasks("train")[0], Says(command("look")), id="x", seed=0)
         task = asyncio.create_task(run)
-        await asyncio.sleep(0.05)
+        await acting.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -312,7 +321,13 @@ def test_cancellation_gets_through_and_closes_the_session() -> None:
 
 
 def test_cancellation_while_closing_does_not_lose_the_record() -> None:
-    env, kept = StubEnv(exit=hang), []
+    closing, kept = asyncio.Event(), []
+
+    async def close(session: Any) -> None:
+        closing.set()
+        await hang(session)
+
+    env = StubEnv(exit=close)
 
     async def main() -> None:
         async def work() -> None:
@@ -321,7 +336,7 @@ def test_cancellation_while_closing_does_not_lose_the_record() -> None:
             kept.append(None)
 
         task = asyncio.create_task(work())
-        await asyncio.sleep(0.05)
+        await closing.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -238,7 +238,13 @@ def test_cancellation_keeps_what_has_ended_and_closes_the_rest() -> None:
 
     async def main() -> None:
         task = asyncio.create_task(world.step())
-        await asyncio.sleep(0.3)
+        open_ = world.env.sessions
+        deadline = time.monotonic() + 60  # until all have begun, those that end have ended, and the others hang
+        while not (
+            len(open_) == 16 and len(world.saved) == sum(s.seed % 2 == 0 for s in open_) and all(s.acted for s in open_)
+        ):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -128,6 +131,65 @@ def test_a_sandbox_is_frozen_and_thawed(
     assert cgroups.is_frozen([tmp_path])
     assert cgroups.freeze([tmp_path], False) and (tmp_path / file).read_text() == words[1]
     assert not cgroups.freeze([tmp_path / "none"], True)
+
+
+GONE = 2**22 - 7  # no process has this number
+
+
+def left_by_dead_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two runs' groups, with three sandboxes' in each, and what finds them."""
+    monkeypatch.setattr(cgroups, "find", lambda: cgroups.Groups(place, place, 2))
+    runs = [place / f"{cgroups.PREFIX}{GONE}", place / f"{cgroups.PREFIX}{GONE}-trial"]
+    for run in runs:
+        for name in ("w1", "w2", "w3"):
+            (run / name).mkdir(parents=True)
+    return runs
+
+
+def test_what_dead_runs_have_left_is_removed_and_what_others_use_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_by_dead_runs(tmp_path, monkeypatch)
+    own = tree(tmp_path / f"{cgroups.PREFIX}{os.getpid()}" / "w1", ())
+    assert cgroups.reap() == 8
+    assert list(tmp_path.iterdir()) == [own.parent] and own.is_dir()
+
+
+def test_a_dead_runs_groups_that_another_process_has_removed_first_are_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between being found and being looked into. It ended whoever started beside another."""
+    runs = left_by_dead_runs(tmp_path, monkeypatch)
+    look = Path.iterdir
+
+    def too_late(place: Path) -> Iterator[Path]:
+        if place in runs:
+            shutil.rmtree(place)
+        return look(place)
+
+    monkeypatch.setattr(Path, "iterdir", too_late)
+    cgroups.reap()
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [errno.ENOENT, errno.ENODEV], ids=errno.errorcode.get)
+def test_a_group_that_vanishes_while_it_is_thawed_keeps_no_other_from_being_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    runs = left_by_dead_runs(tmp_path, monkeypatch)
+    vanishing = {run / "w2" for run in runs}
+    for group in vanishing:
+        (group / cgroups.FREEZE).write_text("")
+
+    def write(path: Path, value: str) -> None:
+        vanishing.remove(path.parent)
+        shutil.rmtree(path.parent)
+        raise OSError(error, os.strerror(error), str(path))
+
+    monkeypatch.setattr(cgroups, "_write", write)
+    cgroups.reap()
+    assert not vanishing and list(tmp_path.iterdir()) == []
 
 
 def test_time_and_lack_of_memory_are_read_from_either_version(tmp_path: Path) -> None:

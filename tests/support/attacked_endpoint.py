@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = 4096
-ENDPOINT_TIMEOUT_S = 2.0  # in place of the endpoint's own: for heads, for bodies, for answers that nobody takes
+ENDPOINT_TIMEOUT_S = 2.0  # in place of the endpoint's own: for heads, for answers that nobody takes
+ENDPOINT_BODY_S = 10.0  # for bodies: honest ones of megabytes are sent beside other tests
 PATH = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 LONG = "at length"  # asked so, the policy says more
@@ -123,7 +124,7 @@ async def main(parser: str) -> None:
     from airloop.serve.server import serving
 
     assert connections.Connection.__module__ == f"airloop.serve.by_{parser}"
-    connections.TIMEOUT_S = request_limits.BODY_S = ENDPOINT_TIMEOUT_S
+    connections.TIMEOUT_S, request_limits.BODY_S = ENDPOINT_TIMEOUT_S, ENDPOINT_BODY_S
     chat, endpoint = chat_tokenizer(), app.Endpoint("tiny")
     engine = ScriptedEngine(chat, lambda prompt, seed: "yes " * (12 if LONG in prompt else 1), context=CONTEXT)
     episodes = {id: ServedEpisode(engine, chat, Sampling(50), seed=1, order=id) for id in ("one", "two")}  # type: ignore[arg-type]

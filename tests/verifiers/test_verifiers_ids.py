@@ -99,8 +99,9 @@ def test_an_installation_ends_by_standstill_and_says_how_much_has_come(
     monkeypatch.setattr(installed.venv, "create", lambda target, with_pip: target.mkdir(parents=True))
     monkeypatch.setattr(installed.sys, "executable", str(pip))
     monkeypatch.setattr(download, "LOOK_S", 0.05)
-    monkeypatch.setattr(download, "STILL_S", 0.5)
+    monkeypatch.setattr(download, "STILL_S", 2.0)
     monkeypatch.setattr(heartbeat, "FIRST_S", 0.1)
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.1)  # its first line may come before pip has written anything
     code, _, said = air("env", "install", "echo")
     assert code == 1 and "air env install: echo" in said and "pip has written nothing more" in said
     assert re.search(r"installing echo, .*waiting for echo by pip: 2 MB|echo: 2 MB", said), said

@@ -186,13 +186,20 @@ def reap() -> int:
         for around in parent.glob(f"{PREFIX}*"):
             maker = around.name.removeprefix(PREFIX).split("-")[0]
             if maker.isdigit() and not Path(f"/proc/{maker}").exists():
-                for group in (*(path for path in around.iterdir() if path.is_dir()), around):
-                    freeze([group], False)  # version 1 lets nothing frozen die
-                    for pid in members(group):
-                        with contextlib.suppress(OSError):
-                            os.kill(pid, 9)
-                    count += remove([group])
+                inner: list[Path] = []
+                with contextlib.suppress(OSError):  # another process that starts now may reap the same, here and below
+                    inner = [path for path in around.iterdir() if path.is_dir()]
+                count += sum(_reaped(group) for group in (*inner, around))
     return count
+
+
+def _reaped(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        freeze([group], False)  # version 1 lets nothing frozen die
+    for pid in members(group):
+        with contextlib.suppress(OSError):
+            os.kill(pid, 9)
+    return remove([group])
 
 
 def _own() -> list[tuple[str, Path]]:

@@ -31,6 +31,7 @@ from airloop.sandbox.shell import KILLED, Shell
 log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
+NOTICE_S = 20.0  # for bwrap, on a busy machine, to end behind its sandbox
 FREEZE_S, FREEZE_LOOK_S = 10.0, 0.0005  # for everything to stand still, and between looks
 
 
@@ -261,7 +262,7 @@ class BubblewrapSandbox(SandboxFiles):
         assert self.process is not None
         if self._closed:
             return InfraError(f"the sandbox {self.name} was closed under a command")
-        if await processes.ended(self.process, 2.0):
+        if await processes.ended(self.process, NOTICE_S):
             killed = (code := self.process.returncode) < 0 or code == 128 + signal.SIGKILL
             if killed and not cgroups.ran_out_of_memory(self.groups):
                 return InfraError(f"the sandbox {self.name} was killed from outside (exit code {code}) {self._said()}")

