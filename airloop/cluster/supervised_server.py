@@ -49,6 +49,7 @@ class SupervisedServer:
         """`model_lock` is held while the model is found or fetched: the servers of one node need it once."""
         self._spec, self._place, self._model_lock, self._on_event = spec, place, model_lock, on_event
         self._server: VllmServer | None = None
+        self._start_lock = threading.Lock()  # while the number of starts and the process are not of the same start
         self._read = 0  # bytes of its log
         self._over = False
         threading.Thread(target=self._begin, name=f"air-server-{spec.number}", daemon=True).start()
@@ -65,15 +66,18 @@ class SupervisedServer:
             self._over = True
             self._on_event("exit", str(code))
             return
-        self._server.start()
+        with self._start_lock:
+            self._server.start()
         self._on_event("event", json.dumps(["started", self._server.starts, code]))
 
     def replace(self, request: EndRequest) -> None:
         """End the process of that start, to be started again; another one is left alone."""
         if request.silent:
             threading.Thread(target=self._replace_if_silent, args=(request,), daemon=True).start()
-        elif self._server is not None and self._server.starts == request.starts:
-            self._server.close_stdin()
+            return
+        with self._start_lock:
+            if self._server is not None and self._server.starts == request.starts:
+                self._server.close_stdin()
 
     def _replace_if_silent(self, request: EndRequest) -> None:
         """A process that stands still keeps its port open: it takes connections, and answers none."""
@@ -101,14 +105,15 @@ class SupervisedServer:
                 location = Location(spec.number, spec.gpu, spec.host, spec.port, spec.key)
                 server = own_server(config, spec.dtype, model, self._place, location)
                 enable_adapter_pull(server, self._place, spec.adapters_key)
-            server.start()
+            with self._start_lock:  # whoever has seen it up and wants it replaced waits until it is known here
+                server.start()
+                self._server = server
         except AirError as error:
             self._on_event("event", json.dumps(["failed", f"{error.problem} ({error.fix})"]))
             return
         except Exception as error:
             self._on_event("event", json.dumps(["failed", f"{type(error).__name__}: {error}"]))
             return
-        self._server = server
         if self._over:  # it was ended meanwhile
             server.close_stdin()
 

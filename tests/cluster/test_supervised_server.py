@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.guarded_process import pid_of
+from support.guarded_process import child_of, pid_of
 from support.sampler_configs import CPUS, WAIT_S, config_of, until
 
 from airloop.cluster import supervised_server
@@ -28,6 +28,7 @@ from airloop.cluster.supervised_server import ServerSpec, SupervisedServer
 from airloop.engine.vllm.engine import STARTS
 from airloop.engine.vllm.plugin.adapters import FOLDER, KEY
 from airloop.engine.vllm.remote_servers import EndRequest
+from airloop.engine.vllm.server import VllmServer
 from airloop.models.tiny import save_tiny
 
 
@@ -115,11 +116,56 @@ def test_H2_one_that_hangs_is_ended_and_started_again_and_only_that_one(tmp_path
     until((tmp_path / "starts").exists)
     agent.replace_server(spec.url, asdict(EndRequest(1)))
     until(lambda: [text for _, _, kind, text in agent.events(0, 0.1) if kind == "event" and '"started", 2' in text])
+    until(lambda: len((tmp_path / "starts").read_text().split()) == 2)  # its script runs a little later
     agent.replace_server(spec.url, asdict(EndRequest(1)))  # the same call again, or one that comes late
     time.sleep(0.5)
     agent.events(0, 0.1)
+    server = agent._servers[spec.url]._server
+    assert server is not None and server.starts == 2 and server.ended() is None
     assert len((tmp_path / "starts").read_text().split()) == 2
     agent.close()
+
+
+def test_H2_a_request_that_comes_before_its_start_is_known_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs, and the thread that has started it has not come back yet."""
+    spec = order_of(tmp_path, f"echo up >> {tmp_path}/starts; exec sleep 60")
+    start, goes_on = VllmServer.start, threading.Event()
+
+    def slowly(server: VllmServer) -> None:
+        start(server)
+        assert goes_on.wait(WAIT_S)
+
+    monkeypatch.setattr(VllmServer, "start", slowly)
+    agent = NodeAgent({}, ".")
+    agent.serve(vars(spec))
+    until((tmp_path / "starts").exists)
+    asks = threading.Thread(target=agent.replace_server, args=(spec.url, asdict(EndRequest(1))))
+    asks.start()
+    asks.join(0.5)
+    goes_on.set()
+    asks.join(WAIT_S)
+    until(lambda: any('"started", 2' in text for *_, text in agent.events(0, 0.1)))
+    agent.close()
+
+
+def test_its_guard_is_not_ended_by_signals_and_it_is_without_handlers_of_its_own(tmp_path: Path) -> None:
+    """SIGTERM ends it, as its guard asks it to, well before it is killed."""
+    spec = order_of(tmp_path, f"touch {tmp_path}/up; exec sleep 60")
+    supervised = SupervisedServer(spec, tmp_path, threading.Lock(), lambda kind, text: None)
+    until((tmp_path / "up").exists)
+    until(lambda: supervised._server is not None)
+    server = supervised._server
+    assert server is not None and server._process is not None
+    for guard in (server._process.pid, child_of(server._process.pid)):
+        for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is for whoever has started it
+            os.kill(guard, number)
+    time.sleep(0.5)
+    assert server.ended() is None and pid_of(server)
+    supervised.end()
+    supervised.wait(WAIT_S)
+    assert server.ended() == -signal.SIGTERM & 0xFF
 
 
 # What answers GET /health, and writes a line when it does.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,7 +213,9 @@ def test_D6_tools_that_take_nearly_all_of_a_turn_are_named(monkeypatch: pytest.M
     with case_of(ARITH, orchestrator__sampling__max_tokens="2") as case:
         (finding,) = ask(case, "time_per_turn")
     assert finding.verdict == "warn" and ids_of("time_per_turn", finding) == ("D6",)
-    assert "tool 6.0" in finding.seen and "of a turn is the tool's" in finding.why
+    took = re.search(r"tool ([\d.]+) s", finding.seen)
+    assert took and float(took[1]) >= 6.0, finding.seen  # a busy machine wakes it later
+    assert "of a turn is the tool's" in finding.why
     assert finding.lines == {"orchestrator.max_concurrent": 128}
 
 

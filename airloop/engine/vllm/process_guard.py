@@ -64,7 +64,8 @@ def main() -> int:
     """The guard runs in a child process: Ray, for one, kills the children of a dead actor but not their children, and
     the server would be left running."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is for who started us: it closes our end
-        signal.signal(number, signal.SIG_IGN)
+        # Not SIG_IGN, which the server would inherit: without a handler of its own it would not hear that it is to end.
+        signal.signal(number, lambda *_: None)
     if (guarded := os.fork()) == 0:
         os.setsid()
         return guard(sys.argv[1:])
