@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from airloop.waits import WAITS, Stall, Watchdog
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap: apt-get install bubblewrap")
 HANGS = (
-    "import sys, time; print('{\"ready\": 1}', flush=True); sys.stdin.readline(); "
-    "print('reading table 3', file=sys.stderr); print('stuck on a lock', file=sys.stderr, flush=True); time.sleep(60)"
+    "import sys, time; print('{\"ready\": 1}', flush=True); print('reading table 3', file=sys.stderr); "
+    "print('stuck on a lock', file=sys.stderr, flush=True); sys.stdin.readline(); time.sleep(60)"
 )
 DIES_ONCE = (
     "import os, sys\n"
@@ -64,6 +65,9 @@ def test_G1_a_hung_child_is_named_with_the_last_lines_of_its_stderr(monkeypatch:
     told: list[Stall] = []
     worker = fitting.Worker()
     worker.reply(30)
+    until = time.monotonic() + 60
+    while "stuck on a lock" not in worker.said() and time.monotonic() < until:
+        time.sleep(0.01)  # what it has said is read by a thread
     with Watchdog(told.append, every_s=0.05, quiet_s=0.5), pytest.raises(fitting.WorkerLost) as lost:
         worker.request({"config": "ridge"}, 1.5)
     assert told and told[0].what == "the fit ridge" and told[0].owner == f"fitting worker {worker.pid}"

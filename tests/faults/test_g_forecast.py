@@ -127,9 +127,12 @@ def test_G14_a_runs_steps_take_what_was_forecast(monkeypatch: pytest.MonkeyPatch
         ratios: list[float] = []
         while len(ratios) < 3 and sum(map(is_near, ratios)) < 2:  # with two that are, the median of three is
             told = forecast(case.config, probe, case.wait(measure_speed(parts)))
-            began = time.process_time()
-            case.wait(one_step(parts))
-            ratios.append((time.process_time() - began) / told.step_s)
+            took: list[float] = []
+            for _ in range(2):  # as the speeds are measured: of two passes the quicker one counts
+                began = time.process_time()
+                case.wait(one_step(parts))
+                took.append(time.process_time() - began)
+            ratios.append(min(took) / told.step_s)
     assert sum(map(is_near, ratios)) >= 2, ratios
 
 

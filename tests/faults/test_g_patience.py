@@ -34,6 +34,7 @@ from airloop.types import Action, Observation
 from airloop.waits import Stall, Waits, Watchdog
 from airloop.watch.display.display import Display
 
+LOOKS = 5  # for one moment in which no other thread of this process, of a test before, has anything to do
 SPINS = "import time\nprint('computing', flush=True)\nwhile True: pass"
 SLEEPS = "import time\nprint('waiting', flush=True)\ntime.sleep(60)"
 
@@ -119,7 +120,7 @@ def test_G10_episodes_that_hang_are_not_judged_with_the_reason(monkeypatch: pyte
         return Observation("")
 
     monkeypatch.setattr(ArithSession, "act", hang)
-    monkeypatch.setattr(probe, "ROUND_S", {"cpu": 1.0})
+    monkeypatch.setattr(probe, "ROUND_S", {"cpu": 4.0})  # for the replies, on however busy a machine
     with case_of(ARITH) as case:
         found = examined(case)
     assert "fail" not in judged(found)
@@ -212,9 +213,12 @@ def test_G10_a_slow_update_is_no_stall_and_one_that_hangs_is(monkeypatch: pytest
         compute(0.3)  # however slowly
         dog.look()
     assert told == []
-    with here.waiting("the update", "the learner", 0.2, here=True):
-        time.sleep(0.5)
-        dog.look()
+    for _ in range(LOOKS):
+        with here.waiting("the update", "the learner", 0.2, here=True):
+            time.sleep(0.5)
+            dog.look()
+        if told:
+            break
     assert [stall.what for stall in told] == ["the update"]
 
 
@@ -238,25 +242,31 @@ def start(children: list[subprocess.Popen[str]], program: str) -> subprocess.Pop
 def test_G10_a_child_has_its_time_by_what_it_computes(children: list[subprocess.Popen[str]]) -> None:
     """Two compete for what one would have: each is given as long as it takes to use its seconds."""
     sleeping, spinning = start(children, SLEEPS), start(children, SPINS)
-    idle, at_work = CpuTimeout(0.5, sleeping.pid), CpuTimeout(0.5, spinning.pid)
-    assert 0 < idle.left() <= 0.5 and 0 < at_work.left() <= 0.5
-    first, until = cpu_seconds(spinning.pid) or 0.0, time.monotonic() + 60
+    idle = CpuTimeout(0.5, sleeping.pid)
+    assert 0 < idle.left() <= 0.5
     time.sleep(0.6)
-    while (cpu_seconds(spinning.pid) or 0.0) < first + 0.2 and time.monotonic() < until:
-        time.sleep(0.05)  # on a machine whose scheduler forgets it for half a second
     assert idle.left() == 0.0
-    used = cpu_seconds(spinning.pid)
-    assert used is not None and (at_work.left() > 0 or used >= 0.5)
-    until = time.monotonic() + 60
-    while at_work.left() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert at_work.left() == 0.0 and (cpu_seconds(spinning.pid) or 0.0) >= 0.5
+    for _ in range(LOOKS):  # a machine whose scheduler forgets it for half a second has it over too early, and rightly
+        first, at_work = cpu_seconds(spinning.pid) or 0.0, CpuTimeout(0.5, spinning.pid)
+        began, lefts = time.monotonic(), [at_work.left()]
+        while lefts[-1] and time.monotonic() < began + 60:
+            time.sleep(0.05)
+            lefts.append(at_work.left())
+        took, used = time.monotonic() - began, (cpu_seconds(spinning.pid) or 0.0) - first  # read after it was over
+        assert 0 < lefts[0] <= 0.5 and lefts[-1] == 0.0 and took >= 0.49
+        if used >= 0.49:
+            break
+    assert used >= 0.49  # but for the rounding of clock ticks
 
 
 def test_G10_what_this_process_computes_is_told_from_waiting() -> None:
-    cpu = CpuProgress()
-    time.sleep(0.2)
-    assert not cpu.computing
+    cpu, computed = CpuProgress(), True
+    for _ in range(LOOKS):
+        cpu.restart()
+        time.sleep(0.2)
+        if not (computed := cpu.computing):
+            break
+    assert not computed
     cpu.restart()
     compute(0.3)
     assert cpu.computing
@@ -276,8 +286,11 @@ def test_G10_a_rank_that_goes_on_is_seen_by_the_others_and_one_that_hangs_is_not
                 wait.progress("part 1 of 2")
                 time.sleep(0.01)
             assert heartbeats.last(1) >= began + 0.2
-            time.sleep(0.1)
-            last = heartbeats.last(1)
+            last, since, until = heartbeats.last(1), time.monotonic(), time.monotonic() + 30
+            while time.monotonic() < min(since + 0.5, until):  # the last progress may be written late
+                time.sleep(0.02)
+                if heartbeats.last(1) != last:
+                    last, since = heartbeats.last(1), time.monotonic()
             assert heartbeats.seconds_still(1) < 0.1  # seen just now, whatever the file's own time is
             time.sleep(0.3)  # the thread lives, and nothing moves
             assert heartbeats.last(1) == last and heartbeats.seconds_still(1) >= 0.3

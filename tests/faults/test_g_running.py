@@ -119,7 +119,7 @@ ENDINGS: dict[str, tuple[Talk, dict[str, str]]] = {
     "done": (Talk(coin, done=True), {}),
     "max_turns": (Talk(coin, turns=3), {}),
     "context_full": (Talk(coin, turns=20, answer="a long answer to it " * 3), {}),
-    "deadline": (Talk(coin, tool_s=30.0), {"orchestrator.episode_timeout_s": "1"}),
+    "deadline": (Talk(coin, tool_s=30.0), {"orchestrator.episode_timeout_s": "4"}),
     "infra_error": (Talk(coin, fails=lambda seed: seed % 4 == 0), {}),
 }
 

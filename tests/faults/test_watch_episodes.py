@@ -289,7 +289,7 @@ def test_tokens_of_replies_cut_off_by_the_deadline_are_in_the_ledger(tmp_path: P
         "orchestrator.batch_size": "4",
         "seq_len": "500",
         "orchestrator.sampling.max_tokens": "400",
-        "orchestrator.episode_timeout_s": "1",
+        "orchestrator.episode_timeout_s": "3",
         "orchestrator.eval.num_examples": "1",
         "max_steps": "1",
     }

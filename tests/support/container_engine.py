@@ -72,7 +72,8 @@ PROGRAMS = [
     ),
 ]
 LEFT_OUT = {"test", "idlelib", "tkinter", "ensurepip", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
-START_S = 20.0
+START_S = END_S = 120.0  # seconds at most, on a quiet machine
+WORK_S = 600.0  # for what takes seconds on a quiet machine: a first look at its storage, an image
 
 
 class NoEngine(Exception):
@@ -102,7 +103,11 @@ def engine() -> Iterator[str]:
             yield path
         finally:
             service.terminate()
-            service.wait(10)
+            try:
+                service.wait(END_S)  # it ends its containers first
+            except subprocess.TimeoutExpired:
+                service.kill()
+                service.wait()
 
 
 def podman(store: Path) -> list[str]:
@@ -112,7 +117,10 @@ def podman(store: Path) -> list[str]:
     said = ""
     for driver in ("overlay", "vfs"):
         command = [*base[:1], "--storage-driver", driver, *base[1:]]
-        tried = subprocess.run([*command, "info"], capture_output=True, text=True, timeout=60)
+        try:
+            tried = subprocess.run([*command, "info"], capture_output=True, text=True, timeout=WORK_S)
+        except subprocess.TimeoutExpired:
+            raise NoEngine(f"`podman info` does not answer in {WORK_S:.0f} s") from None
         if tried.returncode == 0:
             return command
         said = tried.stderr.strip()
@@ -136,7 +144,7 @@ def import_image(path: str, name: str, files: Iterable[str], links: Iterable[tup
     facts = [(place, os.stat(place).st_size, os.stat(place).st_mtime_ns) for place in files]
     full = f"localhost/{name}-{hashlib.sha256(repr((facts, links)).encode()).hexdigest()[:16]}"
     transport = httpx.HTTPTransport(uds=path)
-    with httpx.Client(transport=transport, base_url="http://engine", trust_env=False, timeout=120) as client:
+    with httpx.Client(transport=transport, base_url="http://engine", trust_env=False, timeout=WORK_S) as client:
         if client.get(f"/images/{full}:latest/json").status_code != 200:
             headers = {"content-type": "application/x-tar"}
             content = packed(files, links)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class Told:
 
     def __call__(self, kind: str, text: str) -> None:
         if kind == "event":
-            self.events.append(json.loads(text))
+            if (event := json.loads(text))[0] != "pulse":  # which comes now and then, while a rank lives
+                self.events.append(event)
         else:
             self.lines.append(text)
 
@@ -51,6 +53,13 @@ def ended(process: Handle) -> int:
     return code
 
 
+def _wait_for(state: Callable[[], object]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not state():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def check_launcher(launcher: Launcher, run: Run) -> None:
     """All of it. Each part has a rank of its own; the last closes the launcher."""
     rank_specs = launcher.rank_specs(run, False)
@@ -70,7 +79,8 @@ def _refuses(launcher: Launcher, spec: RankSpec) -> None:
     process = launcher.spawn(replace(spec, run=str(Path(spec.run) / "nothing")), told)
     assert process.pid > 0 and ended(process) == 1 == process.wait()
     assert not alive(process.pid)
-    time.sleep(0.5)  # of this machine's, the end may be seen before the last words
+    _wait_for(lambda: told.events)  # of this machine's, the end may be seen before the last words
+    time.sleep(0.5)  # for whatever else it might tell
     (name, problem, _, noticed), *more = told.events
     assert (name, noticed, more) == ("error", False, []) and "is not a run" in str(problem)
 
@@ -80,7 +90,7 @@ def _prints(launcher: Launcher, spec: RankSpec) -> None:
     told = Told()
     process = launcher.spawn(replace(spec, address="nowhere"), told)
     assert ended(process) == 1
-    time.sleep(0.5)
+    _wait_for(lambda: told.events and any(line.startswith("ValueError: ") for line in told.lines))
     ((name, problem, *_),) = told.events
     assert name == "error" and f"Rank {spec.rank} failed: ValueError" in str(problem)
     first = next(at for at, line in enumerate(told.lines) if line.startswith("Traceback"))
@@ -90,7 +100,7 @@ def _prints(launcher: Launcher, spec: RankSpec) -> None:
 def _is_killed(launcher: Launcher, spec: RankSpec) -> None:
     """A rank that waits for one that was never started: killed, it ends as a killed process does."""
     process = launcher.spawn(spec, Told())
-    time.sleep(0.5)
+    _wait_for(lambda: _masks(process.pid)["SigCgt"] & 1 << signal.SIGTERM - 1)  # else it would end as any process does
     assert process.poll() is None and alive(process.pid)
     assert not _masks(process.pid)["SigBlk"] & 1 << signal.SIGINT - 1, "it would never hear Ctrl-C"
     process.send_signal(signal.SIGTERM)  # is for whoever has started it to answer

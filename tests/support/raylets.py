@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-START_S = 60.0
+START_S = 300.0  # a few on a quiet machine, and a minute beside a whole suite
 
 
 class Raylet:
