@@ -22,7 +22,6 @@ from airloop.watch.display.display import Display
 
 pytestmark = pytest.mark.interop
 HELD_OUT = 60
-APART = 0.15  # of the held-out tasks: two runs of one environment, each with draws of its own, end within a tenth
 PROGRAM = """
 [[orchestrator.env]]
 id = "./agent.py:solve"
@@ -69,10 +68,9 @@ def row_of(trajectory: Trajectory) -> tuple[str, str]:
 def test_an_agent_of_langgraph_learns_to_use_its_tool_as_it_does_in_process(tmp_path: Path) -> None:
     program = learn(tmp_path / "program", PROGRAM.replace("PYTHON", interpreter("langgraph")))
     twin = learn(tmp_path / "twin", IN_PROCESS)
-    # The size is bounded, not the evidence: policies that were trained apart do differ, and one that gets all of 60
-    # tasks is, by any test, better than one that gets 54 of them. Both have learnt, as learn() has seen.
+    # Two runs, each with draws of its own: that one ends a little higher is no difference, on the same tasks.
     ends = [{row_of(t): t.reward for t in done.outcome.after} for done in (program, twin)]
     apart = difference([ends[0][row] for row in ends[1]], [ends[1][row] for row in ends[1]], share=True)
-    assert abs(apart.mean) < APART, f"{apart.signed}\n{program.text}\n{twin.text}"
+    assert apart.low <= 0 <= apart.high, f"{program.text}\n{twin.text}"
     asked = [[t.metrics["requests"] for t in episodes] for episodes in (program.outcome.before, program.outcome.after)]
     assert mean(asked[0]) < 1.5 < mean(asked[1])  # it looks up, and then answers
