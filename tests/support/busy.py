@@ -19,12 +19,13 @@ RUNS_S, STANDS_S = 0.010, 0.035
 
 @contextlib.contextmanager
 def busy_processes(count: int = 8, core: int | None = None) -> Iterator[None]:
-    """`core`: all of them on that one. Otherwise they take the whole machine, which no test beside this one may be
-    judged by."""
+    """`core`: all of them on that one, each in a session of its own, as the kernel may weigh what is in one session as
+    one process. Otherwise they take the whole machine, which no test beside this one may be judged by."""
     if core is None and "PYTEST_XDIST_WORKER" in os.environ:
         raise RuntimeError("other tests run beside this one: mark it `alone`, and run it with -n 0 as `make soak` does")
     pinned = "" if core is None else f"import os; os.sched_setaffinity(0, {{{core}}})\n"
-    running = [subprocess.Popen([sys.executable, "-c", f"{pinned}while True: pass"]) for _ in range(count)]
+    command = [sys.executable, "-c", f"{pinned}while True: pass"]
+    running = [subprocess.Popen(command, start_new_session=core is not None) for _ in range(count)]
     try:
         yield
     finally:
